@@ -1,0 +1,1 @@
+"""fedsim: a federated-learning simulator with a pluggable honest-but-curious server."""

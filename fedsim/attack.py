@@ -1,0 +1,163 @@
+"""The interface of an attack: what it needs to know, what it is given, what it returns.
+
+An attack sees a `Transcript` and a `Knowledge`, nothing else. Ground truth lives in
+`fedsim.scoring`, which no attack may import.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.errors import AttackError, KnowledgeError
+from fedsim.findings import Finding
+from fedsim.messages import Update, non_finite
+from fedsim.transcript import Transcript
+
+Progress = Callable[[int, int, Mapping[str, float]], None]
+"""Called as `progress(iteration, iterations, values)`; values hold at least `objective`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What the threat model grants the adversary besides the messages. None means withheld.
+
+    Attributes:
+        model: builds the architecture that the server broadcasts the weights of.
+        loss: what clients minimise, `(logits, labels) -> mean loss`.
+        input_shape: shape of one example, `channel height width`.
+        num_classes: number of classes.
+        value_range: lowest and highest possible value of an input, in the units the model is fed
+            with: one pair, or one value a channel.
+        input_mean: mean of the inputs in those units, 0 where clients standardise.
+        input_std: standard deviation of the inputs in those units, 1 where clients standardise.
+        learning_rate: step size of the clients' local training.
+        local_epochs: E.
+        batch_size: B.
+        labels: `example`, the victim's labels in ascending order.
+        device: where the attack computes.
+    """
+
+    model: Callable[[], nn.Module] | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    input_shape: tuple[int, ...] | None = None
+    num_classes: int | None = None
+    value_range: tuple[Sequence[float], Sequence[float]] | None = None
+    input_mean: Sequence[float] | None = None
+    input_std: Sequence[float] | None = None
+    learning_rate: float | None = None
+    local_epochs: int | None = None
+    batch_size: int | None = None
+    labels: Tensor | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def granted(self) -> list[str]:
+        """Names of what is granted, in the order of the fields."""
+        names = [item.name for item in fields(self) if item.name != "device"]
+        return [name for name in names if getattr(self, name) is not None]
+
+
+KNOWLEDGE = tuple(item.name for item in fields(Knowledge) if item.name != "device")
+"""Everything that a threat model can grant or withhold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """Where a method was published; the report cites it."""
+
+    title: str
+    authors: str
+    venue: str
+    year: int
+    url: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.authors}: {self.title}. {self.venue}, {self.year}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(ABC):
+    """Base of all attacks: a frozen dataclass whose fields are its hyperparameters.
+
+    A subclass names its `paper`, what it `needs`, and implements `_run`.
+
+    Class attributes:
+        paper: the publication that describes it.
+        needs: names of `Knowledge` fields without which it cannot work.
+        temporal: whether one run reads several rounds of the victim; otherwise it reads one update.
+    """
+
+    paper: ClassVar[Paper]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    temporal: ClassVar[bool] = False
+
+    @final
+    def run(
+        self,
+        transcript: Transcript,
+        knowledge: Knowledge,
+        *,
+        victim: int,
+        rng: torch.Generator,
+        progress: Progress | None = None,
+    ) -> Finding:
+        """Attack `victim` using nothing but `transcript` and `knowledge`.
+
+        Args:
+            transcript: what the server saw; restrict it with `only` to the rounds to be used.
+            knowledge: what the threat model grants.
+            victim: client id in the transcript.
+            rng: source of every random draw of the attack.
+            progress: told about each iteration.
+
+        Raises:
+            KnowledgeError: something in `needs` is withheld; nothing was computed.
+            AttackError: the update cannot be attacked, or the attack diverged.
+            TranscriptError: a round is damaged, or the victim is not in it.
+        """
+        self.check(knowledge)
+        return self._run(transcript, knowledge, victim, rng, progress or _silent)
+
+    @final
+    def check(self, knowledge: Knowledge, granted: Sequence[str] = ()) -> None:
+        """Raise KnowledgeError unless `knowledge`, or what will be `granted`, covers `needs`."""
+        missing = sorted(self.needs - set(knowledge.granted()) - set(granted))
+        if missing:
+            raise KnowledgeError(
+                f"{type(self).__name__} needs {', '.join(missing)}, which the threat model withholds; "
+                "grant it under [adversary.knowledge] or choose another attack"
+            )
+
+    @abstractmethod
+    def _run(
+        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+    ) -> Finding: ...
+
+
+def single_update(transcript: Transcript, victim: int) -> Update:
+    """The one update of `victim` that `transcript` shows.
+
+    Raises:
+        AttackError: the transcript shows several rounds, or weights that are NaN or infinite.
+    """
+    if len(transcript.rounds) != 1:
+        raise AttackError(
+            f"this attack reads one update, the transcript shows rounds {transcript.rounds}; use transcript.only([r])"
+        )
+    update = transcript.update(transcript.rounds[0], victim)
+    for state in (update.before, update.after):
+        if broken := non_finite(state):
+            raise AttackError(
+                f"round {update.round}, client {victim}: {broken[0]} holds NaN or infinite values; "
+                "this update cannot be attacked, choose another round or victim"
+            )
+    return update
+
+
+def _silent(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+    """Report nothing."""

@@ -1,0 +1,77 @@
+"""What can go wrong, by what its reader can do about it.
+
+FedsimError                     anything fedsim says in one sentence
+├── ConfigError (ValueError)        a key, name, type or combination in the experiment file
+├── PluginError (LookupError)       a name nobody registered, or a plug-in that does not load
+├── InstallationError (ImportError) a room is shadowed, or an extra is not installed
+├── KnowledgeError                  the threat model withholds what an attack needs
+├── DataError                       a data set is missing, damaged or does not fit
+├── TranscriptError                 a recording is unreadable, damaged or of another model
+├── AttackError                     an attack cannot work on this update, or diverged
+└── RunError                        a run cannot go on; what was recorded stays usable
+
+Messages read "where: what was wrong, expected, got; what to do", lower case, no full stop.
+`exit_code` is what the command line returns: 2 when nothing was started, 1 when work failed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedsimError(Exception):
+    """Base of everything fedsim reports in one sentence."""
+
+    exit_code = 1
+
+
+class ConfigError(FedsimError, ValueError):
+    """The experiment file asks for something that does not exist or contradicts itself."""
+
+    exit_code = 2
+
+
+class PluginError(FedsimError, LookupError):
+    """No plug-in has this name, two have it, or it does not load."""
+
+    exit_code = 2
+
+
+class InstallationError(FedsimError, ImportError):
+    """This copy of fedsim is shadowed by another package, or lacks an optional part."""
+
+    exit_code = 2
+
+
+class KnowledgeError(FedsimError):
+    """The threat model withholds something that the attack declared it needs."""
+
+    exit_code = 2
+
+
+class DataError(FedsimError):
+    """A data set is not where it was looked for, or is not what it should be."""
+
+    exit_code = 2
+
+
+class TranscriptError(FedsimError):
+    """A recording cannot be read, is damaged, or belongs to another model."""
+
+
+class AttackError(FedsimError):
+    """An attack cannot work on this update, or its optimisation diverged."""
+
+
+class RunError(FedsimError):
+    """The run cannot go on. Rounds already recorded stay usable."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A remark that offers the nearest known name, or lists them all."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    return f"known: {', '.join(names)}" if names else "none are registered"

@@ -1,0 +1,73 @@
+"""What an attack claims to have found. A finding never contains truth; `fedsim.scoring` judges it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsim.errors import TranscriptError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """Data that the attack claims the victim trained on, in arbitrary order.
+
+    Attributes:
+        data: `example channel height width`, values in [0, 1].
+        labels: `example`, class index of each example.
+        trace: named curves, one value an iteration, e.g. `objective`, `l_sim`, `alpha`.
+        snapshots: `step example channel height width`, the data on the way there, in [0, 1].
+        snapshot_iterations: `step`, the iteration after which each snapshot was taken.
+    """
+
+    data: Tensor
+    labels: Tensor
+    trace: Mapping[str, Tensor] = field(default_factory=dict)
+    snapshots: Tensor | None = None
+    snapshot_iterations: Tensor | None = None
+
+
+Finding = Reconstruction
+"""What `Attack.run` returns. Local models and inferences join here with the attacks that make them."""
+
+
+def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> None:
+    """Write `finding` and the facts `about` it in one step, as safetensors."""
+    tensors = {"data": finding.data, "labels": finding.labels}
+    tensors |= {f"trace/{name}": values for name, values in finding.trace.items()}
+    if finding.snapshots is not None and finding.snapshot_iterations is not None:
+        tensors |= {"snapshots": finding.snapshots, "snapshot_iterations": finding.snapshot_iterations}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, temporary, metadata={"about": json.dumps(dict(about), sort_keys=True)})
+    temporary.replace(path)
+
+
+def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
+    """Read what `save_finding` wrote.
+
+    Raises:
+        TranscriptError: the file is damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["about"])
+            tensors: dict[str, torch.Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        finding = Reconstruction(
+            data=tensors["data"],
+            labels=tensors["labels"],
+            trace={k.removeprefix("trace/"): v for k, v in tensors.items() if k.startswith("trace/")},
+            snapshots=tensors.get("snapshots"),
+            snapshot_iterations=tensors.get("snapshot_iterations"),
+        )
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise TranscriptError(f"{path}: is damaged ({error}); remove it and attack again") from error
+    return finding, about

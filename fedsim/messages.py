@@ -1,0 +1,59 @@
+"""What crosses the wire: states, and the update of one client in one round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+State = Mapping[str, Tensor]
+"""Parameter name to tensor, in the model's own order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What the server saw of one client in one round: `(w_t, w_T, N)`.
+
+    Attributes:
+        round: server round, counted from 1.
+        client: the client's partition id, or Flower's node id where the app reports none.
+        before: w_t, the state that the server broadcast.
+        after: w_T, the state that the client returned.
+        num_examples: N, the number of local examples that the client reported.
+        metrics: further numbers that the client reported, e.g. `train_loss`.
+        config: the protocol facts that the server sent along, e.g. its local epochs.
+    """
+
+    round: int
+    client: int
+    before: State
+    after: State
+    num_examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def pseudo_gradient(self) -> State:
+        """w_t - w_T: the direction of the local gradients, summed and scaled by the step size."""
+        return {name: tensor - self.after[name] for name, tensor in self.before.items()}
+
+
+def non_finite(state: State) -> list[str]:
+    """Names of the tensors in `state` that hold NaN or infinity."""
+    return [name for name, t in state.items() if t.is_floating_point() and not torch.isfinite(t).all()]
+
+
+def by_name(state: State, names: Mapping[str, torch.Size]) -> State | None:
+    """`state` under the names of a model, or None where it does not fit.
+
+    Flower apps that send a plain list of arrays call them "0", "1", ...; those are matched by order.
+    Entries that the model does not name are left out.
+    """
+    if all(key.isdigit() for key in state) and len(state) == len(names):
+        ordered = [state[key] for key in sorted(state, key=int)]
+        state = dict(zip(names, ordered, strict=True))
+    if any(name not in state or state[name].shape != shape for name, shape in names.items()):
+        return None
+    return {name: state[name] for name in names}

@@ -1,0 +1,51 @@
+"""Random numbers keyed by what they are for, never by when they are drawn.
+
+Every draw belongs to a key such as `(seed, "train", round, client)`. The order in which clients
+reply, the number of workers and what ran before cannot change it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+Key = int | str
+
+
+def seed_for(*key: Key) -> int:
+    """A 63-bit seed that depends on nothing but `key`."""
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big") >> 1
+
+
+def generator(*key: Key) -> torch.Generator:
+    """A CPU torch generator for `key`."""
+    return torch.Generator().manual_seed(seed_for(*key))
+
+
+def numpy_generator(*key: Key) -> np.random.Generator:
+    """A NumPy generator for `key`."""
+    return np.random.default_rng(seed_for(*key))
+
+
+@contextlib.contextmanager
+def seeded(*key: Key) -> Iterator[None]:
+    """Run code that draws from the global generators (Flower's sampling, dropout) under `key`.
+
+    The global states of `random`, NumPy and torch (CPU) are restored on leaving.
+    """
+    seed = seed_for(*key)
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            torch.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002

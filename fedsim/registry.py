@@ -1,0 +1,166 @@
+"""Plug-ins by name. Built-ins and strangers register the same way: as entry points."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedsim.errors import ConfigError, InstallationError, PluginError, did_you_mean
+
+Group = Literal["attacks", "defenses", "strategies", "datasets", "models"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+ROOMS = ("strategies", "adversaries", "clients")
+
+
+def check_installation() -> None:
+    """Make sure that the rooms beside `fedsim` are ours.
+
+    Raises:
+        InstallationError: a folder or distribution of the same name shadows one of them.
+    """
+    home = Path(__file__).resolve().parent.parent
+    for room in ROOMS:
+        spec = find_spec(room)
+        place = Path(spec.origin).resolve() if spec and spec.origin else None
+        ours = place is not None and place.parent.parent == home and "PART_OF" in place.read_text()
+        if not ours:
+            raise InstallationError(
+                f"'{room}' resolves to {place}, not to this copy of fedsim ({home}); a folder or distribution "
+                "of that name shadows it; run from another folder or use a separate environment"
+            )
+
+
+@cache
+def _entries(group: Group) -> Mapping[str, tuple[EntryPoint, ...]]:
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for entry in entry_points(group=f"fedsim.{group}"):
+        known = found.get(entry.name, ())
+        if entry.value not in [other.value for other in known]:
+            found[entry.name] = (*known, entry)
+    if not found:
+        raise InstallationError(f"no {group} are registered; install the project first ('pip install -e .' will do)")
+    return found
+
+
+def names(group: Group) -> list[str]:
+    """Registered names, sorted."""
+    return sorted(_entries(group))
+
+
+def entry(group: Group, name: str) -> EntryPoint:
+    """The entry point called `name`.
+
+    Raises:
+        PluginError: nobody registered the name, or two distributions did.
+    """
+    known = _entries(group)
+    if name not in known:
+        raise PluginError(f"{group}: nothing is called '{name}', {did_you_mean(name, known)}")
+    if len(known[name]) > 1:
+        owners = " and ".join(sorted(e.dist.name if e.dist else e.value for e in known[name]))
+        raise PluginError(f"{group}: '{name}' is registered by {owners}; uninstall one of them")
+    return known[name][0]
+
+
+def load(group: Group, name: str) -> Any:
+    """The class registered as `name`, or the object at `module:attribute`.
+
+    Raises:
+        PluginError: the name is unknown, or its module does not import.
+    """
+    if ":" in name:
+        return load_object(name)
+    found = entry(group, name)
+    try:
+        return found.load()
+    except Exception as error:
+        owner = found.dist.name if found.dist else "?"
+        raise PluginError(
+            f"{group}: '{name}' ({found.value}, from {owner}) does not load: {type(error).__name__}: {error}"
+        ) from error
+
+
+def load_object(reference: str, beside: Path | None = None) -> Any:
+    """The object at `module:attribute`; modules in the folder `beside` are found too.
+
+    Raises:
+        PluginError: the module does not import or has no such attribute.
+    """
+    module_name, _, attribute = reference.partition(":")
+    folder = str((beside or Path.cwd()).resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:
+        raise PluginError(f"'{reference}' does not load: {type(error).__name__}: {error}") from error
+
+
+def build(group: Group, name: str, settings: Mapping[str, Any], where: str) -> Any:
+    """Make the plug-in `name` from a table of settings.
+
+    Dataclasses are validated strictly by their annotations, other classes (Flower's strategies) by
+    the names of their keyword arguments.
+
+    Raises:
+        ConfigError: an unknown setting or a wrong type; names it as `where.setting`.
+        PluginError: the name is unknown, or its module does not import.
+    """
+    return construct(load(group, name), name, settings, where)
+
+
+def construct(cls: Any, name: str, settings: Mapping[str, Any], where: str) -> Any:
+    """Make `cls`, called `name` in messages, from a table of settings; see `build`."""
+    known = parameters(cls)
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"{where}.{key}: unknown setting for '{name}', {did_you_mean(key, known)}")
+    try:
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+            return _adapter(cls).validate_json(_json(settings), strict=True)
+        return cls(**settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in (where, *first["loc"]))
+        raise ConfigError(f"{place}: {sentence(first)}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: '{name}' refuses these settings: {error}") from error
+
+
+def parameters(cls: Any) -> dict[str, inspect.Parameter]:
+    """The settings that a plug-in takes, by name."""
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    }
+
+
+def sentence(error: Mapping[str, Any]) -> str:
+    """One pydantic error in our form: what was expected, what was got."""
+    message = str(error["msg"]).removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if error["type"] == "value_error":
+        return message
+    return f"{message}, got {error['input']!r}"
+
+
+def _json(settings: Mapping[str, Any]) -> bytes:
+    return TypeAdapter(dict[str, Any]).dump_json(dict(settings))
+
+
+@cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    if "__pydantic_config__" not in vars(cls):
+        cls.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # type: ignore[attr-defined]
+    return TypeAdapter(cls)

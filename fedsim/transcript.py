@@ -1,0 +1,327 @@
+"""What a curious server wrote down: one safetensors file a round, in a folder.
+
+Nothing in a recording needs pickle. A file holds the broadcast state once, every client's returned
+state under her id, and one JSON header (version, round, clients, N, reported metrics, protocol
+facts, failures) with a SHA-256 of each state and of itself. It is written under a temporary name and
+renamed, so a killed run leaves whole rounds only. Reading is lazy and verified: a damaged round is
+named, the others stay readable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from fedsim.errors import RunError, TranscriptError
+from fedsim.messages import State, Update
+
+FORMAT = 1
+_FILE = "round-{:06d}.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What the header says of one client's update."""
+
+    client: int
+    num_examples: int
+    broadcast: int
+    sha256: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What one round's file says before any tensor is read.
+
+    Attributes:
+        version: format of the file.
+        round: server round, counted from 1.
+        broadcasts: SHA-256 of each distinct state that was sent; nearly always one.
+        replies: one entry for each recorded client, by ascending client id.
+        failures: client id to the reason why no update came back.
+        config: what the server sent along with the state.
+    """
+
+    version: int
+    round: int
+    broadcasts: Sequence[str]
+    replies: Sequence[Reply]
+    failures: Mapping[int, str]
+    config: Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which messages to keep, so that a recording's size stays bounded.
+
+    Attributes:
+        rounds: keep only these rounds; None keeps all.
+        clients: keep only these clients; None keeps all.
+        every: keep every k-th of those rounds, beginning with the first.
+    """
+
+    rounds: Sequence[int] | None = None
+    clients: Sequence[int] | None = None
+    every: int = 1
+
+    def keeps_round(self, number: int) -> bool:
+        """Whether messages of round `number` are kept."""
+        if self.rounds is not None:
+            return number in sorted(self.rounds)[:: self.every]
+        return (number - 1) % self.every == 0
+
+    def keeps_client(self, client: int) -> bool:
+        """Whether messages of `client` are kept."""
+        return self.clients is None or client in self.clients
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Append rounds to the transcript in `folder`.
+
+    Args:
+        folder: where the round files go; made when missing.
+        plan: what to keep.
+        resume: accept a folder that already holds rounds; those are kept and may be rewritten.
+
+    Raises:
+        TranscriptError: the folder holds an earlier recording and `resume` is not set.
+        RunError: the folder cannot be written.
+    """
+
+    folder: Path
+    plan: Plan = field(default_factory=Plan)
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for leftover in self.folder.glob(".*.tmp"):
+                leftover.unlink()
+        except OSError as error:
+            raise RunError(f"{self.folder}: cannot be written ({error.strerror}); choose another folder") from error
+        if not self.resume and any(self.folder.glob("round-*.safetensors")):
+            raise TranscriptError(
+                f"{self.folder}: already holds a recording; choose another folder, resume it, or remove it"
+            )
+
+    def write(
+        self,
+        number: int,
+        updates: Iterable[Update],
+        failures: Mapping[int, str] | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        """Write round `number` in one step: all of it or nothing.
+
+        Updates whose `before` is the same state share its copy on disk.
+
+        Raises:
+            RunError: the disk is full or the folder cannot be written; earlier rounds stay.
+        """
+        if not self.plan.keeps_round(number):
+            return
+        tensors: dict[str, Tensor] = {}
+        broadcasts: list[str] = []
+        seen: dict[int, int] = {}
+        replies: list[Reply] = []
+        for update in sorted(updates, key=lambda u: u.client):
+            if not self.plan.keeps_client(update.client):
+                continue
+            if id(update.before) not in seen:
+                digest = hash_state(update.before)
+                if digest not in broadcasts:
+                    _store(tensors, f"broadcast/{len(broadcasts)}", update.before)
+                    broadcasts.append(digest)
+                seen[id(update.before)] = broadcasts.index(digest)
+            _store(tensors, f"client/{update.client}", update.after)
+            replies.append(
+                Reply(
+                    client=update.client,
+                    num_examples=update.num_examples,
+                    broadcast=seen[id(update.before)],
+                    sha256=hash_state(update.after),
+                    metrics=dict(update.metrics),
+                )
+            )
+        header = Header(
+            version=FORMAT,
+            round=number,
+            broadcasts=broadcasts,
+            replies=replies,
+            failures=dict(sorted((failures or {}).items())),
+            config=dict(config or {}),
+        )
+        self._write(_FILE.format(number), tensors, header)
+
+    def _write(self, name: str, tensors: dict[str, Tensor], header: Header) -> None:
+        text = json.dumps(asdict(header), sort_keys=True)
+        sealed = json.dumps({"header": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+        temporary = self.folder / f".{name}.tmp"
+        try:
+            save_file({key: t.numpy() for key, t in tensors.items()}, temporary, metadata={"fedsim": sealed})
+            temporary.replace(self.folder / name)
+        except (OSError, SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
+            reason = getattr(error, "strerror", None) or str(error)
+            raise RunError(
+                f"{self.folder / name}: cannot be written ({reason}); "
+                "the rounds before it are kept, make room and resume the run"
+            ) from error
+
+
+class Transcript:
+    """A recording, read lazily and verified. Holds nothing that a server would not have received.
+
+    Args:
+        folder: the folder with the round files, or the run folder around it.
+        rounds: see only these rounds; None sees all.
+
+    Raises:
+        TranscriptError: there is no recording in `folder`, or it lacks one of `rounds`.
+    """
+
+    def __init__(self, folder: Path, rounds: Iterable[int] | None = None) -> None:
+        inner = folder / "transcript"
+        self.folder = inner if inner.is_dir() else folder
+        found = {int(path.stem.split("-")[1]): path for path in sorted(self.folder.glob("round-*.safetensors"))}
+        if not found:
+            raise TranscriptError(f"{folder}: holds no recording; expected {_FILE.format(1)} or the like in it")
+        wanted = sorted(found) if rounds is None else sorted(set(rounds))
+        for number in wanted:
+            if number not in found:
+                raise TranscriptError(
+                    f"{self.folder}: round {number} is not recorded; recorded: {', '.join(map(str, found))}"
+                )
+        self._paths = {number: found[number] for number in wanted}
+        self._headers: dict[int, Header] = {}
+
+    def __repr__(self) -> str:
+        return f"Transcript({str(self.folder)!r}, rounds={self.rounds})"
+
+    @property
+    def rounds(self) -> list[int]:
+        """The recorded rounds, ascending."""
+        return list(self._paths)
+
+    def only(self, rounds: Iterable[int]) -> Transcript:
+        """The same recording with nothing but `rounds` to be seen."""
+        return Transcript(self.folder, rounds)
+
+    def header(self, number: int) -> Header:
+        """What round `number` holds, without reading a tensor.
+
+        Raises:
+            TranscriptError: the file is truncated or its header was altered.
+        """
+        if number not in self._headers:
+            self._headers[number] = _read_header(self._paths[number])
+        return self._headers[number]
+
+    def clients(self, number: int) -> list[int]:
+        """Clients whose update of round `number` is recorded, ascending."""
+        return [reply.client for reply in self.header(number).replies]
+
+    def update(self, number: int, client: int) -> Update:
+        """The update of `client` in round `number`, checked against its hashes.
+
+        Raises:
+            TranscriptError: the client is not in that round, or the bytes are not those recorded.
+        """
+        header = self.header(number)
+        reply = next((reply for reply in header.replies if reply.client == client), None)
+        if reply is None:
+            why = header.failures.get(client)
+            raise TranscriptError(
+                f"round {number}: client {client} "
+                + (f"failed there ({why})" if why else f"is not recorded; recorded: {self.clients(number)}")
+            )
+        return Update(
+            round=number,
+            client=client,
+            before=self._state(number, f"broadcast/{reply.broadcast}", header.broadcasts[reply.broadcast]),
+            after=self._state(number, f"client/{client}", reply.sha256),
+            num_examples=reply.num_examples,
+            metrics=reply.metrics,
+            config=header.config,
+        )
+
+    def updates(self, client: int | None = None) -> Iterator[Update]:
+        """All recorded updates by round and client, or those of one client."""
+        for number in self.rounds:
+            for present in self.clients(number):
+                if client is None or client == present:
+                    yield self.update(number, present)
+
+    def hash(self) -> str:
+        """One SHA-256 over everything recorded, every tensor verified on the way."""
+        total = hashlib.sha256()
+        for update in self.updates():
+            del update
+        for number in self.rounds:
+            total.update(json.dumps(asdict(self.header(number)), sort_keys=True).encode())
+        return total.hexdigest()
+
+    def _state(self, number: int, prefix: str, expected: str) -> State:
+        path = self._paths[number]
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = [key for key in file.keys() if key.startswith(f"{prefix}/")]  # noqa: SIM118
+                entries = sorted((_position(key, prefix), key) for key in names)
+                state = {name: file.get_tensor(key) for (_, name), key in entries}
+        except (OSError, SafetensorError) as error:
+            raise _damaged(path, str(error)) from error
+        if hash_state(state) != expected:
+            raise _damaged(path, f"the bytes of {prefix} are not those that were recorded")
+        return state
+
+
+def hash_state(state: State) -> str:
+    """SHA-256 over the names, types, shapes and bytes of `state`, in its own order."""
+    digest = hashlib.sha256()
+    for name, tensor in state.items():
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        flat = tensor.detach().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    return digest.hexdigest()
+
+
+def _store(tensors: dict[str, Tensor], prefix: str, state: State) -> None:
+    for position, (name, tensor) in enumerate(state.items()):
+        tensors[f"{prefix}/{position:04d}/{name}"] = tensor.detach().contiguous()
+
+
+def _position(key: str, prefix: str) -> tuple[int, str]:
+    position, name = key.removeprefix(f"{prefix}/").split("/", 1)
+    return int(position), name
+
+
+def _read_header(path: Path) -> Header:
+    try:
+        with safe_open(path, framework="pt") as file:
+            sealed = json.loads(file.metadata()["fedsim"])
+        if hashlib.sha256(sealed["header"].encode()).hexdigest() != sealed["sha256"]:
+            raise _damaged(path, "its header was altered")
+        fields = json.loads(sealed["header"])
+        if fields["version"] != FORMAT:
+            raise TranscriptError(f"{path}: has format {fields['version']}, this fedsim reads format {FORMAT}")
+        replies = [Reply(**reply) for reply in fields.pop("replies")]
+        failures = {int(client): why for client, why in fields.pop("failures").items()}
+        return Header(replies=replies, failures=failures, **fields)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, why: str) -> TranscriptError:
+    return TranscriptError(
+        f"{path}: is damaged ({why}); the other rounds stay readable, leave this one out or record it again"
+    )
