@@ -1,0 +1,3 @@
+"""The client side: the ClientApp, defenses, and defenses as Flower mods."""
+
+PART_OF = "fedsim"

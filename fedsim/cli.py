@@ -1,0 +1,306 @@
+"""The command line: run, attack, report, inspect, list, show.
+
+Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Exit codes: 0 done,
+1 a run or an attack failed, 2 the request itself is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedsim import registry
+from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
+
+if TYPE_CHECKING:
+    from fedsim.audit import Audit, Job
+
+cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+console = Console()
+log = logging.getLogger("fedsim.cli")
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one setting, e.g. attack.sme.iterations=200.")
+]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie; FEDSIM_DATA by default.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+@cli.command()
+def run(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="An experiment file.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the same folder.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a federation under a curious server, attack what it saw, and report."""
+    from fedsim.audit import open_audit
+    from fedsim.config import load_config
+    from fedsim.run_folder import RunFolder
+    from fedsim.simulation import default_folder, federate
+
+    _use_data_dir(data_dir)
+    if (file is None) == (resume is None):
+        raise ConfigError("give an experiment file, or --resume RUN, one of them")
+    if resume is not None:
+        if overrides or out or overwrite:
+            raise ConfigError("--resume goes on with the experiment as it was; leave out --set, --out and --overwrite")
+        folder = RunFolder(resume)
+        folder.prepare(resume=True, overwrite=False)
+        config = folder.read_experiment()
+        assert config is not None
+    else:
+        assert file is not None
+        config = load_config(file, overrides or [])
+        folder = RunFolder(out) if out else default_folder(file)
+    with _logging_to(folder):
+        federate(config, folder, resume=resume is not None, overwrite=overwrite)
+        failures: list[str] = []
+        if config.adversary.when != "never" and config.attack:
+            failures = _attack(open_audit(folder.path, None))
+        _report(folder.path)
+    _finish(failures)
+
+
+@cli.command()
+def attack(
+    run: RunPath,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="An attack file; the run's own by default.")
+    ] = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Attack a recorded run, or the recording of somebody's Flower app."""
+    from fedsim.audit import open_audit
+    from fedsim.config import AttackFile, Config, check, read_toml
+    from fedsim.run_folder import RunFolder
+
+    _use_data_dir(data_dir)
+    if file is None and overrides:
+        file = RunFolder(run).experiment
+    spec: AttackFile | None = None
+    if file is not None:
+        tables = read_toml(file, overrides or [])
+        spec = check(Config if set(tables) - set(AttackFile.model_fields) else AttackFile, tables, str(file))
+    audit = open_audit(run, spec, file.parent if file else None)
+    with _logging_to(audit.folder):
+        failures = _attack(audit)
+        _report(run)
+    _finish(failures)
+
+
+@cli.command()
+def report(run: RunPath, data_dir: DataDir = None) -> None:
+    """Write report.html anew from what a run folder holds."""
+    _use_data_dir(data_dir)
+    _report(run)
+
+
+@cli.command()
+def inspect(
+    run: RunPath,
+    hash: Annotated[bool, typer.Option("--hash", help="Print one SHA-256 of the whole recording.")] = False,
+) -> None:
+    """Say what a recording holds, and whether it is intact."""
+    from fedsim.transcript import Transcript
+
+    transcript = Transcript(run)
+    if hash:
+        print(transcript.hash())  # noqa: T201
+        return
+    table = Table("round", "client", "N", "reported", "update norm", title=str(transcript.folder))
+    failures = []
+    for number in transcript.rounds:
+        try:
+            header = transcript.header(number)
+            for client in transcript.clients(number):
+                update = transcript.update(number, client)
+                norm = sum(t.double().square().sum().item() for t in update.pseudo_gradient.values()) ** 0.5
+                reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
+                table.add_row(str(number), str(client), str(update.num_examples), reported, f"{norm:.4g}")
+            for client, why in header.failures.items():
+                table.add_row(str(number), str(client), "-", f"failed: {why}", "-", style="yellow")
+        except FedsimError as error:
+            failures.append(str(error))
+    console.print(table)
+    _finish(failures)
+
+
+@cli.command("list")
+def list_plugins(
+    group: Annotated[str, typer.Argument(help="attacks, defenses, strategies, datasets or models.")],
+) -> None:
+    """List registered plug-ins, one a line, name first."""
+    chosen = next((known for known in registry.GROUPS if known == group), None)
+    if chosen is None:
+        raise ConfigError(f"list: nothing is called '{group}', {did_you_mean(group, registry.GROUPS)}")
+    names = registry.names(chosen)
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name:<{width}}  {_one_line(chosen, name)}")  # noqa: T201
+
+
+@cli.command()
+def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) -> None:
+    """Show a plug-in: what it does, its settings and defaults, its paper, what it needs."""
+    groups = [group for group in registry.GROUPS if name in registry.names(group)]
+    if not groups:
+        everything = [known for group in registry.GROUPS for known in registry.names(group)]
+        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, everything)}")
+    for group in groups:
+        cls = registry.load(group, name)
+        owner = registry.entry(group, name).dist
+        console.print(f"[bold]{name}[/]  ({group}, from {owner.name if owner else '?'})\n")
+        console.print(_docstring(cls), markup=False, highlight=False)
+        table = Table("setting", "type", "default")
+        for key, parameter in registry.parameters(cls).items():
+            default = "required" if parameter.default is parameter.empty else repr(parameter.default)
+            table.add_row(key, str(parameter.annotation), default)
+        console.print(table if table.rows else "no settings")
+        if needs := getattr(cls, "needs", None):
+            console.print(f"needs: {', '.join(sorted(needs))}")
+        if paper := getattr(cls, "paper", None):
+            console.print(f"paper: {paper} {paper.url}", markup=False)
+
+
+def main() -> None:
+    """Entry point of `fedsim`: errors become one sentence and an exit code."""
+    try:
+        cli(standalone_mode=False)
+    except FedsimError as error:
+        _fail(str(error), error.exit_code)
+    except typer.Exit as request:
+        sys.exit(request.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("interrupted; what is recorded stays usable, `fedsim run --resume RUN` goes on", 1)
+    except Exception as error:
+        if getattr(error, "exit_code", None) == 2 and hasattr(error, "format_message"):
+            _fail(error.format_message(), 2)
+        raise
+
+
+def _attack(audit: Audit) -> list[str]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("objective {task.fields[objective]:.4f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bars:
+
+        def follow(job: Job) -> Callable[[int, int, Mapping[str, float]], None]:
+            what = f"{job.title}, client {job.victim}, round {job.round}"
+            task = bars.add_task(what, total=None, objective=float("nan"))
+
+            def update(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+                bars.update(
+                    task, completed=iteration, total=iterations, objective=values.get("objective", float("nan"))
+                )
+
+            return update
+
+        failures = audit.run(follow)
+    rows = audit.score()
+    if rows:
+        console.print(_score_table(rows))
+    return failures
+
+
+def _score_table(rows: list[dict[str, Any]]) -> Table:
+    from fedsim.summary import summarise
+
+    table = Table("attack", "metric", "score", "floor (best guess)", "better", title="What leaked")
+    for item in summarise(rows):
+        table.add_row(item.attack, item.metric, item.text, item.floor_text, item.direction)
+    return table
+
+
+def _report(path: Path) -> None:
+    from fedsim.report import write_report
+
+    written = write_report(path)
+    console.print(f"report: {written}", soft_wrap=True)
+
+
+def _finish(failures: list[str]) -> None:
+    if failures:
+        for failure in failures:
+            _say(failure)
+        raise typer.Exit(1)
+
+
+def _fail(sentence: str, code: int) -> None:
+    _say(sentence)
+    sys.exit(code)
+
+
+def _say(sentence: str) -> None:
+    print(f"fedsim: {sentence}", file=sys.stderr)  # noqa: T201
+
+
+def _use_data_dir(folder: Path | None) -> None:
+    if folder is not None:
+        os.environ["FEDSIM_DATA"] = str(folder.resolve())
+
+
+@contextmanager
+def _logging_to(folder: Any) -> Iterator[None]:
+    """Show the program's own log lines, and keep them in the run folder once that exists."""
+    logger = logging.getLogger("fedsim")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    screen = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
+    logger.handlers = [screen, _LogFile(folder.log)]
+    try:
+        yield
+    finally:
+        logger.handlers = []
+
+
+class _LogFile(logging.Handler):
+    """Appends to a file, from the moment its folder exists."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._path.parent.is_dir():
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(self.format(record) + "\n")
+            except OSError:
+                self.handleError(record)
+
+
+def _one_line(group: registry.Group, name: str) -> str:
+    try:
+        cls = registry.load(group, name)
+    except FedsimError as error:
+        return f"does not load: {error}"
+    paper = getattr(cls, "paper", None)
+    about = f"{paper.authors.split(',')[0]} et al. {paper.year}. " if paper else ""
+    owner = registry.entry(group, name).dist
+    return f"{about}{_docstring(cls).splitlines()[0]}  [{owner.name if owner else '?'}]"
+
+
+def _docstring(cls: Any) -> str:
+    import inspect as introspection
+
+    return introspection.getdoc(cls) or "(no description)"

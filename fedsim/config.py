@@ -1,0 +1,275 @@
+"""The experiment file: TOML, checked before anything runs.
+
+Every table is strict: an unknown key, a wrong type or a contradiction is a ConfigError that names
+the key and, where there is one, the nearest known name. A table with a `name` picks a plug-in; its
+other keys are that plug-in's own settings and are checked against it.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedsim.errors import ConfigError, did_you_mean
+from fedsim.registry import sentence
+
+_T = TypeVar("_T", bound=BaseModel)
+
+
+class Table(BaseModel):
+    """A table of the experiment file; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PluginTable(BaseModel):
+    """A table that picks a plug-in by `name`; the other keys are the plug-in's settings."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The plug-in's own settings."""
+        return dict(self.model_extra or {})
+
+
+class DataTable(PluginTable):
+    """[data]: which data set, and whether models are fed with standardised inputs."""
+
+    name: str = "digits"
+    standardise: bool = True
+
+
+class PartitionTable(PluginTable):
+    """[partition]: who holds what."""
+
+    name: str = "iid"
+    samples_per_client: int | None = Field(default=None, ge=1)
+    test_fraction: float = Field(default=0.0, ge=0, lt=1)
+
+
+class TrainingTable(Table):
+    """[training]: see `fedsim.training.LocalTraining`, which checks the values."""
+
+    local_epochs: int | None = None
+    local_steps: int | None = None
+    batch_size: int = 10
+    learning_rate: float = 0.01
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_norm: Literal["train", "frozen"] = "train"
+    dropout: bool = True
+
+
+class FederationTable(Table):
+    """[federation]: how many clients and rounds, on which engine.
+
+    `actors` is the number of Ray actors (default: one a core), `address` a Ray cluster to join,
+    `evaluate_every` the rounds between two evaluations (0 for none), `timeout` how many seconds a
+    round waits for its clients.
+    """
+
+    engine: Literal["serial", "ray", "flower"] = "serial"
+    seed: int = Field(default=0, ge=0)
+    clients: int = Field(default=10, ge=1)
+    rounds: int = Field(default=1, ge=1)
+    straggler_probability: float = Field(default=0.0, ge=0, le=1)
+    evaluate_every: int = Field(default=1, ge=0)
+    timeout: float = Field(default=3600.0, gt=0)
+    actors: int | None = Field(default=None, ge=1)
+    address: str | None = None
+
+
+class RecordingTable(Table):
+    """[recording]: see `fedsim.transcript.Plan`."""
+
+    rounds: list[int] | None = None
+    clients: list[int] | None = None
+    every: int = Field(default=1, ge=1)
+
+
+class KnowledgeTable(Table):
+    """[adversary.knowledge]: what the adversary is granted besides the messages.
+
+    `true` grants what the run itself holds, `false` withholds it; a recording made elsewhere has
+    nothing to take from, so there the value is written out: `model = "module:callable"`,
+    `input_shape = [1, 28, 28]`, `value_range = [0.0, 1.0]`.
+    """
+
+    model: bool | str = True
+    loss: bool = True
+    input_shape: bool | list[int] = True
+    num_classes: bool | int = True
+    value_range: bool | list[float] = True
+    input_mean: bool | list[float] = True
+    input_std: bool | list[float] = True
+    learning_rate: bool | float = True
+    local_epochs: bool | int = True
+    batch_size: bool | int = True
+    labels: bool = False
+
+
+class AdversaryTable(Table):
+    """[adversary]: whom to attack, when, and with what knowledge.
+
+    `when` is `at-end` (after the last round), `in-round` (in a process of its own as soon as a
+    round is recorded) or `never` (later, with `fedsim attack`). `victims` are client ids, `all`, or
+    by default the first recorded client; `rounds` are by default the first recorded one. `repeats`
+    runs each attack from that many random starts, all scored, so that scores get an interval.
+    """
+
+    when: Literal["at-end", "in-round", "never"] = "at-end"
+    victims: list[int] | Literal["all"] | None = None
+    rounds: list[int] | Literal["all"] | None = None
+    repeats: int = Field(default=1, ge=1)
+    device: str = "auto"
+    knowledge: KnowledgeTable = KnowledgeTable()
+
+
+class AttackTable(PluginTable):
+    """[[attack]]: one attack; `label` tells two settings of the same one apart."""
+
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """What scores and findings are filed under."""
+        return self.label or self.name
+
+
+class AttackFile(Table):
+    """What `fedsim attack RUN FILE` reads: an adversary without a federation.
+
+    `truth` maps client ids to safetensors files with `data` (`example channel height width` in
+    [0, 1]) and `labels`, for scoring what was recorded elsewhere. The attacks never see them.
+    """
+
+    adversary: AdversaryTable = AdversaryTable()
+    attack: list[AttackTable] = []
+    truth: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _titles_differ(self) -> AttackFile:
+        titles = [table.title for table in self.attack]
+        for title in titles:
+            if titles.count(title) > 1:
+                raise ValueError(f"two attacks are called '{title}'; give one of them a label of its own")
+        return self
+
+
+class Config(AttackFile):
+    """A whole experiment file."""
+
+    data: DataTable = DataTable()
+    partition: PartitionTable = PartitionTable()
+    model: PluginTable = PluginTable(name="sme-cnn")
+    training: TrainingTable = TrainingTable(local_epochs=1)
+    federation: FederationTable = FederationTable()
+    strategy: PluginTable = PluginTable(name="fedavg")
+    defense: list[PluginTable] = []
+    recording: RecordingTable = RecordingTable()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        clients, rounds = self.federation.clients, self.federation.rounds
+        for where, chosen, count, what in (
+            ("adversary.victims", self.adversary.victims, clients, "clients"),
+            ("recording.clients", self.recording.clients, clients, "clients"),
+            ("adversary.rounds", self.adversary.rounds, rounds, "rounds"),
+            ("recording.rounds", self.recording.rounds, rounds, "rounds"),
+        ):
+            if isinstance(chosen, list):
+                _check_choice(where, chosen, count, what)
+        return self
+
+
+def _check_choice(where: str, chosen: list[int], count: int, what: str) -> None:
+    first = 0 if what == "clients" else 1
+    if len(chosen) > count:
+        raise ValueError(f"{where}: {len(chosen)} {what} named, but federation.{what} is {count}")
+    for item in chosen:
+        if not first <= item < first + count:
+            raise ValueError(f"{where}: expected {what} from {first} to {first + count - 1}, got {item}")
+
+
+def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Read an experiment file and apply `key=value` overrides.
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, or says something that does not hold.
+    """
+    return check(Config, read_toml(path, overrides), str(path))
+
+
+def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The tables of a TOML file with overrides applied, unchecked."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from error
+    for override in overrides:
+        _override(tables, override)
+    return tables
+
+
+def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
+    """Validate `tables` as `kind`, turning the first error into one sentence."""
+    try:
+        text = json.dumps(tables)
+    except TypeError as error:
+        raise ConfigError(f"{where}: dates and times are not used in experiment files") from error
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = _fields_at(kind, first["loc"][:-1])
+            raise ConfigError(f"{where}: {place}: unknown key, {did_you_mean(str(first['loc'][-1]), known)}") from error
+        raise ConfigError(f"{where}: {place}: {sentence(first)}" if place else f"{where}: {sentence(first)}") from error
+
+
+def _fields_at(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    for part in path:
+        found = kind.model_fields.get(str(part))
+        if found is not None and isinstance(found.annotation, type) and issubclass(found.annotation, BaseModel):
+            kind = found.annotation
+    return list(kind.model_fields)
+
+
+def _override(tables: dict[str, Any], override: str) -> None:
+    """Apply one `a.b.c=value`; in a list of plug-in tables the next word picks one by label or name."""
+    path, equals, text = override.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set {override}: expected key=value, e.g. attack.sme.iterations=200")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, last = path.strip().split(".")
+    table: Any = tables
+    for word in parents:
+        if isinstance(table, list):
+            chosen = [t for t in table if word in (t.get("label"), t.get("name"))]
+            if len(chosen) != 1:
+                raise ConfigError(
+                    f"--set {override}: {len(chosen)} tables are called '{word}', "
+                    f"{did_you_mean(word, (t.get('label', t.get('name', '')) for t in table))}"
+                )
+            table = chosen[0]
+        else:
+            table = table.setdefault(word, {})
+        if not isinstance(table, dict | list):
+            raise ConfigError(f"--set {override}: '{word}' is a value, not a table")
+    if isinstance(table, list):
+        raise ConfigError(f"--set {override}: name one of them, e.g. {'.'.join(parents)}.NAME.{last}")
+    table[last] = value

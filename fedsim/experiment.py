@@ -1,0 +1,154 @@
+"""An experiment file turned into objects: data, model, training, defenses, attacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedsim import registry
+from fedsim.attack import Attack
+from fedsim.config import AttackFile, AttackTable, Config, PartitionTable, check
+from fedsim.datasets import Dataset
+from fedsim.defense import Defense
+from fedsim.errors import ConfigError, did_you_mean
+from fedsim.federated_data import FederatedData
+from fedsim.partition import PARTITIONS, Partition
+from fedsim.randomness import seeded
+from fedsim.training import LocalTraining, state_of
+
+
+def data_folder() -> Path | None:
+    """The folder named by FEDSIM_DATA, where data sets and weights are looked for."""
+    named = os.environ.get("FEDSIM_DATA")
+    return Path(named).expanduser() if named else None
+
+
+class Experiment:
+    """What a `Config` describes; every part is made when first asked for."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.seed = config.federation.seed
+
+    @classmethod
+    def from_json(cls, text: str) -> Experiment:
+        """The inverse of `config.model_dump_json()`."""
+        return cls(Config.model_validate_json(text))
+
+    def check(self) -> None:
+        """Make everything once, so that every error in the file shows before work starts."""
+        build_attacks(self.config)
+        parts = (self.training, self.defenses, self.data.train(0), self.model, self.new_strategy())
+        del parts
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data set, read from disk."""
+        table = self.config.data
+        plugin = registry.build("datasets", table.name, table.settings, "data")
+        loaded: Dataset = plugin.load(data_folder())
+        return loaded
+
+    @cached_property
+    def data(self) -> FederatedData:
+        """The data set shared out among the clients."""
+        table = self.config.partition
+        return FederatedData(
+            dataset=self.dataset,
+            partition=_partition(table),
+            clients=self.config.federation.clients,
+            seed=self.seed,
+            samples_per_client=table.samples_per_client,
+            test_fraction=table.test_fraction,
+            standardise=self.config.data.standardise,
+        )
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """A network to be filled with whatever state is at hand; its own weights mean nothing."""
+        return self.new_model()
+
+    def new_model(self) -> nn.Module:
+        """A freshly built network, initialised from the run's seed."""
+        table = self.config.model
+        plugin = registry.build("models", table.name, table.settings, "model")
+        with seeded(self.seed, "model"):
+            network: nn.Module = plugin.build(self.dataset.input_shape, self.dataset.num_classes)
+        return network
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """w_0 of the federation."""
+        return state_of(self.new_model())
+
+    def new_strategy(self) -> Any:
+        """The Flower strategy that the experiment names, with the memory of a fresh start.
+
+        Raises:
+            ConfigError: it does not take one of the settings, or waits for more clients than there are.
+        """
+        table, clients = self.config.strategy, self.config.federation.clients
+        known = registry.parameters(registry.load("strategies", table.name))
+        least = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+        settings = {key: value for key, value in least.items() if key in known} | table.settings
+        for key in least:
+            if settings.get(key, 0) > clients:
+                raise ConfigError(
+                    f"strategy.{key}: expected at most federation.clients = {clients}, got {settings[key]}"
+                )
+        return registry.build("strategies", table.name, settings, "strategy")
+
+    @cached_property
+    def training(self) -> LocalTraining:
+        """How clients train, before the server adds anything to it."""
+        return LocalTraining(**self.config.training.model_dump())
+
+    @cached_property
+    def defenses(self) -> list[Defense]:
+        """What each client does to protect itself, in order."""
+        return [
+            registry.build("defenses", table.name, table.settings, f"defense.{place}")
+            for place, table in enumerate(self.config.defense)
+        ]
+
+
+def build_attacks(spec: AttackFile) -> list[tuple[AttackTable, Attack]]:
+    """The attacks that a file names, with the tables that name them."""
+    return [(t, registry.build("attacks", t.name, t.settings, f"attack.{t.title}")) for t in spec.attack]
+
+
+def _partition(table: PartitionTable) -> Partition:
+    if table.name not in PARTITIONS:
+        raise ConfigError(f"partition.name: nothing is called '{table.name}', {did_you_mean(table.name, PARTITIONS)}")
+    return registry.construct(PARTITIONS[table.name], table.name, table.settings, "partition")  # type: ignore[no-any-return]
+
+
+def resolve(config: Config) -> Config:
+    """The same experiment with every plug-in's default settings written out.
+
+    Raises:
+        ConfigError: a plug-in refuses its settings.
+    """
+
+    def full(group: registry.Group, table: Any, where: str) -> Any:
+        plugin = registry.build(group, table.name, table.settings, where)
+        if not dataclasses.is_dataclass(plugin):
+            return table
+        return type(table)(**{**table.model_dump(), **dataclasses.asdict(plugin)})  # type: ignore[arg-type]
+
+    return check(
+        Config,
+        config.model_copy(
+            update={
+                "data": full("datasets", config.data, "data"),
+                "model": full("models", config.model, "model"),
+                "defense": [full("defenses", t, f"defense.{i}") for i, t in enumerate(config.defense)],
+                "attack": [full("attacks", t, f"attack.{t.title}") for t in config.attack],
+            }
+        ).model_dump(mode="json", exclude_none=True),
+        "experiment",
+    )

@@ -1,0 +1,86 @@
+"""How close two batches of images are: pure functions over `example channel height width` in [0, 1]."""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+
+_SMALL = 16
+"""Images with a shorter side get a narrower SSIM window, which would otherwise not fit into them."""
+_LPIPS_SMALLEST = 17
+
+
+def match(claimed: Tensor, true: Tensor) -> Tensor:
+    """For each true image, the index of the claimed one assigned to it.
+
+    One-to-one, least total squared error (Hungarian algorithm); attacks do not know the order.
+    """
+    cost = torch.cdist(claimed.flatten(1).double(), true.flatten(1).double()).square()
+    rows, columns = linear_sum_assignment(cost.T.numpy())
+    del rows
+    return torch.from_numpy(columns)
+
+
+def mse(claimed: Tensor, true: Tensor) -> Tensor:
+    """Mean squared error of each image, in [0, 1]; lower is closer."""
+    return (claimed - true).square().flatten(1).mean(1)
+
+
+def psnr(claimed: Tensor, true: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each image in dB for a data range of 1; higher is closer."""
+    return peak_signal_noise_ratio(claimed, true, data_range=1.0, reduction="none", dim=(1, 2, 3))
+
+
+def ssim(claimed: Tensor, true: Tensor) -> Tensor:
+    """Structural similarity of each image, at most 1; higher is closer.
+
+    Gaussian window with sigma 1.5 (Wang et al. 2004), or 0.5 for images below 16 pixels.
+    """
+    sigma = 1.5 if min(true.shape[-2:]) >= _SMALL else 0.5
+    value = structural_similarity_index_measure(claimed, true, data_range=1.0, sigma=sigma, reduction="none")
+    return torch.as_tensor(value).reshape(-1)
+
+
+def lpips(claimed: Tensor, true: Tensor, weights: Path | None) -> Tensor | str:
+    """Learned perceptual distance of each image (LPIPS v0.1, SqueezeNet), at least 0; lower is closer.
+
+    Args:
+        weights: folder with `squeezenet1_1-imagenet1k.pth`; the linear heads come with torchmetrics.
+
+    Returns:
+        One value an image, or the reason why none was computed.
+    """
+    if min(true.shape[-2:]) < _LPIPS_SMALLEST:
+        return f"images of {true.shape[-2]} x {true.shape[-1]} are too small for its network"
+    if true.shape[1] not in (1, 3):
+        return f"its network sees grey or RGB images, these have {true.shape[1]} channels"
+    path = None if weights is None else weights / "squeezenet1_1-imagenet1k.pth"
+    if path is None or not path.is_file():
+        return f"no network weights at {path or '$FEDSIM_DATA/weights/squeezenet1_1-imagenet1k.pth'}"
+    pairs = (x.expand(-1, 3, -1, -1) * 2 - 1 for x in (claimed, true))
+    with torch.no_grad():
+        distance: Tensor = _lpips_network(path)(*pairs)
+    return distance.reshape(-1)
+
+
+@lru_cache(maxsize=1)
+def _lpips_network(path: Path) -> torch.nn.Module:
+    from torchmetrics.functional.image.lpips import _LPIPS
+    from torchvision.models import squeezenet1_1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = _LPIPS(net="squeeze", pnet_rand=True)
+    features = squeezenet1_1(weights=None)
+    features.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    own = list(network.net.parameters())
+    trained = list(features.features.parameters())
+    for mine, theirs in zip(own, trained, strict=True):
+        mine.data.copy_(theirs.data)
+    return network.eval()

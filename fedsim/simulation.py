@@ -1,0 +1,93 @@
+"""Run a federation: wire names to objects, start an engine, attack, score, report."""
+
+from __future__ import annotations
+
+import logging
+import os
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from fedsim import registry
+from fedsim.config import Config
+from fedsim.errors import ConfigError, InstallationError
+from fedsim.experiment import Experiment, resolve
+from fedsim.run_folder import RunFolder
+
+log = logging.getLogger("fedsim." + __name__)
+
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_LOG_LEVEL": "WARNING",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Train for the rounds that `config` names and record what the server sees into `folder`.
+
+    Raises:
+        ConfigError: something in the experiment cannot be; nothing was started.
+        RunError: the federation cannot go on; what was recorded stays usable.
+    """
+    os.environ.update({key: value for key, value in _QUIET.items() if key not in os.environ})
+    registry.check_installation()
+    engine = config.federation.engine
+    if engine == "flower":
+        raise ConfigError(
+            "federation.engine: 'flower' is started by Flower itself, with `flwr run`; "
+            "see README, 'On a Flower deployment', or use engine 'serial' or 'ray'"
+        )
+    config = resolve(config)
+    Experiment(config).check()
+    server_app, client_app = _app("server"), _app("client")
+    folder.prepare(resume=resume, overwrite=overwrite)
+    if not resume:
+        folder.write_experiment(config)
+    context = _context(config, folder, resume)
+    if engine == "serial":
+        from fedsim.engines import serial
+
+        serial.launch(server_app, client_app, context)
+    else:
+        from fedsim.engines import ray
+
+        federation = config.federation
+        ray.launch(
+            server_app,
+            client_app,
+            context,
+            actors=federation.actors or os.cpu_count() or 1,
+            clients=federation.clients,
+            address=federation.address,
+        )
+
+
+def _context(config: Config, folder: RunFolder, resume: bool) -> Any:
+    from flwr.app import Context, RecordDict
+
+    settings: dict[str, bool | bytes | float | int | str] = {
+        "experiment": config.model_dump_json(),
+        "out": str(folder.path.resolve()),
+        "resume": resume,
+    }
+    return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)  # type: ignore[arg-type]
+
+
+def _app(side: str) -> Any:
+    """Flower's app for one side, found by entry point: the core never imports the rooms."""
+    found = [entry for entry in entry_points(group="fedsim.apps") if entry.name == side]
+    if not found:
+        raise InstallationError(f"no {side} app is registered; install the project first ('pip install -e .')")
+    try:
+        return found[0].load()
+    except ImportError as error:
+        raise InstallationError(
+            f"a federation needs Flower ({error}); pip install 'fedsim-curious[federation]'"
+        ) from error
+
+
+def default_folder(file: Path) -> RunFolder:
+    """`runs/NAME` for the experiment file `NAME.toml`."""
+    return RunFolder(Path("runs") / file.stem)

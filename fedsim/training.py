@@ -1,0 +1,183 @@
+"""Local training as a pure function of (state, data, settings, randomness), in plain torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.defense import Defense
+from fedsim.errors import ConfigError, RunError
+from fedsim.messages import State, non_finite
+from fedsim.randomness import generator, seeded
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """How a client trains. One of `local_epochs` and `local_steps` is set.
+
+    Attributes:
+        local_epochs: E, passes over the local data, each in a new order.
+        local_steps: number of optimizer steps instead; batches go on across epochs.
+        batch_size: B; the last batch of an epoch may be smaller.
+        learning_rate: step size of the optimizer.
+        optimizer: `sgd`, `adam` or `adamw`.
+        momentum: of SGD.
+        weight_decay: L2 penalty (decoupled in `adamw`).
+        batch_norm: `train` normalises by the batch and updates running statistics, `frozen`
+            normalises by the running statistics and leaves them alone.
+        dropout: whether dropout layers drop.
+        proximal_mu: weight of the proximal term; FedProx's server sets it.
+    """
+
+    local_epochs: int | None = None
+    local_steps: int | None = None
+    batch_size: int = 10
+    learning_rate: float = 0.01
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_norm: Literal["train", "frozen"] = "train"
+    dropout: bool = True
+    proximal_mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.local_epochs is None) == (self.local_steps is None):
+            raise ConfigError("training: set local_epochs or local_steps, exactly one of them")
+        for name in ("local_epochs", "local_steps", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"training.{name}: expected at least 1, got {value}")
+        for name in ("learning_rate", "momentum", "weight_decay", "proximal_mu"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise ConfigError(f"training.{name}: expected a finite value of at least 0, got {value}")
+        if self.momentum and self.optimizer != "sgd":
+            raise ConfigError(f"training.momentum: belongs to optimizer 'sgd', got '{self.optimizer}'")
+
+    def steps(self, num_examples: int) -> int:
+        """T, the optimizer steps of one round for a client with `num_examples`."""
+        if self.local_steps is not None:
+            return self.local_steps
+        return (self.local_epochs or 0) * math.ceil(num_examples / self.batch_size)
+
+
+def local_update(
+    model: nn.Module,
+    before: State,
+    inputs: Tensor,
+    labels: Tensor,
+    settings: LocalTraining,
+    *,
+    key: tuple[int | str, ...],
+    defenses: Sequence[Defense] = (),
+) -> tuple[dict[str, Tensor], float]:
+    """Train from `before` on a client's data and return (w_T, mean training loss).
+
+    `model` only lends its architecture; its weights are overwritten. All randomness (batch order,
+    dropout, defenses) follows from `key`.
+
+    Args:
+        inputs: `example ...` in model units.
+        labels: `example`, class indices.
+
+    Raises:
+        RunError: the weights became NaN or infinite.
+    """
+    load_state(model, before)
+    _set_modes(model, settings)
+    parameters = dict(model.named_parameters())
+    anchors = {name: p.detach().clone() for name, p in parameters.items()} if settings.proximal_mu else {}
+    optimizer = _optimizer(model, settings)
+    order = generator(*key, "order")
+    noise = generator(*key, "defense")
+    losses: list[Tensor] = []
+    with seeded(*key, "dropout"):
+        for index in _batches(len(inputs), settings, order):
+            batch, targets = inputs[index], labels[index]
+            for defense in defenses:
+                batch, targets = defense.on_batch(batch, targets, rng=noise)
+            loss = cross_entropy(model(batch), targets)
+            losses.append(loss.detach())
+            for name, anchor in anchors.items():
+                loss = loss + settings.proximal_mu / 2 * (parameters[name] - anchor).square().sum()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if defenses:
+                _defend_gradient(parameters, defenses, noise)
+            optimizer.step()
+    after = state_of(model)
+    if broken := non_finite(after):
+        raise RunError(
+            f"local training diverged: {broken[0]} is NaN or infinite after {len(losses)} steps; "
+            "lower training.learning_rate"
+        )
+    return after, torch.stack(losses).mean().item()
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, state: State, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Mean loss and accuracy (in [0, 1]) of `state` on data in model units."""
+    load_state(model, state)
+    model.eval()
+    loss, correct = 0.0, 0
+    for batch, targets in zip(torch.split(inputs, 500), torch.split(labels, 500), strict=True):
+        logits = model(batch)
+        loss += cross_entropy(logits, targets, reduction="sum").item()
+        correct += int((logits.argmax(1) == targets).sum())
+    return loss / len(labels), correct / len(labels)
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of the parameters and floating-point buffers of `model`, in its own order.
+
+    Integer buffers (BatchNorm's batch counter) are bookkeeping of one process and never travel.
+    """
+    return {k: v.detach().clone() for k, v in model.state_dict().items() if v.is_floating_point()}
+
+
+def load_state(model: nn.Module, state: State) -> None:
+    """Copy `state` into `model`; integer buffers keep their values."""
+    model.load_state_dict({**model.state_dict(), **state})
+
+
+def _batches(count: int, settings: LocalTraining, order: torch.Generator) -> Iterator[Tensor]:
+    steps = settings.steps(count)
+    while steps > 0:
+        for index in torch.split(torch.randperm(count, generator=order), settings.batch_size)[:steps]:
+            steps -= 1
+            yield index
+
+
+def _optimizer(model: nn.Module, settings: LocalTraining) -> torch.optim.Optimizer:
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return kind(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+
+
+def _set_modes(model: nn.Module, settings: LocalTraining) -> None:
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.train(settings.batch_norm == "train")
+        elif isinstance(module, nn.modules.dropout._DropoutNd):
+            module.train(settings.dropout)
+
+
+def _defend_gradient(parameters: dict[str, nn.Parameter], defenses: Sequence[Defense], noise: torch.Generator) -> None:
+    gradient: State = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    for defense in defenses:
+        gradient = defense.on_gradient(gradient, rng=noise)
+    for name, value in gradient.items():
+        parameters[name].grad = value

@@ -1,0 +1,3 @@
+"""The server side: the curious wrapper round any Flower strategy, and the ServerApp."""
+
+PART_OF = "fedsim"

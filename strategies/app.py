@@ -1,0 +1,200 @@
+"""The ServerApp: the round loop of a federation under a curious server.
+
+Flower's own `Strategy.start` cannot resume, sample reproducibly or attack between rounds, so the
+loop is here; it calls the strategy through the same four methods.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.serverapp import Grid, ServerApp
+
+from fedsim.audit import attack_round
+from fedsim.config import load_config
+from fedsim.engines.cohort import CohortGrid
+from fedsim.errors import RunError
+from fedsim.experiment import Experiment
+from fedsim.randomness import seeded
+from fedsim.run_folder import RunFolder, read_rows, write_rows
+from fedsim.training import evaluate
+from fedsim.transcript import Plan, Recorder
+from strategies.checkpoint import Checkpoint
+from strategies.curious import Curious
+
+log = logging.getLogger("fedsim." + __name__)
+app = ServerApp()
+
+METRICS = ("round", "client", "accuracy", "loss", "num_examples", "failed", "seconds")
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment that the run_config names, over whatever nodes `grid` has.
+
+    `fedsim run` hands over the checked experiment as JSON; with `flwr run`, `experiment` is the
+    path of a TOML file and `out` the run folder.
+    """
+    settings = context.run_config
+    text = str(settings["experiment"])
+    folder = RunFolder(Path(str(settings["out"])))
+    if not text.startswith("{"):
+        experiment = Experiment(load_config(Path(text)))
+        experiment.check()
+        folder.prepare(resume=False, overwrite=False)
+        folder.write_experiment(experiment.config)
+    else:
+        experiment = Experiment.from_json(text)
+    federate(experiment, folder, grid, resume=bool(settings.get("resume", False)))
+
+
+def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool) -> None:
+    """Train for the experiment's rounds and record what the server sees.
+
+    Raises:
+        RunError: all clients of a round failed, or the run folder cannot be written. Rounds before
+            stay recorded, and the run can be resumed.
+    """
+    config = experiment.config
+    recording = config.recording
+    plan = Plan(rounds=recording.rounds, clients=recording.clients, every=recording.every)
+    strategy = Curious(experiment.new_strategy(), Recorder(folder.transcript, plan, resume=resume))
+    start = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
+    done = start.round if start else 0
+    arrays = start.arrays if start else _record(experiment.initial_state())
+    rows = [row for row in read_rows(folder.metrics) if int(row["round"]) <= done] if start else []
+    logical = CohortGrid(
+        grid, config.federation.clients, _simulation(experiment), _nodes(grid, config.federation.timeout)
+    )
+    with _attacker(experiment, folder) as attack:
+        for number in range(done + 1, config.federation.rounds + 1):
+            arrays, measured = _round(experiment, strategy, logical, number, arrays)
+            rows += measured
+            write_rows(folder.metrics, METRICS, rows)
+            Checkpoint(number, arrays).save(folder.checkpoint, strategy.strategy)
+            attack(number)
+
+
+def _round(
+    experiment: Experiment, strategy: Curious, grid: CohortGrid, number: int, arrays: ArrayRecord
+) -> tuple[ArrayRecord, list[dict[str, Any]]]:
+    started = time.monotonic()
+    federation = experiment.config.federation
+    with seeded(experiment.seed, "server", number):
+        messages = strategy.configure_train(number, arrays, _protocol(experiment), grid)
+        replies = list(grid.send_and_receive(messages, timeout=federation.timeout))
+        failed = _failures(replies, number)
+        aggregate, _ = strategy.aggregate_train(number, replies)
+        if aggregate is None:
+            raise RunError(f"round {number}: the strategy aggregated nothing; lower the number of failing clients")
+        every = federation.evaluate_every
+        measured = _evaluate(experiment, strategy, grid, number, aggregate) if every and number % every == 0 else []
+    seconds = time.monotonic() - started
+    server = next((row for row in measured if row["client"] == "server"), {"round": number, "client": "server"})
+    server |= {"failed": len(failed), "seconds": round(seconds, 3)}
+    text = f"accuracy {server['accuracy']:.3f}, loss {server['loss']:.3f}, " if "accuracy" in server else ""
+    log.info(
+        "round %d/%d: %s%d of %d clients returned, %.1f s",
+        number,
+        federation.rounds,
+        text,
+        len(replies) - len(failed),
+        len(replies),
+        seconds,
+    )
+    return aggregate, measured or [server]
+
+
+def _failures(replies: list[Message], number: int) -> dict[int, str]:
+    failed = {reply.metadata.src_node_id: reply.error.reason or "" for reply in replies if reply.has_error()}
+    for client, why in failed.items():
+        log.warning("round %d, client %d: %s", number, client, why)
+    if len(failed) == len(replies):
+        example = next(((client, why) for client, why in failed.items()), None)
+        detail = f"client {example[0]}: {example[1]}" if example else "none was sampled"
+        raise RunError(
+            f"round {number}: all {len(replies)} clients failed ({detail}); "
+            "the rounds before it are kept, mend the cause and resume the run"
+        )
+    return failed
+
+
+def _evaluate(
+    experiment: Experiment, strategy: Curious, grid: CohortGrid, number: int, arrays: ArrayRecord
+) -> list[dict[str, Any]]:
+    """The global model on the public test set, and on what each client holds out."""
+    test = experiment.dataset.test
+    inputs = experiment.data.to_model(test.inputs())
+    state = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    loss, accuracy = evaluate(experiment.model, state, inputs, test.labels)
+    rows: list[dict[str, Any]] = [
+        {"round": number, "client": "server", "accuracy": accuracy, "loss": loss, "num_examples": len(test)}
+    ]
+    if experiment.data.test_fraction:
+        messages = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
+        replies = list(grid.send_and_receive(messages, timeout=experiment.config.federation.timeout))
+        strategy.aggregate_evaluate(number, replies)
+        for reply in replies:
+            if reply.has_content():
+                metrics = reply.content.metric_records["metrics"]
+                rows.append(
+                    {
+                        "round": number,
+                        "client": reply.metadata.src_node_id,
+                        "accuracy": metrics["accuracy"],
+                        "loss": metrics["loss"],
+                        "num_examples": metrics["num-examples"],
+                    }
+                )
+    return rows
+
+
+def _protocol(experiment: Experiment) -> ConfigRecord:
+    """What the server tells clients about training, and so what a curious server knows of it."""
+    settings = vars(experiment.training) | {"proximal_mu": None}
+    return ConfigRecord({key.replace("_", "-"): value for key, value in settings.items() if value is not None})
+
+
+def _simulation(experiment: Experiment) -> ConfigRecord:
+    """What simulated clients need and no real server would know; `CohortGrid` keeps it from the strategy."""
+    hidden = {"adversary", "attack", "truth", "recording", "strategy"}
+    return ConfigRecord({"experiment": experiment.config.model_dump_json(exclude=hidden)})
+
+
+def _record(state: dict[str, torch.Tensor]) -> ArrayRecord:
+    return ArrayRecord({name: Array(tensor.numpy()) for name, tensor in state.items()})
+
+
+def _nodes(grid: Grid, timeout: float) -> list[int]:
+    """The physical nodes, once their number stands still; the ServerApp may start before they do."""
+    deadline = time.monotonic() + timeout
+    before: list[int] = []
+    while time.monotonic() < deadline:
+        nodes = sorted(grid.get_node_ids())
+        if nodes and nodes == before:
+            return nodes
+        before = nodes
+        time.sleep(0.1)
+    raise RunError(f"no node connected within {timeout:.0f} s; start the nodes first")
+
+
+@contextmanager
+def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Any]:
+    """A function to call after each round; attacks it there and then, in a process of its own."""
+    if experiment.config.adversary.when != "in-round":
+        yield lambda number: None
+        return
+    jobs: list[Future[None]] = []
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as worker:
+        yield lambda number: jobs.append(worker.submit(attack_round, folder.path, number))
+    for job in jobs:
+        job.result()

@@ -1,0 +1,138 @@
+"""The honest-but-curious server: wraps any Flower strategy, records, never alters.
+
+    strategy = Curious(FedAvg(), "runs/audit")
+
+is all that an existing Flower app needs. The wrapper notes what `configure_train` sends and what
+`aggregate_train` receives, keeps copies of its own before the inner strategy touches them, and
+delegates. The aggregate is bit-identical with and without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedsim.errors import RunError
+from fedsim.messages import State, Update
+from fedsim.transcript import Recorder
+
+_Record = TypeVar("_Record")
+log = logging.getLogger("fedsim." + __name__)
+
+
+class Curious(Strategy):
+    """Record every `(w_t, w_T, N)` that passes `strategy`.
+
+    Args:
+        strategy: any Flower strategy, differential-privacy wrappers included.
+        recording: a run folder, or a `Recorder` for more control over what is kept where.
+
+    Raises:
+        RunError: `strategy` has a round loop of its own, which a wrapper would not see, or the
+            folder cannot be written.
+        TranscriptError: the folder already holds a recording.
+    """
+
+    def __init__(self, strategy: Strategy, recording: Recorder | Path | str) -> None:
+        if type(strategy).start is not Strategy.start:
+            raise RunError(
+                f"{type(strategy).__name__} overrides Strategy.start, so its messages would pass Curious by; "
+                "wrap the strategy that its round loop calls instead"
+            )
+        self.strategy = strategy
+        self.recorder = (
+            recording if isinstance(recording, Recorder) else Recorder(Path(recording).resolve() / "transcript")
+        )
+        self._sent: dict[int, State] = {}
+        self._config: dict[str, object] = {}
+
+    def summary(self) -> None:
+        """See Strategy."""
+        log.info("recording to %s", self.recorder.folder)
+        self.strategy.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Pass on what `strategy` sends, and remember it."""
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self._sent, self._config = {}, {}
+        if self.recorder.plan.keeps_round(server_round):
+            states: dict[int, State] = {}
+            for message in messages:
+                record = _only(message.content.array_records)
+                if id(record) not in states:
+                    states[id(record)] = _state(record)
+                self._sent[message.metadata.dst_node_id] = states[id(record)]
+            if messages:
+                self._config = _facts(messages[0].content)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Record the replies, then let `strategy` aggregate them."""
+        replies = list(replies)
+        if self._sent:
+            updates, failures = [], {}
+            for reply in replies:
+                node = reply.metadata.src_node_id
+                if reply.has_error():
+                    failures[node] = reply.error.reason or "no reason given"
+                else:
+                    updates.append(self._update(server_round, node, reply.content))
+            self.recorder.write(server_round, updates, failures, self._config)
+        return self.strategy.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """See Strategy; not recorded."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """See Strategy; not recorded."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def _update(self, server_round: int, node: int, content: RecordDict) -> Update:
+        metrics = {
+            key: float(value) for key, value in _only(content.metric_records).items() if isinstance(value, int | float)
+        }
+        weight = getattr(self.strategy, "weighted_by_key", "num-examples")
+        return Update(
+            round=server_round,
+            client=int(metrics.pop("partition-id", node)),
+            before=self._sent[node],
+            after=_state(_only(content.array_records)),
+            num_examples=int(metrics.pop(weight, 0)),
+            metrics=metrics,
+            config=self._config,
+        )
+
+
+def _only(records: Mapping[str, _Record]) -> _Record:
+    """The one record of a message; Flower's strategies send and accept exactly one of each kind."""
+    if len(records) != 1:
+        raise RunError(f"expected one record of each kind in a message, got {sorted(records)}")
+    return next(iter(records.values()))
+
+
+def _state(record: ArrayRecord) -> State:
+    """An own copy, whatever the inner strategy does with `record` afterwards."""
+    return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+
+
+def _facts(content: RecordDict) -> dict[str, object]:
+    return {
+        key: value
+        for record in content.config_records.values()
+        for key, value in record.items()
+        if isinstance(value, bool | int | float | str)
+    }
