@@ -1,0 +1,37 @@
+"""IG: inverting gradients with cosine similarity (Geiping et al. 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from adversaries.matching import GradientMatching, Line
+from fedsim.attack import Paper
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvertingGradients(GradientMatching):
+    """Take the victim's whole update for one gradient at w_0, and match it.
+
+    With more than one local step the update is no gradient at w_0. The error that makes
+    (SME, Eq. 2) is what `sme` removes.
+
+    Args: see `GradientMatching`.
+
+    References:
+        Geiping et al.: Inverting Gradients, NeurIPS 2020, as run in Zhu et al.: Surrogate Model
+        Extension, ICML 2023, Sect. 3.1 and App. D. Differs: the defaults are those of the latter,
+        which compares the two under equal settings; Geiping et al. themselves use step_size 0.1,
+        signed, and more iterations.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Inverting Gradients - How easy is it to break privacy in federated learning?",
+        authors="Geiping, Bauermeister, Dröge, Moeller",
+        venue="NeurIPS",
+        year=2020,
+        url="https://arxiv.org/abs/2003.14053",
+    )
+
+    def _line(self) -> Line:
+        return Line(alpha=1.0, step_size=None)

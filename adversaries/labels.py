@@ -1,0 +1,89 @@
+"""Label recovery: how often each class occurs in the victim's data, read off the last layer."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedsim.attack import Knowledge
+from fedsim.errors import KnowledgeError
+from fedsim.messages import State, Update
+
+_PROBES = 512
+
+
+@torch.no_grad()
+def count_labels(
+    update: Update, knowledge: Knowledge, model: nn.Module, before: State, after: State, rng: torch.Generator
+) -> Tensor:
+    """Count labels from the bias of the last linear layer of a FedAvg update of any number of steps.
+
+    With cross-entropy, the mean gradient of that bias over N examples is p_c - n_c / N, where p is
+    the mean softmax output and n_c the number of examples of class c. So over a round the bias moves
+    by -s (p_c - n_c / N), with s = learning rate x local steps and p averaged along the way. Here p
+    is that of noise inputs, averaged over both ends of the round. Where the learning rate, E and B
+    are withheld, s is read off a class that does not occur, for which the ratio of movement to p is
+    largest; so at least one class must be absent then.
+
+    Args:
+        before: w_0 under the names of `model`'s parameters.
+        after: w_T likewise.
+
+    Returns:
+        `example`, N labels in ascending order.
+
+    Raises:
+        KnowledgeError: the model has no final linear layer with a bias.
+
+    References:
+        Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022, Sect. 4.3; Geng et al.:
+        Towards General Deep Leakage in Federated Learning, 2021. Differs: uses the bias instead of
+        the weights, so that it needs no estimate of the penultimate features.
+    """
+    name = _last_bias(model)
+    moved = (before[name] - after[name]).double().cpu()
+    p = (_mean_softmax(model, before, knowledge, rng) + _mean_softmax(model, after, knowledge, rng)) / 2
+    scale = _steps_times_rate(update.num_examples, knowledge) or (moved / p.clamp_min(1e-12)).max().item()
+    if not scale > 0:
+        scale = moved.abs().max().item() or 1.0
+    share = (p - moved / scale).clamp_min(0)
+    counts = _round_to_sum(share / share.sum().clamp_min(1e-12) * update.num_examples, update.num_examples)
+    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+
+def _last_bias(model: nn.Module) -> str:
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    layer = model.get_submodule(linear[-1]) if linear else None
+    if layer is None or layer.bias is None:
+        raise KnowledgeError(
+            "labels are withheld and cannot be recovered: the model has no final linear layer with a bias; "
+            "grant them with adversary.knowledge.labels = true"
+        )
+    return f"{linear[-1]}.bias"
+
+
+def _mean_softmax(model: nn.Module, state: State, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
+    assert knowledge.input_shape is not None
+    assert knowledge.value_range is not None
+    axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
+    low, high = (torch.as_tensor(end).reshape(axes) for end in knowledge.value_range)
+    probes = low + (high - low) * torch.rand((_PROBES, *knowledge.input_shape), generator=rng)
+    logits: Tensor = functional_call(model, dict(state), (probes.to(next(iter(state.values()))),))
+    return logits.double().softmax(1).mean(0).cpu()
+
+
+def _steps_times_rate(num_examples: int, knowledge: Knowledge) -> float | None:
+    if knowledge.learning_rate is None or knowledge.local_epochs is None or knowledge.batch_size is None:
+        return None
+    return knowledge.learning_rate * knowledge.local_epochs * math.ceil(num_examples / knowledge.batch_size)
+
+
+def _round_to_sum(counts: Tensor, total: int) -> Tensor:
+    """Round down, then hand what is left to the largest remainders."""
+    floor = counts.floor().long()
+    left = total - int(floor.sum())
+    floor[(counts - floor).argsort(descending=True)[:left]] += 1
+    return floor

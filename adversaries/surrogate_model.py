@@ -1,0 +1,49 @@
+"""SME: surrogate model extension (Zhu, Yao, Blaschko 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from adversaries.matching import GradientMatching, Line
+from fedsim.attack import Paper
+from fedsim.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurrogateModelExtension(GradientMatching):
+    """Match the update at a surrogate model between w_0 and w_T whose place is found along the way.
+
+    Algorithm 1: the surrogate is alpha w_0 + (1 - alpha) w_T; dummy data and alpha take a step each
+    iteration, alpha's gradient being the inner product of Eq. 11, and alpha stays in [0, 1]. Needs
+    no knowledge of E, B or the learning rate.
+
+    Args: see `GradientMatching`, and
+        alpha: start, 1 is the broadcast model.                                  [Algorithm 1: 0.5]
+        alpha_step_size: Adam's, for alpha.                                      [App. D: 0.001]
+
+    References:
+        Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, Eq. 5, Algorithm 1, App. D.
+        Differs: nowhere known. The released code uses the opposite sense of alpha (weight of w_T).
+    """
+
+    alpha: float = 0.5
+    alpha_step_size: float = 0.001
+
+    paper: ClassVar[Paper] = Paper(
+        title="Surrogate Model Extension (SME): A Fast and Accurate Weight Update Attack on Federated Learning",
+        authors="Zhu, Yao, Blaschko",
+        venue="ICML",
+        year=2023,
+        url="https://arxiv.org/abs/2306.00127",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"attack.alpha: expected a value in [0, 1], got {self.alpha}")
+        if not self.alpha_step_size > 0:
+            raise ConfigError(f"attack.alpha_step_size: expected a value above 0, got {self.alpha_step_size}")
+
+    def _line(self) -> Line:
+        return Line(alpha=self.alpha, step_size=self.alpha_step_size)
