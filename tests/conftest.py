@@ -1,0 +1,90 @@
+"""What every test needs: quiet libraries, one thread, an experiment that runs in a blink."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+# Flower and Ray read these when they are imported.
+os.environ |= {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_LOG_LEVEL": "ERROR",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "OMP_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+}
+
+import pytest
+import torch
+
+from fedsim.config import Config, check
+from fedsim.run_folder import RunFolder
+
+with warnings.catch_warnings(), contextlib.suppress(ImportError):
+    # Warnings of Flower's own dependencies at import are theirs; here, warnings are errors.
+    warnings.simplefilter("ignore")
+    import flwr.clientapp
+    import flwr.serverapp.strategy
+    import flwr.simulation  # noqa: F401
+
+TINY: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "partition": {"name": "iid", "samples_per_client": 24},
+    "model": {"name": "mlp", "hidden": [16]},
+    "training": {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.1},
+    "federation": {"engine": "serial", "seed": 3, "clients": 4, "rounds": 2},
+    "strategy": {"name": "fedavg"},
+    "adversary": {"when": "never"},
+}
+
+
+def make_tiny_config(**tables: Any) -> Config:
+    """The tiny experiment with keys of its tables replaced.
+
+    `federation={"rounds": 5}` changes one key; a table with another `name`, and a list, is replaced
+    whole; a key set to None is removed.
+    """
+    merged = dict(TINY)
+    for table, keys in tables.items():
+        old = TINY.get(table, {})
+        if not isinstance(keys, dict) or keys.get("name", old.get("name")) != old.get("name"):
+            merged[table] = keys
+        else:
+            merged[table] = {key: value for key, value in {**old, **keys}.items() if value is not None}
+    return check(Config, merged, "tiny")
+
+
+def run_serial(config: Config, path: Path, **options: bool) -> RunFolder:
+    """Federate `config` into the run folder `path`, attack and report nothing."""
+    from fedsim.simulation import federate
+
+    folder = RunFolder(path)
+    federate(config, folder, **options)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Callable[..., Config]:
+    """`tiny_config(federation={"rounds": 5}, ...)`: digits, an MLP, four clients, two rounds."""
+    return make_tiny_config
+
+
+@pytest.fixture(scope="session")
+def serial_run() -> Callable[..., RunFolder]:
+    """`serial_run(config, path, resume=False, overwrite=False)`: federate, then the run folder."""
+    return run_serial
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two cores are shared with others, and the number of threads changes float sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
