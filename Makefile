@@ -1,0 +1,38 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first.
+
+PYTHON ?= python3
+ifneq ($(wildcard ../shared/data),)
+export FEDSIM_DATA ?= $(abspath ../shared/data)
+endif
+
+.PHONY: demo test test-slow lint benchmark setup clean
+
+demo: .venv/ready
+	.venv/bin/fedsim run examples/quickstart.toml --overwrite
+
+test: .venv/ready
+	.venv/bin/pytest -m "not slow"
+
+test-slow: .venv/ready
+	.venv/bin/pytest
+
+lint: .venv/ready
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+benchmark: .venv/ready
+	.venv/bin/python benchmarks/recording_cost.py
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsim needs Python 3.11 or newer, $(PYTHON) is older; use make PYTHON=python3.x")'
+	test -x .venv/bin/pip || $(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --upgrade pip
+	.venv/bin/pip install --constraint constraints.txt --editable '.[federation,dev]'
+	touch .venv/ready
+
+clean:
+	rm -rf .venv runs
