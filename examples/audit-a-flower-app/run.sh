@@ -1,0 +1,15 @@
+#!/bin/sh
+# Run the app on four simulated nodes with Flower's own tools, listening on loopback only.
+set -eu
+cd "$(dirname "$0")"
+bin=${FLWR_BIN:-../../.venv/bin}
+FLWR_HOME=$(mktemp -d)
+export FLWR_HOME FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 RAY_USAGE_STATS_ENABLED=0
+printf '[superlink]\ndefault = "sim"\n[superlink.sim]\naddress = "127.0.0.1:18077"\ninsecure = true\n' >"$FLWR_HOME/config.toml"
+PATH=$(cd "$bin" && pwd):$PATH
+flower-superlink --insecure --simulation --host 127.0.0.1 --port 18077 --disable-runtime-dependency-installation &
+trap 'kill $!; rm -rf "$FLWR_HOME"' EXIT
+sleep 5
+flwr run . sim --stream --run-config "recording=\"$PWD/recording\"" \
+  --federation-config "num-supernodes=4 client-resources-num-cpus=1"
+flwr ls sim
