@@ -11,20 +11,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
 from fedsim.errors import RunError, TranscriptError
 from fedsim.messages import State, Update
 
 FORMAT = 1
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _FILE = "round-{:06d}.safetensors"
+_NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +118,7 @@ class Recorder:
     def __post_init__(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self.folder.glob(".*.tmp"):
-                leftover.unlink()
+            remove_leftovers(self.folder)
         except OSError as error:
             raise RunError(f"{self.folder}: cannot be written ({error.strerror}); choose another folder") from error
         if not self.resume and any(self.folder.glob("round-*.safetensors")):
@@ -126,7 +138,8 @@ class Recorder:
         Updates whose `before` is the same state share its copy on disk.
 
         Raises:
-            RunError: the disk is full or the folder cannot be written; earlier rounds stay.
+            RunError: the disk is full or the folder cannot be written, or two updates are of one
+                client; earlier rounds stay.
         """
         if not self.plan.keeps_round(number):
             return
@@ -137,6 +150,11 @@ class Recorder:
         for update in sorted(updates, key=lambda u: u.client):
             if not self.plan.keeps_client(update.client):
                 continue
+            if replies and replies[-1].client == update.client:
+                raise RunError(
+                    f"round {number}: two replies say that they come from client {update.client}; "
+                    "give every node a partition-id of its own"
+                )
             if id(update.before) not in seen:
                 digest = hash_state(update.before)
                 if digest not in broadcasts:
@@ -168,13 +186,12 @@ class Recorder:
         sealed = json.dumps({"header": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
         temporary = self.folder / f".{name}.tmp"
         try:
-            save_file({key: t.numpy() for key, t in tensors.items()}, temporary, metadata={"fedsim": sealed})
+            _write_safetensors(temporary, tensors, {"fedsim": sealed})
             temporary.replace(self.folder / name)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             temporary.unlink(missing_ok=True)
-            reason = getattr(error, "strerror", None) or str(error)
             raise RunError(
-                f"{self.folder / name}: cannot be written ({reason}); "
+                f"{self.folder / name}: cannot be written ({error.strerror}); "
                 "the rounds before it are kept, make room and resume the run"
             ) from error
 
@@ -193,14 +210,15 @@ class Transcript:
     def __init__(self, folder: Path, rounds: Iterable[int] | None = None) -> None:
         inner = folder / "transcript"
         self.folder = inner if inner.is_dir() else folder
-        found = {int(path.stem.split("-")[1]): path for path in sorted(self.folder.glob("round-*.safetensors"))}
+        files = self.folder.glob("round-*.safetensors")
+        found = {int(name[1]): path for path in files if (name := _NAME.fullmatch(path.name))}
         if not found:
             raise TranscriptError(f"{folder}: holds no recording; expected {_FILE.format(1)} or the like in it")
         wanted = sorted(found) if rounds is None else sorted(set(rounds))
         for number in wanted:
             if number not in found:
                 raise TranscriptError(
-                    f"{self.folder}: round {number} is not recorded; recorded: {', '.join(map(str, found))}"
+                    f"{self.folder}: round {number} is not recorded; recorded: {', '.join(map(str, sorted(found)))}"
                 )
         self._paths = {number: found[number] for number in wanted}
         self._headers: dict[int, Header] = {}
@@ -224,7 +242,7 @@ class Transcript:
             TranscriptError: the file is truncated or its header was altered.
         """
         if number not in self._headers:
-            self._headers[number] = _read_header(self._paths[number])
+            self._headers[number] = _read_header(self._paths[number], number)
         return self._headers[number]
 
     def clients(self, number: int) -> list[int]:
@@ -285,19 +303,53 @@ class Transcript:
         return state
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process left half written in `folder`: our temporary files and safetensors' own."""
+    for leftover in (*folder.glob(".*.tmp"), *folder.glob(".tmp??????")):
+        leftover.unlink()
+
+
 def hash_state(state: State) -> str:
     """SHA-256 over the names, types, shapes and bytes of `state`, in its own order."""
     digest = hashlib.sha256()
     for name, tensor in state.items():
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        flat = tensor.detach().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write the safetensors format straight from the tensors' memory.
+
+    The library's own writer copies every tensor twice and holds the interpreter lock, which is felt
+    in the round loop (benchmarks/recording_cost.py); files are read and checked by the library.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in ordered:
+        end = offset + tensor.nbytes
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=0) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            data = _bytes(tensor)
+            while data:
+                data = data[file.write(data) :]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory of `tensor`, in C order, without a copy where it lies so already."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _store(tensors: dict[str, Tensor], prefix: str, state: State) -> None:
     for position, (name, tensor) in enumerate(state.items()):
-        tensors[f"{prefix}/{position:04d}/{name}"] = tensor.detach().contiguous()
+        tensors[f"{prefix}/{position:04d}/{name}"] = tensor
 
 
 def _position(key: str, prefix: str) -> tuple[int, str]:
@@ -305,7 +357,7 @@ def _position(key: str, prefix: str) -> tuple[int, str]:
     return int(position), name
 
 
-def _read_header(path: Path) -> Header:
+def _read_header(path: Path, number: int) -> Header:
     try:
         with safe_open(path, framework="pt") as file:
             sealed = json.loads(file.metadata()["fedsim"])
@@ -314,10 +366,12 @@ def _read_header(path: Path) -> Header:
         fields = json.loads(sealed["header"])
         if fields["version"] != FORMAT:
             raise TranscriptError(f"{path}: has format {fields['version']}, this fedsim reads format {FORMAT}")
+        if fields["round"] != number:
+            raise _damaged(path, f"it holds round {fields['round']}")
         replies = [Reply(**reply) for reply in fields.pop("replies")]
         failures = {int(client): why for client, why in fields.pop("failures").items()}
         return Header(replies=replies, failures=failures, **fields)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path, str(error)) from error
 
 

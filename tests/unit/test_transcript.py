@@ -1,0 +1,519 @@
+"""The recording: what is written is what is read, damage is named, nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+import os
+import pickle
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import fedsim.transcript
+from fedsim.errors import FedsimError, RunError, TranscriptError
+from fedsim.messages import Update
+from fedsim.transcript import Plan, Recorder, Transcript, hash_state
+
+PATH = "round-{:06d}.safetensors"
+
+
+def a_state(seed: int = 0) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return {
+        "layer.weight": torch.randn(3, 2, generator=rng),
+        "layer.bias": torch.randn(3, generator=rng),
+        "scale": torch.randn((), generator=rng, dtype=torch.float64),
+        "nothing": torch.empty(0, 4),
+    }
+
+
+def an_update(number: int, client: int, before: dict[str, Tensor] | None = None) -> Update:
+    return Update(
+        round=number,
+        client=client,
+        before=a_state(number) if before is None else before,
+        after=a_state(1000 * number + client),
+        num_examples=10 + client,
+        metrics={"train_loss": 0.5 * client},
+    )
+
+
+def record(folder: Path, rounds: int = 3, clients: int = 3, **kwargs: Any) -> Path:
+    recorder = Recorder(folder, **kwargs)
+    for number in range(1, rounds + 1):
+        before = a_state(number)
+        updates = [an_update(number, client, before) for client in range(clients)]
+        recorder.write(number, updates, {7: "straggler"}, {"batch-size": 8, "optimizer": "sgd"})
+    return folder
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return hash_state(left) == hash_state(right) and all(torch.equal(left[n], right[n]) for n in left)
+
+
+def content(folder: Path) -> list[tuple[Any, ...]]:
+    return [
+        (u.round, u.client, u.num_examples, dict(u.metrics), dict(u.config), hash_state(u.before), hash_state(u.after))
+        for u in Transcript(folder).updates()
+    ]
+
+
+# What is written is what is read.
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
+    ["a.b.weight", "0", "client/1/0000/x", "broadcast/0", "__metadata__", " ", "ä.ß"]
+)
+dtypes = st.sampled_from(
+    [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+)
+shapes = st.lists(st.integers(0, 3), max_size=3)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> dict[str, Tensor]:
+    def tensor(shape: list[int], dtype: torch.dtype, seed: int) -> Tensor:
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 100
+        if dtype.is_floating_point and values.numel() > 2:
+            values.view(-1)[:3] = torch.tensor([float("nan"), float("-inf"), -0.0])
+        return values.clamp(0, 255).to(dtype) if dtype == torch.uint8 else values.to(dtype)
+
+    keys = draw(st.lists(names, max_size=5, unique=True))
+    return {key: tensor(draw(shapes), draw(dtypes), draw(st.integers(0, 99))) for key in keys}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    before=states(),
+    after=st.lists(states(), min_size=1, max_size=3),
+    metrics=st.dictionaries(st.text(max_size=6), st.floats(allow_nan=False), max_size=2),
+    count=st.integers(0, 2**62),
+)
+def test_reading_gives_back_every_name_order_type_shape_and_byte(
+    tmp_path_factory: pytest.TempPathFactory,
+    before: dict[str, Tensor],
+    after: list[dict[str, Tensor]],
+    metrics: dict[str, float],
+    count: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("identity")
+    sent = [
+        Update(round=4, client=client, before=before, after=state, num_examples=count, metrics=metrics)
+        for client, state in enumerate(after)
+    ]
+    Recorder(folder).write(4, sent)
+    transcript = Transcript(folder)
+    assert transcript.rounds == [4]
+    assert transcript.clients(4) == list(range(len(after)))
+    for update in sent:
+        read = transcript.update(4, update.client)
+        assert list(read.before) == list(before)
+        assert list(read.after) == list(update.after)
+        for read_state, sent_state in ((read.before, before), (read.after, update.after)):
+            for name, tensor in sent_state.items():
+                assert read_state[name].dtype == tensor.dtype
+                assert read_state[name].shape == tensor.shape
+                assert read_state[name].numpy().tobytes() == tensor.numpy().tobytes()
+        assert (read.num_examples, dict(read.metrics)) == (count, metrics)
+
+
+def test_views_and_tensors_that_need_gradients_are_recorded_by_value(tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    tied = torch.nn.Parameter(torch.randn(2, 2))
+    after = {"transposed": base.T, "strided": base[:, ::2], "tied.a": tied, "tied.b": tied}
+    Recorder(tmp_path).write(1, [Update(round=1, client=0, before={}, after=after, num_examples=1)])
+    read = Transcript(tmp_path).update(1, 0).after
+    assert all(torch.equal(read[name], tensor.detach()) for name, tensor in after.items())
+
+
+def test_the_order_of_names_survives_beyond_ten_thousand_tensors(tmp_path: Path) -> None:
+    after = {f"p{i}": torch.tensor(float(i)) for i in range(10_003)}
+    Recorder(tmp_path).write(1, [Update(round=1, client=0, before={}, after=after, num_examples=1)])
+    assert list(Transcript(tmp_path).update(1, 0).after) == list(after)
+
+
+def test_clients_one_and_ten_are_told_apart(tmp_path: Path) -> None:
+    before = a_state()
+    updates = [an_update(1, client, before) for client in (10, 1, 100)]
+    Recorder(tmp_path).write(1, updates)
+    for update in updates:
+        assert same(dict(Transcript(tmp_path).update(1, update.client).after), dict(update.after))
+
+
+def test_one_broadcast_is_stored_once_and_different_ones_each(tmp_path: Path) -> None:
+    shared = a_state(5)
+    equal_copy = {name: tensor.clone() for name, tensor in shared.items()}
+    other = a_state(6)
+    updates = [
+        an_update(1, 0, shared),
+        an_update(1, 1, equal_copy),
+        an_update(1, 2, other),
+        an_update(1, 3, shared),
+    ]
+    Recorder(tmp_path).write(1, updates)
+    transcript = Transcript(tmp_path)
+    assert len(transcript.header(1).broadcasts) == 2
+    with safe_open(tmp_path / PATH.format(1), framework="pt") as file:
+        assert len([key for key in file.keys() if key.startswith("broadcast/")]) == 2 * len(shared)  # noqa: SIM118
+    for update in updates:
+        assert same(dict(transcript.update(1, update.client).before), dict(update.before))
+
+
+def test_a_round_in_which_nobody_answered_says_why(tmp_path: Path) -> None:
+    Recorder(tmp_path).write(1, [], {3: "straggler: did not return in round 1"})
+    transcript = Transcript(tmp_path)
+    assert transcript.clients(1) == []
+    with pytest.raises(TranscriptError, match=r"round 1: client 3 failed there \(straggler"):
+        transcript.update(1, 3)
+
+
+def test_an_absent_client_is_named_with_those_present(tmp_path: Path) -> None:
+    record(tmp_path)
+    with pytest.raises(TranscriptError, match=r"client 9 is not recorded; recorded: \[0, 1, 2\]"):
+        Transcript(tmp_path).update(1, 9)
+
+
+def test_two_updates_of_one_client_in_a_round_are_refused_not_mixed(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"round 1.*client 0"):
+        Recorder(tmp_path).write(1, [an_update(1, 0), an_update(1, 0)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_same_content_gives_the_same_bytes_whatever_the_order_of_arrival(tmp_path: Path) -> None:
+    def write(folder: Path, order: list[int], salt: bool) -> bytes:
+        before = a_state()
+        if salt:
+            before = {name: tensor.clone() for name, tensor in before.items()}
+        updates = [an_update(1, client, before) for client in order]
+        failures = {9: "x", 8: "y"} if salt else {8: "y", 9: "x"}
+        Recorder(folder).write(1, updates, failures, {"b": 1, "a": 2.5} if salt else {"a": 2.5, "b": 1})
+        return (folder / PATH.format(1)).read_bytes()
+
+    assert write(tmp_path / "a", [0, 1, 2], False) == write(tmp_path / "b", [2, 0, 1], True)
+
+
+def test_one_hash_stands_for_everything_recorded(tmp_path: Path) -> None:
+    first, again = record(tmp_path / "a"), record(tmp_path / "b")
+    assert Transcript(first).hash() == Transcript(again).hash()
+    changed = Recorder(tmp_path / "c")
+    for update in Transcript(first).updates():
+        after = {name: tensor.clone() for name, tensor in update.after.items()}
+        if (update.round, update.client) == (2, 1):
+            after["layer.bias"][0] += 1e-6
+        changed_update = Update(**{**vars(update), "after": after})
+        changed.write(update.round, [changed_update])
+    assert Transcript(tmp_path / "c").hash() != Transcript(first).hash()
+
+
+def test_a_run_folder_is_read_as_the_recording_in_it(tmp_path: Path) -> None:
+    record(tmp_path / "run" / "transcript")
+    assert Transcript(tmp_path / "run").rounds == [1, 2, 3]
+
+
+def test_rounds_can_be_narrowed_but_not_invented(tmp_path: Path) -> None:
+    record(tmp_path)
+    transcript = Transcript(tmp_path)
+    assert transcript.only([3, 1]).rounds == [1, 3]
+    assert [u.round for u in transcript.only([2]).updates()] == [2, 2, 2]
+    with pytest.raises(TranscriptError, match="round 4 is not recorded; recorded: 1, 2, 3"):
+        transcript.only([4])
+
+
+def test_no_recording_is_one_sentence(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(TranscriptError, match="holds no recording"):
+            Transcript(folder)
+
+
+def test_files_of_others_in_the_folder_do_not_disturb(tmp_path: Path) -> None:
+    record(tmp_path)
+    for name in ("round-000001 (copy).safetensors", "round-x.safetensors", "notes.txt", "round-1.safetensors"):
+        (tmp_path / name).write_bytes(b"x")
+    assert Transcript(tmp_path).rounds == [1, 2, 3]
+    assert len(content(tmp_path)) == 9
+
+
+# Damage is named, and stays where it is.
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Iterator[Path]:
+    """A recording of three rounds; the test damages round 2, then all others must still be readable."""
+    record(tmp_path / "t")
+    yield tmp_path / "t" / PATH.format(2)
+    transcript = Transcript(tmp_path / "t")
+    for number in {1, 3}:
+        for client in transcript.clients(number):
+            assert same(dict(transcript.update(number, client).after), dict(an_update(number, client).after))
+
+
+def read_round_two(path: Path) -> None:
+    transcript = Transcript(path.parent, [2])
+    for client in transcript.clients(2):
+        transcript.update(2, client)
+
+
+def assert_one_sentence_about(path: Path, error: FedsimError) -> None:
+    assert str(path) in str(error)
+    assert "damaged" in str(error)
+    assert "the other rounds stay readable" in str(error)
+    assert "\n" not in str(error)
+    assert error.exit_code == 1
+
+
+def test_a_flipped_byte_in_a_tensor_is_found(damaged: Path) -> None:
+    raw = bytearray(damaged.read_bytes())
+    raw[-3] ^= 1
+    damaged.write_bytes(raw)
+    with pytest.raises(TranscriptError, match="not those that were recorded") as caught:
+        read_round_two(damaged)
+    assert_one_sentence_about(damaged, caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 7, 8, 100, -1])
+def test_a_truncated_file_is_found(damaged: Path, keep: int) -> None:
+    damaged.write_bytes(damaged.read_bytes()[:keep])
+    with pytest.raises(TranscriptError) as caught:
+        read_round_two(damaged)
+    assert_one_sentence_about(damaged, caught.value)
+
+
+def test_an_altered_header_is_found(damaged: Path) -> None:
+    raw = damaged.read_bytes()
+    assert raw.count(b"num_examples") == 3
+    damaged.write_bytes(raw.replace(b'num_examples\\\\\\": 11', b'num_examples\\\\\\": 12'))
+    assert damaged.read_bytes() != raw
+    with pytest.raises(TranscriptError, match="its header was altered") as caught:
+        read_round_two(damaged)
+    assert_one_sentence_about(damaged, caught.value)
+
+
+def test_a_file_deleted_under_the_reader_is_found(damaged: Path) -> None:
+    transcript = Transcript(damaged.parent)
+    assert transcript.clients(2) == [0, 1, 2]
+    damaged.unlink()
+    with pytest.raises(TranscriptError) as caught:
+        transcript.update(2, 0)
+    assert_one_sentence_about(damaged, caught.value)
+    with pytest.raises(TranscriptError, match="round 2 is not recorded"):
+        Transcript(damaged.parent, [2])
+
+
+def test_a_round_under_the_name_of_another_is_found(damaged: Path) -> None:
+    damaged.write_bytes((damaged.parent / PATH.format(3)).read_bytes())
+    with pytest.raises(TranscriptError, match="round 3") as caught:
+        read_round_two(damaged)
+    assert_one_sentence_about(damaged, caught.value)
+
+
+@pytest.mark.parametrize(
+    "seal",
+    [None, "", "no json", "5", "[]", "{}", '{"header": 5, "sha256": ""}', '{"header": "5", "sha256": 7}'],
+)
+def test_a_strangers_safetensors_file_is_refused(damaged: Path, seal: str | None) -> None:
+    save_file({"weight": torch.zeros(2)}, damaged, metadata=None if seal is None else {"fedsim": seal})
+    with pytest.raises(TranscriptError) as caught:
+        read_round_two(damaged)
+    assert_one_sentence_about(damaged, caught.value)
+
+
+def test_a_recording_of_a_later_format_is_told_apart_from_damage(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(fedsim.transcript, "FORMAT", 2)
+    record(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(TranscriptError, match="has format 2, this fedsim reads format 1"):
+        Transcript(tmp_path).header(1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_no_flipped_bit_anywhere_in_a_file_goes_unnoticed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "flips"
+    if not folder.exists():
+        record(folder, rounds=1)
+    path = folder / PATH.format(1)
+    raw = path.read_bytes()
+    place = data.draw(st.integers(0, len(raw) - 1))
+    bit = data.draw(st.integers(0, 7))
+    path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << bit]) + raw[place + 1 :])
+    try:
+        found = content(folder)
+    except TranscriptError as error:
+        assert str(path) in str(error)  # noqa: PT017
+    else:
+        path.write_bytes(raw)
+        assert found == content(folder), f"byte {place}, bit {bit} changed what is read"
+    finally:
+        path.write_bytes(raw)
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch unpickled-by-fedsim",)
+
+
+@pytest.mark.parametrize("how", ["pickle", "torch"])
+def test_a_file_full_of_pickle_is_refused_and_not_run(
+    damaged: Path, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if how == "pickle":
+        damaged.write_bytes(pickle.dumps(Bomb()))
+    else:
+        torch.save(Bomb(), damaged)
+    with pytest.raises(TranscriptError) as caught:
+        read_round_two(damaged)
+    assert_one_sentence_about(damaged, caught.value)
+    assert not (tmp_path / "unpickled-by-fedsim").exists()
+
+
+@pytest.mark.parametrize("name", ["transcript", "messages", "findings", "run_folder"])
+def test_what_reads_recordings_cannot_unpickle(name: str) -> None:
+    source = (Path(fedsim.transcript.__file__).parent / f"{name}.py").read_text()
+    imported, called = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.Attribute):
+            called.add(ast.unparse(node))
+    assert not imported & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+    assert not called & {"torch.load", "torch.save", "np.load", "np.save", "numpy.load"}
+
+
+# What is kept.
+
+
+@pytest.mark.parametrize(
+    ("plan", "kept"),
+    [
+        (Plan(), {1: [0, 1, 2], 2: [0, 1, 2], 3: [0, 1, 2], 4: [0, 1, 2], 5: [0, 1, 2]}),
+        (Plan(rounds=[2, 5]), {2: [0, 1, 2], 5: [0, 1, 2]}),
+        (Plan(rounds=[5, 2, 4], every=2), {2: [0, 1, 2], 5: [0, 1, 2]}),
+        (Plan(clients=[2, 0]), {number: [0, 2] for number in range(1, 6)}),
+        (Plan(every=2), {1: [0, 1, 2], 3: [0, 1, 2], 5: [0, 1, 2]}),
+        (Plan(every=3, clients=[1]), {1: [1], 4: [1]}),
+        (Plan(every=99), {1: [0, 1, 2]}),
+    ],
+)
+def test_the_plan_bounds_what_is_kept(tmp_path: Path, plan: Plan, kept: dict[int, list[int]]) -> None:
+    record(tmp_path, rounds=5, plan=plan)
+    transcript = Transcript(tmp_path)
+    assert {number: transcript.clients(number) for number in transcript.rounds} == kept
+    for number in kept:
+        for name in _keys(tmp_path / PATH.format(number)):
+            assert name.startswith("broadcast/") or int(name.split("/")[1]) in kept[number]
+
+
+def _keys(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
+
+
+# Where it is written, and what happens when it cannot be.
+
+
+def test_an_earlier_recording_is_not_written_over(tmp_path: Path) -> None:
+    record(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(TranscriptError, match="already holds a recording"):
+        Recorder(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    Recorder(tmp_path, resume=True).write(4, [an_update(4, 0)])
+    assert Transcript(tmp_path).rounds == [1, 2, 3, 4]
+
+
+def test_what_a_killed_run_left_half_written_is_removed(tmp_path: Path) -> None:
+    record(tmp_path)
+    for leftover in (f".{PATH.format(4)}.tmp", ".tmpCyzV65"):  # the second name is safetensors' own
+        (tmp_path / leftover).write_bytes(b"half a round")
+    assert Transcript(tmp_path).rounds == [1, 2, 3]
+    Recorder(tmp_path, resume=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [PATH.format(number) for number in (1, 2, 3)]
+
+
+def test_a_full_disk_ends_the_run_and_leaves_the_earlier_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path, rounds=2)
+    before = content(tmp_path)
+
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        path.write_bytes(b"the first half of round 3")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(fedsim.transcript, "save_file", full)
+    with pytest.raises(RunError, match="No space left on device") as caught:
+        Recorder(tmp_path, resume=True).write(3, [an_update(3, 0)])
+    assert str(tmp_path / PATH.format(3)) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 1
+    assert content(tmp_path) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [PATH.format(1), PATH.format(2)]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "fedsim-test", str(place)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted:
+        pytest.skip("no right to mount a small disk here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full_ends_the_run_and_leaves_the_earlier_rounds(small_disk: Path) -> None:
+    recorder = Recorder(small_disk)
+    big = {"weight": torch.zeros(20_000)}
+    updates = [Update(round=1, client=0, before=big, after={"weight": torch.ones(20_000)}, num_examples=1)]
+    recorder.write(1, updates)
+    with pytest.raises(RunError, match="make room and resume the run"):
+        recorder.write(2, updates)
+    assert Transcript(small_disk).rounds == [1]
+    assert len(content(small_disk)) == 1
+    assert [path.name for path in small_disk.iterdir()] == [PATH.format(1)]
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(RunError, match="cannot be written") as caught:
+        Recorder(tmp_path / "file" / "transcript")
+    assert caught.value.exit_code == 1
+
+
+def test_an_unwritable_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", forbidden)
+    with pytest.raises(RunError, match=r"cannot be written \(Permission denied\); choose another folder"):
+        Recorder(tmp_path / "transcript")
+
+
+def test_the_header_is_plain_json_that_any_safetensors_reader_shows(tmp_path: Path) -> None:
+    record(tmp_path, rounds=1)
+    raw = (tmp_path / PATH.format(1)).read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    sealed = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["fedsim"])
+    header = json.loads(sealed["header"])
+    assert set(header) == {"version", "round", "broadcasts", "replies", "failures", "config"}
+    assert set(header["replies"][0]) == {"client", "num_examples", "broadcast", "sha256", "metrics"}
