@@ -7,6 +7,8 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedsim.defense import Defense
+from fedsim.errors import RunError
+from fedsim.messages import State, non_finite
 
 
 def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
@@ -15,6 +17,9 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         app = ClientApp(mods=[as_mod(GaussianNoise(clip=1.0, noise_multiplier=0.1))])
 
     The hooks on batches and gradients act inside local training and need fedsim's own ClientApp.
+    What `on_update` hands back untouched is sent untouched, to the bit. A reply is refused, and so
+    becomes an error of this client, if an array in it was never broadcast and so cannot be defended,
+    or if the defended update is NaN or infinite.
 
     Args:
         rng: source of the defense's randomness; None draws a fresh seed from the operating system.
@@ -31,10 +36,23 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
             return reply
         for key, record in reply.content.array_records.items():
             after = {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
-            update = {n: t - before[n] for n, t in after.items() if n in before and t.is_floating_point()}
+            update = _update(defense, before, after)
             defended = defense.on_update(update, rng=source)
-            after |= {name: before[name] + value for name, value in defended.items()}
+            if broken := non_finite(defended):
+                raise RunError(f"{type(defense).__name__}: the update of '{broken[0]}' is NaN or infinite")
+            after |= {n: before[n] + value for n, value in defended.items() if value is not update[n]}
             reply.content[key] = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in after.items()})
         return reply
 
     return mod
+
+
+def _update(defense: Defense, before: State, after: State) -> State:
+    floats = {name: tensor for name, tensor in after.items() if tensor.is_floating_point()}
+    for name in floats:
+        if name not in before:
+            raise RunError(
+                f"{type(defense).__name__}: '{name}' was not broadcast, so its update cannot be defended; "
+                "broadcast it with the model, or do not send it"
+            )
+    return {name: tensor - before[name] for name, tensor in floats.items()}

@@ -30,7 +30,8 @@ class LocalTraining:
         momentum: of SGD.
         weight_decay: L2 penalty (decoupled in `adamw`).
         batch_norm: `train` normalises by the batch and updates running statistics, `frozen`
-            normalises by the running statistics and leaves them alone.
+            normalises by the running statistics and leaves them alone. The count of batches, which
+            does not travel, begins at 0 in each round.
         dropout: whether dropout layers drop.
         proximal_mu: weight of the proximal term; FedProx's server sets it.
     """
@@ -171,6 +172,8 @@ def _set_modes(model: nn.Module, settings: LocalTraining) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.train(settings.batch_norm == "train")
+            if module.num_batches_tracked is not None:
+                module.num_batches_tracked.zero_()
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.train(settings.dropout)
 
