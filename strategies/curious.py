@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -80,16 +81,20 @@ class Curious(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Record the replies, then let `strategy` aggregate them."""
         replies = list(replies)
-        if self._sent:
-            updates, failures = [], {}
-            for reply in replies:
-                node = reply.metadata.src_node_id
-                if reply.has_error():
-                    failures[node] = reply.error.reason or "no reason given"
-                else:
-                    updates.append(self._update(server_round, node, reply.content))
-            self.recorder.write(server_round, updates, failures, self._config)
-        return self.strategy.aggregate_train(server_round, replies)
+        if not self._sent:
+            return self.strategy.aggregate_train(server_round, replies)
+        updates, failures = [], {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                failures[node] = reply.error.reason or "no reason given"
+            else:
+                updates.append(self._update(server_round, node, reply.content))
+        with ThreadPoolExecutor(max_workers=1) as writer:  # hashes and writes while the strategy sums
+            written = writer.submit(self.recorder.write, server_round, updates, failures, self._config)
+            aggregate = self.strategy.aggregate_train(server_round, replies)
+        written.result()
+        return aggregate
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
