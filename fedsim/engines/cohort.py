@@ -19,6 +19,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from fedsim.errors import FedsimError
+
 COHORT = "query.cohort"
 _ORDER = "cohort"
 _FAILED = 2
@@ -122,7 +124,7 @@ class CohortGrid(Grid):
 def play_cohort(app: ClientApp, message: Message, context: Context) -> Message:
     """Let `app` answer for every logical client that a cohort message names.
 
-    A client that raises becomes an error reply of that client alone.
+    A client that raises, or answers with an error, becomes an error reply of that client alone.
     """
     order: dict[str, Any] = dict(message.content.config_records[_ORDER])
     shared = {key: record for key, record in message.content.items() if key != _ORDER}
@@ -140,8 +142,11 @@ def play_cohort(app: ClientApp, message: Message, context: Context) -> Message:
         try:
             reply = app(logical, own)
         except Exception as error:
-            reason = str(error) or type(error).__name__
-            answers[f"{client}/error"] = ConfigRecord({"reason": reason, "kind": type(error).__name__})
+            reason = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
+            answers[f"{client}/error"] = ConfigRecord({"reason": reason})
+            continue
+        if reply.has_error():
+            answers[f"{client}/error"] = ConfigRecord({"reason": reply.error.reason or "no reason given"})
             continue
         for key, record in reply.content.items():
             answers[f"{client}/{key}"] = record
