@@ -6,6 +6,7 @@ see `inverting_gradients` and `surrogate_model`.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -66,11 +67,11 @@ class GradientMatching(Attack):
 
     def __post_init__(self) -> None:
         if self.iterations < 1:
-            raise ConfigError(f"attack.iterations: expected at least 1, got {self.iterations}")
-        if not self.step_size > 0:
-            raise ConfigError(f"attack.step_size: expected a value above 0, got {self.step_size}")
-        if not self.tv_weight >= 0:
-            raise ConfigError(f"attack.tv_weight: expected at least 0, got {self.tv_weight}")
+            raise ConfigError(f"iterations: expected at least 1, got {self.iterations}")
+        if not 0 < self.step_size < math.inf:
+            raise ConfigError(f"step_size: expected a finite value above 0, got {self.step_size}")
+        if not 0 <= self.tv_weight < math.inf:
+            raise ConfigError(f"tv_weight: expected a finite value of at least 0, got {self.tv_weight}")
 
     @abstractmethod
     def _line(self) -> Line: ...
@@ -138,7 +139,7 @@ def invert(
     if not norm > 0:
         raise AttackError(f"round {update.round}, client {update.client}: w_T equals w_0, there is nothing to match")
     target = [d / norm for d in direction]
-    labels = _labels(update, knowledge, model, before, after, rng).to(knowledge.device)
+    labels = _labels(update, knowledge, model, {**before, **buffers}, {**after, **buffers}, rng).to(knowledge.device)
     units = _units(knowledge, next(iter(before.values())))
 
     shape = (len(labels), *(knowledge.input_shape or ()))
@@ -218,30 +219,34 @@ def _prepare(update: Update, knowledge: Knowledge) -> tuple[nn.Module, State, St
     """The model, w_0 and w_T under its parameters' names, and the buffers that were sent along."""
     assert knowledge.model is not None
     model = knowledge.model().to(knowledge.device).eval()
+    kept = model.state_dict()
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    floating = {name: b.shape for name, b in model.named_buffers() if b.is_floating_point()}
-    whole = shapes | floating if len(update.before) == len(shapes | floating) else shapes
-    states = [by_name(state, whole) for state in (update.before, update.after)]
-    before, after = states
+    real = {name: t.shape for name, t in kept.items() if t.is_floating_point()}
+    floating = [name for name, _ in model.named_buffers() if name in real]
+    # Federations send all that a model keeps, all but integer counters, or the parameters alone.
+    orders = ({name: t.shape for name, t in kept.items()}, real, shapes)
+    before, after = (
+        next((named for names in orders if (named := by_name(state, names)) is not None), None)
+        for state in (update.before, update.after)
+    )
     if before is None or after is None:
         raise TranscriptError(
             f"round {update.round}, client {update.client}: the recorded weights "
             f"({_describe(update.before)}) are not those of the model ({_describe_shapes(shapes)}); "
             "attack with the model of that federation"
         )
-    missing = [name for name in floating if name not in before and name not in update.before]
+    missing = [name for name in floating if name not in before]
     if missing:
         raise AttackError(
             f"the model normalises with {missing[0]}, which clients of this federation do not share; "
             "this attack needs a model without such buffers, or one that shares them"
         )
     device = knowledge.device
-    buffers = {name: (before | update.before)[name].to(device) for name in floating}  # type: ignore[operator]
     return (
         model,
         {name: before[name].to(device) for name in shapes},
         {name: after[name].to(device) for name in shapes},
-        buffers,
+        {name: before[name].to(device) for name in floating},
     )
 
 

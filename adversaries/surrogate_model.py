@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +25,8 @@ class SurrogateModelExtension(GradientMatching):
 
     References:
         Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, Eq. 5, Algorithm 1, App. D.
-        Differs: nowhere known. The released code uses the opposite sense of alpha (weight of w_T).
+        Differs: Eq. 11 as printed has w_T - w_0, which fits the opposite sense of alpha (the weight
+        of w_T, as in the released code); with Eq. 5's alpha the factor is w_0 - w_T.
     """
 
     alpha: float = 0.5
@@ -41,9 +43,9 @@ class SurrogateModelExtension(GradientMatching):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"attack.alpha: expected a value in [0, 1], got {self.alpha}")
-        if not self.alpha_step_size > 0:
-            raise ConfigError(f"attack.alpha_step_size: expected a value above 0, got {self.alpha_step_size}")
+            raise ConfigError(f"alpha: expected a value in [0, 1], got {self.alpha}")
+        if not 0 < self.alpha_step_size < math.inf:
+            raise ConfigError(f"alpha_step_size: expected a finite value above 0, got {self.alpha_step_size}")
 
     def _line(self) -> Line:
         return Line(alpha=self.alpha, step_size=self.alpha_step_size)

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from fedsim import registry
 from fedsim.attack import KNOWLEDGE, Attack, Knowledge, Progress
 from fedsim.config import AdversaryTable, AttackFile
-from fedsim.errors import ConfigError, FedsimError
+from fedsim.errors import ConfigError, DataError, FedsimError
 from fedsim.experiment import Experiment, build_attacks, data_folder
 from fedsim.findings import load_finding, save_finding
 from fedsim.randomness import generator
@@ -81,6 +81,8 @@ class Audit:
         granted = ["labels"] if self.spec.adversary.knowledge.labels else []
         for _, attack in build_attacks(self.spec):
             attack.check(knowledge, granted)
+        for file in self.spec.truth.values():
+            Truth.load(self.beside / file)
         if granted and self.experiment is None and not self.spec.truth:
             raise ConfigError("adversary.knowledge.labels: there is no truth to take them from; add a [truth] table")
 
@@ -110,12 +112,15 @@ class Audit:
             except FedsimError as error:
                 failures.append(f"{job.title}, {error}")
                 log.error("%s", failures[-1])
+            except Exception as error:  # attacks may be strangers' code; one that breaks breaks only itself
+                what = f"{type(error).__name__}: {error}".splitlines()[0]
+                failures.append(f"{job.title}, round {job.round}, client {job.victim}: {what}")
+                log.exception("%s", failures[-1])
         return failures
 
     def _jobs(self, transcript: Transcript, rounds: Iterable[int] | None, failures: list[str]) -> Iterable[Job]:
         adversary = self.spec.adversary
-        chosen = _chosen_rounds(transcript, adversary)
-        for number in chosen if rounds is None else [r for r in rounds if r in chosen]:
+        for number in _chosen_rounds(transcript, adversary, rounds):
             try:
                 present = transcript.clients(number)
             except FedsimError as error:
@@ -131,10 +136,10 @@ class Audit:
         path = self.folder.findings / job.title / f"{job.name}.safetensors"
         knowledge = self.knowledge()
         if self.spec.adversary.knowledge.labels:
-            labels = self.truth(job.victim)
-            knowledge = dataclasses.replace(knowledge, labels=None if labels is None else labels.labels.sort().values)
-        job.attack.check(knowledge)
-        fingerprint = _fingerprint(job, knowledge, transcript)
+            if (truth := self.truth(job.victim)) is None:
+                raise DataError(f"truth: labels are granted, but no file is named for client {job.victim}; name one")
+            knowledge = dataclasses.replace(knowledge, labels=truth.labels.sort().values)
+        fingerprint = self._fingerprint(job, knowledge, transcript)
         if path.is_file() and load_finding(path)[1].get("fingerprint") == fingerprint:
             log.info("%s on client %d, round %d: already there", job.title, job.victim, job.round)
             return
@@ -157,6 +162,14 @@ class Audit:
             "seconds": round(time.monotonic() - started, 2),
         }
         save_finding(finding, path, about)
+
+    def _fingerprint(self, job: Job, knowledge: Knowledge, transcript: Transcript) -> str:
+        """Names everything that the finding of `job` follows from."""
+        labels = None if knowledge.labels is None else knowledge.labels.tolist()
+        header = dataclasses.asdict(transcript.header(job.round))
+        granted = self.spec.adversary.knowledge.model_dump()
+        text = json.dumps([repr(job.attack), granted, labels, self.seed, header], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def seed(self) -> int:
@@ -219,6 +232,8 @@ def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None) 
     Raises:
         ConfigError: the recording was made elsewhere and no attack file is given, or no attack is named.
     """
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such run folder")
     folder = RunFolder(path)
     config = folder.read_experiment()
     if spec is None and config is None:
@@ -237,7 +252,9 @@ def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None) 
 def attack_round(path: Path, number: int) -> None:
     """Attack one round of a run that is still going on; called in a process of its own."""
     torch.set_num_threads(1)
-    open_audit(path, None).run(rounds=[number])
+    audit = open_audit(path, None)
+    if any(audit.folder.transcript.glob("*.safetensors")):  # a recording plan may have kept nothing yet
+        audit.run(rounds=[number])
 
 
 def snapshots_psnr(finding: Any, truth: Truth) -> list[float]:
@@ -275,15 +292,16 @@ def _written_out(name: str, setting: Any, beside: Path) -> Any:
     return tuple(setting) if name == "input_shape" else setting
 
 
-def _chosen_rounds(transcript: Transcript, adversary: AdversaryTable) -> Sequence[int]:
-    if adversary.rounds == "all":
-        return transcript.rounds
-    if adversary.rounds is None:
-        return transcript.rounds[:1]
-    for number in adversary.rounds:
-        if number not in transcript.rounds:
-            raise ConfigError(f"adversary.rounds: round {number} is not recorded; recorded: {transcript.rounds}")
-    return adversary.rounds
+def _chosen_rounds(transcript: Transcript, adversary: AdversaryTable, only: Iterable[int] | None) -> Sequence[int]:
+    """The rounds to attack; with `only`, those among them, for a run that has not come to the others yet."""
+    recorded = transcript.rounds
+    chosen = recorded if adversary.rounds == "all" else adversary.rounds or recorded[:1]
+    if only is not None:
+        return [number for number in only if number in chosen and number in recorded]
+    for number in chosen:
+        if number not in recorded:
+            raise ConfigError(f"adversary.rounds: round {number} is not recorded; recorded: {recorded}")
+    return chosen
 
 
 def _chosen_victims(present: list[int], adversary: AdversaryTable) -> Sequence[int]:
@@ -310,12 +328,6 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"adversary.device: '{name}' is not usable here ({str(error).splitlines()[0]})") from error
     return device
-
-
-def _fingerprint(job: Job, knowledge: Knowledge, transcript: Transcript) -> str:
-    header = json.dumps(dataclasses.asdict(transcript.header(job.round)), sort_keys=True)
-    text = json.dumps([dataclasses.asdict(job.attack), knowledge.granted(), header], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _row(item: Score, examples: int) -> dict[str, Any]:

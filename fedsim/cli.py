@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from fedsim import registry
 from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
@@ -47,8 +48,9 @@ def run(
     data_dir: DataDir = None,
 ) -> None:
     """Run a federation under a curious server, attack what it saw, and report."""
-    from fedsim.audit import open_audit
+    from fedsim.audit import Audit, open_audit
     from fedsim.config import load_config
+    from fedsim.experiment import Experiment
     from fedsim.run_folder import RunFolder
     from fedsim.simulation import default_folder, federate
 
@@ -66,11 +68,12 @@ def run(
         assert file is not None
         config = load_config(file, overrides or [])
         folder = RunFolder(out) if out else default_folder(file)
+    attacked = config.adversary.when != "never" and bool(config.attack)
+    if attacked:
+        Audit(folder=folder, spec=config, experiment=Experiment(config), beside=folder.path).check()
     with _logging_to(folder):
         federate(config, folder, resume=resume is not None, overwrite=overwrite)
-        failures: list[str] = []
-        if config.adversary.when != "never" and config.attack:
-            failures = _attack(open_audit(folder.path, None))
+        failures = _attack(open_audit(folder.path, None)) if attacked else []
         _report(folder.path)
     _finish(failures)
 
@@ -133,7 +136,7 @@ def inspect(
                 reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
                 table.add_row(str(number), str(client), str(update.num_examples), reported, f"{norm:.4g}")
             for client, why in header.failures.items():
-                table.add_row(str(number), str(client), "-", f"failed: {why}", "-", style="yellow")
+                table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", style="yellow")
         except FedsimError as error:
             failures.append(str(error))
     console.print(table)
@@ -165,30 +168,30 @@ def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) ->
         cls = registry.load(group, name)
         owner = registry.entry(group, name).dist
         console.print(f"[bold]{name}[/]  ({group}, from {owner.name if owner else '?'})\n")
-        console.print(_docstring(cls), markup=False, highlight=False)
+        console.print(_docstring(cls), markup=False, highlight=False, soft_wrap=True)
         table = Table("setting", "type", "default")
         for key, parameter in registry.parameters(cls).items():
             default = "required" if parameter.default is parameter.empty else repr(parameter.default)
-            table.add_row(key, str(parameter.annotation), default)
+            table.add_row(key, escape(str(parameter.annotation)), escape(default))
         console.print(table if table.rows else "no settings")
         if needs := getattr(cls, "needs", None):
             console.print(f"needs: {', '.join(sorted(needs))}")
         if paper := getattr(cls, "paper", None):
-            console.print(f"paper: {paper} {paper.url}", markup=False)
+            console.print(f"paper: {paper} {paper.url}", markup=False, soft_wrap=True)
 
 
 def main() -> None:
     """Entry point of `fedsim`: errors become one sentence and an exit code."""
     try:
-        cli(standalone_mode=False)
+        registry.check_installation()
+        sys.exit(cli(standalone_mode=False))
     except FedsimError as error:
         _fail(str(error), error.exit_code)
-    except typer.Exit as request:
-        sys.exit(request.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted; what is recorded stays usable, `fedsim run --resume RUN` goes on", 1)
     except Exception as error:
         if getattr(error, "exit_code", None) == 2 and hasattr(error, "format_message"):
+            # Without a command the help page has been printed, and nothing is left to say.
             _fail(error.format_message(), 2)
         raise
 
@@ -205,12 +208,13 @@ def _attack(audit: Audit) -> list[str]:
 
         def follow(job: Job) -> Callable[[int, int, Mapping[str, float]], None]:
             what = f"{job.title}, client {job.victim}, round {job.round}"
-            task = bars.add_task(what, total=None, objective=float("nan"))
+            tasks: list[TaskID] = []
 
             def update(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-                bars.update(
-                    task, completed=iteration, total=iterations, objective=values.get("objective", float("nan"))
-                )
+                objective = values.get("objective", float("nan"))
+                if not tasks:
+                    tasks.append(bars.add_task(what, total=iterations, objective=objective))
+                bars.update(tasks[0], completed=iteration, total=iterations, objective=objective)
 
             return update
 
@@ -224,7 +228,8 @@ def _attack(audit: Audit) -> list[str]:
 def _score_table(rows: list[dict[str, Any]]) -> Table:
     from fedsim.summary import summarise
 
-    table = Table("attack", "metric", "score", "floor (best guess)", "better", title="What leaked")
+    names = (Column(name, no_wrap=True) for name in ("attack", "metric"))
+    table = Table(*names, "score", "floor (best guess)", "better", title="What leaked")
     for item in summarise(rows):
         table.add_row(item.attack, item.metric, item.text, item.floor_text, item.direction)
     return table
@@ -245,7 +250,8 @@ def _finish(failures: list[str]) -> None:
 
 
 def _fail(sentence: str, code: int) -> None:
-    _say(sentence)
+    if sentence:
+        _say(sentence)
     sys.exit(code)
 
 

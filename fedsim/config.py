@@ -8,15 +8,16 @@ other keys are that plug-in's own settings and are checked against it.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedsim.errors import ConfigError, did_you_mean
-from fedsim.registry import sentence
+from fedsim.registry import explain
 
 _T = TypeVar("_T", bound=BaseModel)
 
@@ -24,13 +25,15 @@ _T = TypeVar("_T", bound=BaseModel)
 class Table(BaseModel):
     """A table of the experiment file; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
 
 
 class PluginTable(BaseModel):
     """A table that picks a plug-in by `name`; the other keys are the plug-in's settings."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, ser_json_inf_nan="constants")
     name: str
 
     @property
@@ -52,6 +55,18 @@ class PartitionTable(PluginTable):
     name: str = "iid"
     samples_per_client: int | None = Field(default=None, ge=1)
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
+
+
+class ModelTable(PluginTable):
+    """[model]: which network."""
+
+    name: str = "sme-cnn"
+
+
+class StrategyTable(PluginTable):
+    """[strategy]: which Flower strategy aggregates."""
+
+    name: str = "fedavg"
 
 
 class TrainingTable(Table):
@@ -134,9 +149,16 @@ class AdversaryTable(Table):
 
 
 class AttackTable(PluginTable):
-    """[[attack]]: one attack; `label` tells two settings of the same one apart."""
+    """[[attack]]: one attack; `label` tells two settings of the same one apart and names a folder."""
 
     label: str = ""
+
+    @field_validator("label")
+    @classmethod
+    def _names_a_folder(cls, label: str) -> str:
+        if label and not re.fullmatch(r"\w[\w .,=+-]*", label):
+            raise ValueError(f"it names a folder: expected letters, digits and any of ' .,=+-', got '{label}'")
+        return label
 
     @property
     def title(self) -> str:
@@ -169,10 +191,10 @@ class Config(AttackFile):
 
     data: DataTable = DataTable()
     partition: PartitionTable = PartitionTable()
-    model: PluginTable = PluginTable(name="sme-cnn")
+    model: ModelTable = ModelTable()
     training: TrainingTable = TrainingTable(local_epochs=1)
     federation: FederationTable = FederationTable()
-    strategy: PluginTable = PluginTable(name="fedavg")
+    strategy: StrategyTable = StrategyTable()
     defense: list[PluginTable] = []
     recording: RecordingTable = RecordingTable()
 
@@ -192,6 +214,8 @@ class Config(AttackFile):
 
 def _check_choice(where: str, chosen: list[int], count: int, what: str) -> None:
     first = 0 if what == "clients" else 1
+    if not chosen:
+        raise ValueError(f"{where}: the list is empty; leave the key out, or name {what}")
     if len(chosen) > count:
         raise ValueError(f"{where}: {len(chosen)} {what} named, but federation.{what} is {count}")
     for item in chosen:
@@ -231,11 +255,12 @@ def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
         return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place, complaint = explain(error, tables)
         if first["type"] == "extra_forbidden":
-            known = _fields_at(kind, first["loc"][:-1])
-            raise ConfigError(f"{where}: {place}: unknown key, {did_you_mean(str(first['loc'][-1]), known)}") from error
-        raise ConfigError(f"{where}: {place}: {sentence(first)}" if place else f"{where}: {sentence(first)}") from error
+            complaint = f"unknown key, {did_you_mean(place[-1], _fields_at(kind, first['loc'][:-1]))}"
+        elif first["type"] == "list_type" and isinstance(first["input"], dict):
+            complaint = f"this is a list of tables; write [[{place[-1]}]]"
+        raise ConfigError(": ".join([where, *([".".join(place)] if place else []), complaint])) from error
 
 
 def _fields_at(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
@@ -249,21 +274,22 @@ def _fields_at(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
 def _override(tables: dict[str, Any], override: str) -> None:
     """Apply one `a.b.c=value`; in a list of plug-in tables the next word picks one by label or name."""
     path, equals, text = override.partition("=")
-    if not equals or not path.strip():
+    *parents, last = (word.strip() for word in path.split("."))
+    if not equals or not all((*parents, last)):
         raise ConfigError(f"--set {override}: expected key=value, e.g. attack.sme.iterations=200")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    *parents, last = path.strip().split(".")
     table: Any = tables
     for word in parents:
         if isinstance(table, list):
-            chosen = [t for t in table if word in (t.get("label"), t.get("name"))]
+            named = [t for t in table if isinstance(t, dict)]
+            chosen = [t for t in named if word in (t.get("label"), t.get("name"))]
             if len(chosen) != 1:
                 raise ConfigError(
-                    f"--set {override}: {len(chosen)} tables are called '{word}', "
-                    f"{did_you_mean(word, (t.get('label', t.get('name', '')) for t in table))}"
+                    f"--set {override}: {len(chosen) or 'no'} tables are called '{word}', "
+                    f"{did_you_mean(word, (str(t.get('label', t.get('name', ''))) for t in named))}"
                 )
             table = chosen[0]
         else:

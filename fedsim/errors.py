@@ -74,4 +74,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if near:
         return f"did you mean '{near[0]}'?"
-    return f"known: {', '.join(names)}" if names else "none are registered"
+    return f"known: {', '.join(names)}" if names else "there are none"

@@ -15,7 +15,7 @@ from fedsim.attack import Attack
 from fedsim.config import AttackFile, AttackTable, Config, PartitionTable, check
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense
-from fedsim.errors import ConfigError, did_you_mean
+from fedsim.errors import ConfigError, PluginError, did_you_mean
 from fedsim.federated_data import FederatedData
 from fedsim.partition import PARTITIONS, Partition
 from fedsim.randomness import seeded
@@ -111,14 +111,22 @@ class Experiment:
     def defenses(self) -> list[Defense]:
         """What each client does to protect itself, in order."""
         return [
-            registry.build("defenses", table.name, table.settings, f"defense.{place}")
+            _derived(Defense, registry.build("defenses", table.name, table.settings, f"defense.{place}"))
             for place, table in enumerate(self.config.defense)
         ]
 
 
 def build_attacks(spec: AttackFile) -> list[tuple[AttackTable, Attack]]:
     """The attacks that a file names, with the tables that name them."""
-    return [(t, registry.build("attacks", t.name, t.settings, f"attack.{t.title}")) for t in spec.attack]
+    return [
+        (t, _derived(Attack, registry.build("attacks", t.name, t.settings, f"attack.{t.title}"))) for t in spec.attack
+    ]
+
+
+def _derived(base: type[Any], plugin: Any) -> Any:
+    if not isinstance(plugin, base):
+        raise PluginError(f"{type(plugin).__module__}.{type(plugin).__name__} does not derive from {base.__name__}")
+    return plugin
 
 
 def _partition(table: PartitionTable) -> Partition:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsim.errors import TranscriptError
+from fedsim.errors import AttackError, RunError, TranscriptError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +33,37 @@ class Reconstruction:
     snapshots: Tensor | None = None
     snapshot_iterations: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if len(self.data) != len(self.labels):
+            raise AttackError(f"the attack claims {len(self.data)} examples but {len(self.labels)} labels")
+        if not ((self.data >= 0) & (self.data <= 1)).all():
+            raise AttackError("the attack claims data outside [0, 1], or NaN")
+        if self.labels.is_floating_point() or (self.labels < 0).any():
+            raise AttackError("the attack claims labels that are no class indices")
+
 
 Finding = Reconstruction
 """What `Attack.run` returns. Local models and inferences join here with the attacks that make them."""
 
 
 def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> None:
-    """Write `finding` and the facts `about` it in one step, as safetensors."""
+    """Write `finding` and the facts `about` it in one step, as safetensors.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
     tensors = {"data": finding.data, "labels": finding.labels}
     tensors |= {f"trace/{name}": values for name, values in finding.trace.items()}
     if finding.snapshots is not None and finding.snapshot_iterations is not None:
         tensors |= {"snapshots": finding.snapshots, "snapshot_iterations": finding.snapshot_iterations}
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, temporary, metadata={"about": json.dumps(dict(about), sort_keys=True)})
-    temporary.replace(path)
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(own, temporary, metadata={"about": json.dumps(dict(about), sort_keys=True)})
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path}: cannot be written ({error}); make room and attack again") from error
 
 
 def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:

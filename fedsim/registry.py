@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -130,9 +130,8 @@ def construct(cls: Any, name: str, settings: Mapping[str, Any], where: str) -> A
             return _adapter(cls).validate_json(_json(settings), strict=True)
         return cls(**settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in (where, *first["loc"]))
-        raise ConfigError(f"{place}: {sentence(first)}") from error
+        place, complaint = explain(error, settings)
+        raise ConfigError(f"{'.'.join((where, *place))}: {complaint}") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: '{name}' refuses these settings: {error}") from error
 
@@ -146,17 +145,36 @@ def parameters(cls: Any) -> dict[str, inspect.Parameter]:
     }
 
 
-def sentence(error: Mapping[str, Any]) -> str:
-    """One pydantic error in our form: what was expected, what was got."""
-    message = str(error["msg"]).removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if error["type"] == "value_error":
-        return message
-    return f"{message}, got {error['input']!r}"
+def explain(error: ValidationError, tables: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Where pydantic's first complaint is, and what was expected and got there.
+
+    What each member of a union would have accepted becomes one sentence.
+    """
+    complaints = error.errors()
+    first, place = complaints[0], _place(complaints[0]["loc"], tables)
+    if first["type"] == "value_error":
+        return place, str(first["msg"]).removeprefix("Value error, ")
+    alike = [str(c["msg"]) for c in complaints if _place(c["loc"], tables) == place]
+    message = " or ".join([alike[0], *(other.removeprefix("Input should be ") for other in alike[1:])])
+    message = message.replace("valid array", "list").replace("an object", "a table")
+    return place, f"{message[0].lower()}{message[1:]}, got {first['input']!r}"
+
+
+def _place(location: Sequence[int | str], tables: Any) -> list[str]:
+    """`location` without the names of union members, which pydantic puts in between."""
+    place = []
+    for part in location:
+        if isinstance(tables, Mapping if isinstance(part, str) else Sequence):
+            place.append(str(part))
+            tables = tables.get(part) if isinstance(tables, Mapping) else tables[int(part)]
+    return place
 
 
 def _json(settings: Mapping[str, Any]) -> bytes:
-    return TypeAdapter(dict[str, Any]).dump_json(dict(settings))
+    return _ANYTHING.dump_json(dict(settings))
+
+
+_ANYTHING = TypeAdapter(dict[str, Any], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 @cache

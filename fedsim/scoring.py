@@ -44,6 +44,11 @@ class Truth:
             data, labels = tensors["data"].float(), tensors["labels"].long()
         except (OSError, SafetensorError, KeyError) as error:
             raise DataError(f"truth: {path} is not a safetensors file with 'data' and 'labels' ({error})") from error
+        if data.ndim != 4 or not len(data) or labels.shape != data.shape[:1] or labels.min() < 0:
+            raise DataError(
+                f"truth: {path}: expected data of shape (example, channel, height, width) and a label for each, "
+                f"got {tuple(data.shape)} and {tuple(labels.shape)}"
+            )
         if not (data.min() >= 0 and data.max() <= 1):
             raise DataError(f"truth: {path}: data lies in [{data.min():.3g}, {data.max():.3g}], expected [0, 1]")
         return cls(data=data, labels=labels)

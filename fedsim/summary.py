@@ -65,9 +65,10 @@ def summarise(rows: Iterable[Mapping[str, Any]]) -> list[Summary]:
 
 
 def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summary:
-    values = np.array([float(row["value"]) for row in group if not row["missing"]])
-    floors = [float(row["floor"]) for row in group if not row["missing"]]
-    guesses = [str(row["floor_guess"]) for row in group]
+    computed = [row for row in group if not row["missing"]]
+    values = np.array([float(row["value"]) for row in computed])
+    floors = [float(row["floor"]) for row in computed]
+    guesses = [str(row["floor_guess"]) for row in computed]
     error = float(stats.sem(values)) if len(values) > 1 else math.nan
     return Summary(
         attack=attack,
@@ -77,7 +78,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         margin=error * float(stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else math.nan,
         error=error,
         floor=float(np.mean(floors)) if floors else math.nan,
-        floor_guess=max(set(guesses), key=guesses.count),
+        floor_guess=max(guesses, key=guesses.count, default=""),
         ceiling=float(group[0]["ceiling"]) if group[0]["ceiling"] != "" else math.nan,
         higher_is_better=str(group[0]["higher_is_better"]) == "True",
         missing="" if len(values) else str(group[0]["missing"]),
