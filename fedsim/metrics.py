@@ -40,7 +40,8 @@ def psnr(claimed: Tensor, true: Tensor) -> Tensor:
 def ssim(claimed: Tensor, true: Tensor) -> Tensor:
     """Structural similarity of each image, at most 1; higher is closer.
 
-    Gaussian window with sigma 1.5 (Wang et al. 2004), or 0.5 for images below 16 pixels.
+    Gaussian window with sigma 1.5 (Wang et al. 2004), or 0.5 for images below 16 pixels. Averaged
+    over all pixels; images are mirrored at the border, which scikit-image leaves out.
     """
     sigma = 1.5 if min(true.shape[-2:]) >= _SMALL else 0.5
     value = structural_similarity_index_measure(claimed, true, data_range=1.0, sigma=sigma, reduction="none")

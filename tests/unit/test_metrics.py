@@ -1,0 +1,172 @@
+"""Each metric against a second way of computing it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.ndimage import gaussian_filter
+from torch import Tensor
+
+from fedsim import metrics
+
+
+def images(count: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.rand((count, *shape), generator=torch.Generator().manual_seed(seed))
+
+
+def weights_folder() -> Path | None:
+    """Network weights that lie in the data folder; there is no other way to get them offline."""
+    named = os.environ.get("FEDSIM_DATA")
+    folder = Path(named) / "weights" if named else None
+    return folder if folder and (folder / "squeezenet1_1-imagenet1k.pth").is_file() else None
+
+
+needs_weights = pytest.mark.skipif(
+    weights_folder() is None, reason="no squeezenet1_1-imagenet1k.pth under $FEDSIM_DATA/weights"
+)
+
+
+def test_mse_and_psnr_of_a_known_difference() -> None:
+    black, grey = torch.zeros(2, 1, 8, 8), torch.zeros(2, 1, 8, 8)
+    grey[0], grey[1, :, :4] = 0.1, 0.5
+    assert metrics.mse(grey, black).tolist() == pytest.approx([0.01, 0.125])
+    assert metrics.psnr(grey, black).tolist() == pytest.approx([20.0, 10 * math.log10(1 / 0.125)], abs=1e-4)
+
+
+def test_psnr_is_of_each_image_with_a_data_range_of_one() -> None:
+    """Not of the batch as a whole, and not with a range guessed from the data."""
+    claimed, true = images(5, 3, 9, 9) * 0.3, images(5, 3, 9, 9, seed=1) * 0.3
+    by_hand = [
+        10 * math.log10(1.0 / float(np.mean((c - t) ** 2)))
+        for c, t in zip(claimed.numpy().astype(np.float64), true.numpy().astype(np.float64), strict=True)
+    ]
+    assert metrics.psnr(claimed, true).tolist() == pytest.approx(by_hand, abs=1e-3)
+
+
+def test_identical_images_are_perfect_by_every_metric() -> None:
+    true = images(3, 1, 20, 20)
+    assert metrics.mse(true, true).tolist() == [0, 0, 0]
+    assert metrics.psnr(true, true).isinf().all()
+    assert metrics.ssim(true, true).tolist() == pytest.approx([1, 1, 1], abs=1e-6)
+
+
+def ssim_by_hand(claimed: Tensor, true: Tensor, sigma: float) -> float:
+    """Wang et al. 2004 with scipy's Gaussian filter; images are mirrored at their border."""
+    values = []
+    for x, y in zip(claimed.double().numpy(), true.double().numpy(), strict=True):
+
+        def blur(z: np.ndarray) -> np.ndarray:
+            return gaussian_filter(z, sigma, truncate=3.5, mode="mirror")
+
+        mx, my = blur(x), blur(y)
+        vx, vy, vxy = blur(x * x) - mx * mx, blur(y * y) - my * my, blur(x * y) - mx * my
+        c1, c2 = 0.01**2, 0.03**2
+        local = ((2 * mx * my + c1) * (2 * vxy + c2)) / ((mx**2 + my**2 + c1) * (vx + vy + c2))
+        values.append(local.mean())
+    return float(np.mean(values))
+
+
+@pytest.mark.parametrize(("size", "sigma"), [(28, 1.5), (16, 1.5), (15, 0.5), (8, 0.5)])
+def test_ssim_agrees_with_a_computation_by_hand(size: int, sigma: float) -> None:
+    true = images(4, 1, size, size)
+    claimed = (true + 0.2 * torch.randn(true.shape, generator=torch.Generator().manual_seed(2))).clamp(0, 1)
+    by_hand = [ssim_by_hand(c, t, sigma) for c, t in zip(claimed, true, strict=True)]
+    assert metrics.ssim(claimed, true).tolist() == pytest.approx(by_hand, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mse", "psnr", "ssim"])
+def test_a_score_does_not_depend_on_the_other_images_of_the_batch(name: str) -> None:
+    claimed, true = images(6, 1, 12, 12), images(6, 1, 12, 12, seed=1)
+    metric = getattr(metrics, name)
+    alone = torch.cat([metric(claimed[i : i + 1], true[i : i + 1]) for i in range(6)])
+    torch.testing.assert_close(metric(claimed, true), alone)
+    assert alone.shape == (6,)
+
+
+@pytest.mark.parametrize("name", ["mse", "psnr", "ssim"])
+def test_scores_worsen_with_noise(name: str) -> None:
+    true = images(2, 1, 20, 20)
+    noise = torch.randn(true.shape, generator=torch.Generator().manual_seed(3))
+    values = [getattr(metrics, name)((true + s * noise).clamp(0, 1), true).mean().item() for s in (0.02, 0.1, 0.4)]
+    assert values == sorted(values, reverse=name != "mse")
+
+
+@given(count=st.integers(1, 9), seed=st.integers(0, 10_000))
+@settings(deadline=None, max_examples=40)
+def test_matching_finds_any_permutation(count: int, seed: int) -> None:
+    true = images(count, 1, 3, 3, seed=seed)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed + 1))
+    assert torch.equal(true[order][metrics.match(true[order], true)], true)
+
+
+@given(count=st.integers(1, 5), seed=st.integers(0, 10_000))
+@settings(deadline=None, max_examples=40)
+def test_no_one_to_one_assignment_beats_the_match(count: int, seed: int) -> None:
+    claimed, true = images(count, 1, 2, 2, seed=seed), images(count, 1, 2, 2, seed=seed + 1)
+    chosen = metrics.match(claimed, true)
+    assert sorted(chosen.tolist()) == list(range(count))
+    cost = [(claimed[list(order)] - true).square().sum().item() for order in itertools.permutations(range(count))]
+    assert (claimed[chosen] - true).square().sum().item() == pytest.approx(min(cost), rel=1e-4)
+
+
+def test_lpips_says_why_it_was_not_computed(tmp_path: Path) -> None:
+    small, large, five = images(1, 1, 16, 28), images(1, 1, 28, 28), images(1, 5, 28, 28)
+    assert "16 x 28 are too small" in str(metrics.lpips(small, small, tmp_path))
+    assert "5 channels" in str(metrics.lpips(five, five, tmp_path))
+    assert f"no network weights at {tmp_path}" in str(metrics.lpips(large, large, tmp_path))
+    assert "$FEDSIM_DATA/weights" in str(metrics.lpips(large, large, None))
+
+
+@needs_weights
+@pytest.mark.parametrize("channels", [1, 3])
+def test_lpips_is_zero_for_equals_and_rises_with_noise(channels: int) -> None:
+    true = images(2, channels, 32, 32)
+    noise = torch.randn(true.shape, generator=torch.Generator().manual_seed(3))
+    values = []
+    for strength in (0.0, 0.05, 0.2, 0.5):
+        value = metrics.lpips((true + strength * noise).clamp(0, 1), true, weights_folder())
+        assert isinstance(value, Tensor)
+        assert value.shape == (2,)
+        values.append(value.mean().item())
+    assert values[0] == pytest.approx(0, abs=1e-6)
+    assert values == sorted(values)
+    assert values[-1] > 0.01
+
+
+@needs_weights
+def test_lpips_is_that_of_the_class_in_torchmetrics() -> None:
+    """With the published weights under the heads that come with the package, on RGB in [-1, 1]."""
+    from torchvision.models import squeezenet1_1
+
+    folder = weights_folder()
+    assert folder is not None
+    claimed, true = images(3, 3, 24, 24), images(3, 3, 24, 24, seed=4)
+    features = squeezenet1_1(weights=None)
+    features.load_state_dict(torch.load(folder / "squeezenet1_1-imagenet1k.pth", weights_only=True))
+    heads = torch.load(
+        Path(torchmetrics.__file__).parent / "functional/image/lpips_models/squeeze.pth",
+        map_location="cpu",
+        weights_only=True,
+    )
+    shift, scale = torch.tensor([-0.030, -0.088, -0.188]), torch.tensor([0.458, 0.448, 0.450])
+    taps, total = (1, 4, 7, 9, 10, 11, 12), torch.zeros(3)
+    with torch.no_grad():
+        x, y = (((2 * z - 1) - shift[:, None, None]) / scale[:, None, None] for z in (claimed, true))
+        for index, layer in enumerate(features.features.eval()):
+            x, y = layer(x), layer(y)
+            if index in taps:
+                unit = [z / (z.square().sum(1, keepdim=True).sqrt() + 1e-8) for z in (x, y)]
+                weight = heads[f"lin{taps.index(index)}.model.1.weight"]
+                total += ((unit[0] - unit[1]).square() * weight).sum(1).mean((1, 2))
+    value = metrics.lpips(claimed, true, folder)
+    assert isinstance(value, Tensor)
+    torch.testing.assert_close(value, total, rtol=1e-4, atol=1e-5)
