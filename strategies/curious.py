@@ -110,16 +110,22 @@ class Curious(Strategy):
         metrics = {
             key: float(value) for key, value in _only(content.metric_records).items() if isinstance(value, int | float)
         }
-        weight = getattr(self.strategy, "weighted_by_key", "num-examples")
         return Update(
             round=server_round,
             client=int(metrics.pop("partition-id", node)),
             before=self._sent[node],
             after=_state(_only(content.array_records)),
-            num_examples=int(metrics.pop(weight, 0)),
+            num_examples=int(metrics.pop(_weight_key(self.strategy), 0)),
             metrics=metrics,
             config=self._config,
         )
+
+
+def _weight_key(strategy: Strategy) -> str:
+    """Where clients report N; privacy wrappers leave that to the strategy inside them."""
+    while isinstance(inner := getattr(strategy, "strategy", None), Strategy):
+        strategy = inner
+    return getattr(strategy, "weighted_by_key", "num-examples")
 
 
 def _only(records: Mapping[str, _Record]) -> _Record:

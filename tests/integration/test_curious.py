@@ -1,0 +1,356 @@
+"""The curious server records and never alters: every strategy that Flower ships, with and without it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import flwr.serverapp.strategy as shipped
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Strategy
+from numpy.typing import NDArray
+
+from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort
+from fedsim.engines.serial import InProcessGrid
+from fedsim.errors import RunError, TranscriptError
+from fedsim.transcript import Plan, Recorder, Transcript
+from strategies.curious import Curious
+
+
+CLIENTS, ROUNDS, FAILING_ROUND = 7, 4, 2
+Arrays = dict[str, NDArray[Any]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_garbage_collection() -> Iterator[None]:
+    """Bulyan and QFedAvg collect garbage once an array; leave what was imported out of that."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def inner() -> FedAvg:
+    return FedAvg(min_train_nodes=CLIENTS)
+
+
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "FedAvg": inner,
+    "FedAvg, half of the clients": lambda: FedAvg(fraction_train=0.6),
+    "FedAvgM": lambda: shipped.FedAvgM(server_learning_rate=0.7, server_momentum=0.9),
+    "FedAdam": shipped.FedAdam,
+    "FedAdagrad": shipped.FedAdagrad,
+    "FedYogi": shipped.FedYogi,
+    "FedProx": lambda: shipped.FedProx(proximal_mu=0.3),
+    "FedMedian": shipped.FedMedian,
+    "FedTrimmedAvg": lambda: shipped.FedTrimmedAvg(beta=0.2),
+    "QFedAvg": lambda: shipped.QFedAvg(client_learning_rate=0.1, q=0.5),
+    "Krum": lambda: shipped.Krum(num_malicious_nodes=1),
+    "MultiKrum": lambda: shipped.MultiKrum(num_malicious_nodes=1, num_nodes_to_select=3),
+    "Bulyan": lambda: shipped.Bulyan(num_malicious_nodes=1),
+    "DifferentialPrivacyServerSideFixedClipping": lambda: shipped.DifferentialPrivacyServerSideFixedClipping(
+        inner(), noise_multiplier=0.5, clipping_norm=0.1, num_sampled_clients=CLIENTS
+    ),
+    "DifferentialPrivacyClientSideFixedClipping": lambda: shipped.DifferentialPrivacyClientSideFixedClipping(
+        inner(), noise_multiplier=0.5, clipping_norm=0.1, num_sampled_clients=CLIENTS
+    ),
+    "DifferentialPrivacyServerSideAdaptiveClipping": lambda: shipped.DifferentialPrivacyServerSideAdaptiveClipping(
+        inner(), noise_multiplier=0.5, num_sampled_clients=CLIENTS
+    ),
+    "DifferentialPrivacyClientSideAdaptiveClipping": lambda: shipped.DifferentialPrivacyClientSideAdaptiveClipping(
+        inner(), noise_multiplier=0.5, num_sampled_clients=CLIENTS
+    ),
+    "FedXgbBagging": shipped.FedXgbBagging,
+    "FedXgbCyclic": shipped.FedXgbCyclic,
+}
+
+
+def start_of(name: str) -> Arrays:
+    if name.startswith("FedXgb"):  # trees as JSON bytes; the first model is empty
+        return {"0": np.empty(0, dtype=np.uint8)}
+    rng = np.random.default_rng(0)
+    return {
+        "layer.weight": rng.normal(size=(4, 3)).astype(np.float32),
+        "layer.bias": rng.normal(size=3).astype(np.float32),
+        "scale": np.array(0.5, dtype=np.float32),
+    }
+
+
+def a_forest(client: int) -> NDArray[Any]:
+    """As much of XGBoost's JSON as Flower's bagging reads."""
+    forest = {
+        "learner": {
+            "gradient_booster": {
+                "model": {
+                    "gbtree_model_param": {"num_trees": "1", "num_parallel_tree": "1"},
+                    "iteration_indptr": [0, 1],
+                    "trees": [{"id": 0, "split": client}],
+                    "tree_info": [0],
+                }
+            }
+        }
+    }
+    return np.frombuffer(json.dumps(forest).encode(), dtype=np.uint8)
+
+
+class Clients:
+    """A ClientApp that moves the model by something of her own, and keeps a log of the wire."""
+
+    def __init__(self, failing: bool) -> None:
+        self.failing = failing
+        self.wire: dict[tuple[int, int], tuple[Arrays, Arrays]] = {}
+        self.app = ClientApp()
+        self.app.train()(self.train)
+
+    def train(self, message: Message, context: Context) -> Message:
+        client = int(context.node_config["partition-id"])
+        number = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
+        before = {name: array.numpy() for name, array in message.content.array_records["arrays"].items()}
+        if self.failing and client == 1 and number == FAILING_ROUND:
+            raise ValueError("out of memory")
+        if "0" in before:
+            after = {"0": a_forest(client)}
+        else:
+            rng = np.random.default_rng((number, client))
+            after = {k: (v + 0.1 * rng.normal(size=v.shape)).astype(v.dtype) for k, v in before.items()}
+        self.wire[number, client] = (before, {name: array.copy() for name, array in after.items()})
+        metrics = {"num-examples": 10 + client, "train_loss": 1.0 + client, "norm_bit": client % 2}
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({name: Array(np.asarray(array)) for name, array in after.items()}),
+                "metrics": MetricRecord({**metrics, "partition-id": client}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+
+def federate(
+    strategy: Strategy, clients: Clients, start: Arrays, rounds: int = ROUNDS, grid: Grid | None = None
+) -> list[tuple[bytes, Any]]:
+    """The aggregates of each round, to the byte, as Flower's own loop computes them."""
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002 (Flower's noise comes from there)
+    grid = grid or InProcessGrid(clients.app, CLIENTS)
+    arrays = ArrayRecord({name: Array(value) for name, value in start.items()})
+    results: list[tuple[bytes, Any]] = []
+    for number in range(1, rounds + 1):
+        messages = strategy.configure_train(number, arrays, ConfigRecord({"lr": 0.1}), grid)
+        replies = sorted(grid.send_and_receive(messages), key=lambda reply: reply.metadata.src_node_id)
+        aggregate, metrics = strategy.aggregate_train(number, replies)
+        if aggregate is not None:
+            arrays = aggregate
+        results.append((b"".join(array.data for array in arrays.values()), metrics and dict(metrics)))
+    return results
+
+
+def test_no_strategy_is_forgotten() -> None:
+    concrete = {name for name in shipped.__all__ if name not in ("Result", "Strategy")}
+    assert concrete <= set(STRATEGIES)
+
+
+@pytest.mark.parametrize("failing", [False, True], ids=["all answer", "one fails"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_aggregates_are_the_same_to_the_bit_and_records_are_what_was_sent(
+    name: str, failing: bool, tmp_path: Path
+) -> None:
+    start = start_of(name)
+    plain = federate(STRATEGIES[name](), Clients(failing), start)
+    clients = Clients(failing)
+    watched = federate(Curious(STRATEGIES[name](), tmp_path), clients, start)
+    assert watched == plain
+    assert len({result for result, _ in plain}) > 1, "the model never moved, so this shows nothing"
+
+    transcript = Transcript(tmp_path)
+    assert transcript.rounds == list(range(1, ROUNDS + 1))
+    recorded = {(u.round, u.client): u for u in transcript.updates()}
+    assert recorded.keys() == clients.wire.keys()
+    for key, (before, after) in clients.wire.items():
+        update = recorded[key]
+        for state, sent in ((update.before, before), (update.after, after)):
+            assert list(state) == list(sent)
+            for entry, value in sent.items():
+                assert state[entry].numpy().dtype == value.dtype
+                assert state[entry].numpy().tobytes() == value.tobytes()
+        client = key[1]
+        assert update.num_examples == 10 + client
+        assert dict(update.metrics) == {"train_loss": 1.0 + client, "norm_bit": client % 2}
+        assert update.config["lr"] == 0.1
+        assert update.config["server-round"] == key[0]
+    failures = transcript.header(FAILING_ROUND).failures
+    was_asked = name not in ("FedAvg, half of the clients", "FedXgbCyclic") or bool(failures)
+    assert bool(failures) == (failing and was_asked)
+
+
+def test_mutating_strategies_really_do_mutate() -> None:
+    """Else the test above would not show that copies are needed."""
+    for name in ("QFedAvg", "Bulyan", "DifferentialPrivacyServerSideFixedClipping"):
+        strategy, clients = STRATEGIES[name](), Clients(failing=False)
+        grid = InProcessGrid(clients.app, CLIENTS)
+        arrays = ArrayRecord({key: Array(value) for key, value in start_of(name).items()})
+        replies = list(grid.send_and_receive(strategy.configure_train(1, arrays, ConfigRecord(), grid)))
+        before = [b"".join(a.data for a in reply.content.array_records["arrays"].values()) for reply in replies]
+        strategy.aggregate_train(1, replies)
+        after = [b"".join(a.data for a in reply.content.array_records["arrays"].values()) for reply in replies]
+        assert before != after, name
+
+
+class Personal(FedAvg):
+    """Sends each client a model of her own, and then scribbles over what it sent."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages = []
+        for node in sorted(grid.get_node_ids()):
+            own = ArrayRecord({name: Array(np.asarray(a.numpy() + node)) for name, a in arrays.items()})
+            content = RecordDict({"arrays": own, "config": ConfigRecord({"server-round": server_round})})
+            messages.append(Message(content, node, "train"))
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        replies = list(replies)
+        result = super().aggregate_train(server_round, replies)
+        for reply in replies:
+            for record in reply.content.array_records.values():
+                record.clear()
+        return result
+
+
+def test_a_broadcast_of_her_own_is_recorded_for_each_client(tmp_path: Path) -> None:
+    clients = Clients(failing=False)
+    federate(Curious(Personal(), tmp_path), clients, start_of("Personal"), rounds=2)
+    transcript = Transcript(tmp_path)
+    assert len(transcript.header(1).broadcasts) == CLIENTS
+    for update in transcript.updates():
+        before, after = clients.wire[update.round, update.client]
+        for name in before:
+            assert update.before[name].numpy().tobytes() == before[name].tobytes()
+            assert update.after[name].numpy().tobytes() == after[name].tobytes()
+
+
+# Whom an update is from, and of how many examples.
+
+
+def one_round(
+    folder: Path, metrics: Callable[[int], dict[str, Any]], strategy: Strategy | None = None, nodes: int = 3
+) -> Transcript:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client = int(context.node_config["partition-id"])
+        arrays = ArrayRecord({"w": Array(np.full(2, client + 1, np.float32))})
+        return Message(RecordDict({"a": arrays, "m": MetricRecord(metrics(client))}), reply_to=message)
+
+    grid = InProcessGrid(app, nodes)
+    curious = Curious(strategy or FedAvg(), folder)
+    messages = curious.configure_train(1, ArrayRecord({"w": Array(np.zeros(2, np.float32))}), ConfigRecord(), grid)
+    curious.aggregate_train(1, grid.send_and_receive(messages))
+    return Transcript(folder)
+
+
+def test_without_a_partition_id_the_node_id_names_the_client(tmp_path: Path) -> None:
+    transcript = one_round(tmp_path, lambda client: {"num-examples": 5 + client})
+    assert transcript.clients(1) == [2, 3, 4]  # node ids of the in-process grid
+    assert [u.num_examples for u in transcript.updates()] == [5, 6, 7]
+
+
+def test_a_reported_partition_id_names_the_client_and_is_no_metric(tmp_path: Path) -> None:
+    transcript = one_round(tmp_path, lambda client: {"num-examples": 5, "partition-id": 10 - client, "x": 0.5})
+    assert transcript.clients(1) == [8, 9, 10]
+    assert [float(u.after["w"][0]) for u in transcript.updates()] == [3, 2, 1]
+    assert all(dict(u.metrics) == {"x": 0.5} for u in transcript.updates())
+
+
+def test_one_partition_id_for_two_nodes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="round 1: two replies say that they come from client 4"):
+        one_round(tmp_path, lambda client: {"num-examples": 5, "partition-id": 4})
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "under a privacy wrapper"])
+def test_the_number_of_examples_is_read_where_the_strategy_reads_it(tmp_path: Path, wrapped: bool) -> None:
+    strategy: Strategy = FedAvg(weighted_by_key="count")
+    if wrapped:
+        strategy = shipped.DifferentialPrivacyServerSideFixedClipping(
+            strategy, noise_multiplier=0.1, clipping_norm=1.0, num_sampled_clients=3
+        )
+    transcript = one_round(tmp_path, lambda client: {"count": 5 + client, "list": [1.0, 2.0]}, strategy)
+    assert [u.num_examples for u in transcript.updates()] == [5, 6, 7]
+    assert all(dict(u.metrics) == {} for u in transcript.updates())
+
+
+# What is not passed by, what is not kept.
+
+
+class OwnLoop(FedAvg):
+    def start(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_strategy_with_a_round_loop_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"OwnLoop overrides Strategy\.start"):
+        Curious(OwnLoop(), tmp_path)
+
+
+def test_it_works_under_flowers_own_loop(tmp_path: Path) -> None:
+    clients = Clients(failing=False)
+    grid = InProcessGrid(clients.app, CLIENTS)
+    start = ArrayRecord({name: Array(value) for name, value in start_of("FedAvg").items()})
+    result = Curious(FedAvg(fraction_evaluate=0.0), tmp_path).start(grid, start, num_rounds=2)
+    assert Transcript(tmp_path).rounds == [1, 2]
+    assert list(result.arrays) == list(start)
+
+
+def test_an_earlier_recording_is_not_touched(tmp_path: Path) -> None:
+    federate(Curious(FedAvg(), tmp_path), Clients(False), start_of("FedAvg"), rounds=1)
+    with pytest.raises(TranscriptError, match="already holds a recording"):
+        Curious(FedAvg(), tmp_path)
+
+
+def test_the_plan_bounds_the_recording_and_not_the_federation(tmp_path: Path) -> None:
+    start = start_of("FedAvg")
+    plain = federate(inner(), Clients(False), start)
+    recorder = Recorder(tmp_path, Plan(rounds=[2, 4], clients=[0, 3]))
+    assert federate(Curious(inner(), recorder), Clients(False), start) == plain
+    transcript = Transcript(tmp_path)
+    assert {number: transcript.clients(number) for number in transcript.rounds} == {2: [0, 3], 4: [0, 3]}
+
+
+def test_a_round_in_which_nobody_is_asked_is_not_recorded(tmp_path: Path) -> None:
+    curious = Curious(FedAvg(fraction_train=0.0), tmp_path)
+    federate(curious, Clients(False), start_of("FedAvg"), rounds=1)
+    assert list(tmp_path.rglob("round-*")) == []
+
+
+def test_evaluation_passes_through_and_leaves_no_trace(tmp_path: Path) -> None:
+    app = ClientApp()
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 4, "loss": 0.25})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    grid = InProcessGrid(app, 3)
+    curious = Curious(FedAvg(), tmp_path)
+    arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    replies = grid.send_and_receive(curious.configure_evaluate(1, arrays, ConfigRecord(), grid))
+    assert dict(curious.aggregate_evaluate(1, replies) or {}) == {"loss": 0.25}
+    assert list(tmp_path.rglob("round-*")) == []
+
+
+def test_over_cohorts_a_strategy_cannot_tell_the_difference() -> None:
+    """The same aggregates over logical clients as over nodes of their own, summed in the same order."""
+    start = start_of("FedAvg")
+    clients = Clients(failing=True)
+    clients.app.query(COHORT.split(".")[1])(lambda message, context: play_cohort(clients.app, message, context))
+    physical = InProcessGrid(clients.app, 2)
+    cohorts = CohortGrid(physical, CLIENTS, ConfigRecord(), list(physical.get_node_ids()))
+    assert federate(inner(), clients, start, grid=cohorts) == federate(inner(), Clients(failing=True), start)
