@@ -1,7 +1,295 @@
-"""report.html"""
+"""One self-contained page about a run: what leaked, under which threat model, beside accuracy.
 
+It is written from whatever the run folder holds; a bare recording will do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from fedsim import figures, registry
+from fedsim.attack import KNOWLEDGE, Knowledge, Paper
+from fedsim.audit import Audit
+from fedsim.config import PluginTable
+from fedsim.defense import Defense
+from fedsim.errors import ConfigError, FedsimError
+from fedsim.evidence import IMAGES, Found, Recording, attack_classes, own_audit, read_findings, read_recording
+from fedsim.run_folder import RunFolder, read_rows, write_text
+from fedsim.summary import Summary, summarise
+
+log = logging.getLogger("fedsim." + __name__)
+
+PICTURES, ROUNDS = 12, 200
+"""Most findings shown, and most rounds listed."""
+DELTA = 1e-5
+"""The delta at which a defense's guarantee is stated."""
+_STEPPING = ("learning_rate", "momentum", "weight_decay")
+_METRICS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS", "l_sim": "L_sim"}
 
 
-def write_report(path: Path) -> Path:
-    return path / "report.html"
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """One line of 'What leaked': a summary, and what may be concluded from it."""
+
+    summary: Summary
+    metric: str
+    verdict: str
+    remark: str
+    victims: int
+
+
+def write_report(path: Path, audit: Audit | None = None) -> Path:
+    """Write `report.html` from what the run folder holds, and a PNG beside each finding.
+
+    Args:
+        path: the run folder.
+        audit: who attacked, and where the truth is; by default the run's own experiment says so.
+
+    Raises:
+        ConfigError: the folder holds neither an experiment nor a recording.
+        RunError: the folder cannot be written.
+    """
+    folder, notes = RunFolder(path), list[str]()
+    if not folder.experiment.is_file() and not folder.transcript.is_dir():
+        raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
+    audit = audit or own_audit(folder, notes)
+    recording = read_recording(folder, notes)
+    found = read_findings(folder, audit, notes)
+    leaks = _leaks(read_rows(folder.scores))
+    attacks = attack_classes(audit, found)
+    styles = {title: figures.style(place) for place, title in enumerate(attacks)}
+    floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
+    html = _template().render(
+        name=path.resolve().name,
+        path=path,
+        facts=_facts(audit, recording, notes) | {"Versions": _versions(folder)},
+        notes=notes,
+        leaks={leak.summary.attack: [o for o in leaks if o.summary.attack == leak.summary.attack] for leak in leaks},
+        lonely=bool(leaks) and all(leak.victims < 2 for leak in leaks),
+        headline=_headline(leaks),
+        threats=_threats(audit, found, attacks),
+        found=found,
+        pictured=[item for item in found if item.picture],
+        most={"pictures": PICTURES, "images": IMAGES, "rounds": ROUNDS},
+        styles={title: style for title, style in styles.items() if title in {f.about["attack"] for f in found}},
+        training_legend={
+            "server, on the public test set": figures.SERVER,
+            "clients, each on what it holds out: mean, lowest to highest": figures.CLIENTS,
+        },
+        training=figures.training_panels(read_rows(folder.metrics)),
+        attacking=figures.attack_panels([(str(f.about["attack"]), f.curves) for f in found], styles, floor),
+        recording=recording,
+        own=audit is not None and audit.experiment is not None,
+        settings=_settings(folder, audit),
+        papers=_papers(audit, attacks),
+    )
+    write_text(folder.report, html)
+    return folder.report
+
+
+def _template() -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"png": _data_uri, "draw": figures.draw, "bibtex": bibtex}
+    return environment.get_template("report.html.j2")
+
+
+def _leaks(rows: Sequence[Mapping[str, str]]) -> list[Leak]:
+    leaks = []
+    for item in summarise(rows):
+        same = [row for row in rows if (row["attack"], row["metric"]) == (item.attack, item.metric)]
+        verdict, remark = read_off(item)
+        name = _METRICS.get(item.metric, item.metric.replace("_", " "))
+        victims = len({row["victim"] for row in same if not row["missing"]})
+        leaks.append(Leak(summary=item, metric=name, verdict=verdict, remark=remark, victims=victims))
+    return leaks
+
+
+def read_off(item: Summary) -> tuple[str, str]:
+    """A verdict in a word or two, and what weakens it.
+
+    `leaks` means that the whole 95 % interval lies on the leaking side of the floor; with one score
+    there is no interval and the score itself decides.
+    """
+    if item.missing:
+        return "", ""
+    if item.metric == "l_sim":
+        return "", "the attack's own objective, not leakage"
+    gain = (item.mean - item.floor) * (1 if item.higher_is_better else -1)
+    if np.isnan(gain):
+        return "", "no floor to compare with"
+    if gain <= 0:
+        return "no better than guessing", ""
+    if np.isfinite(item.margin) and gain <= item.margin:
+        return "undecided", "the interval reaches the floor"
+    return "leaks", ""
+
+
+def _headline(leaks: Sequence[Leak]) -> str:
+    """The answer in one sentence, by the first metric that measures leakage."""
+    judged = [leak for leak in leaks if leak.verdict]
+    judged = [leak for leak in judged if leak.metric == judged[0].metric]
+    if not judged:
+        return ""
+    better = [leak.summary.attack for leak in judged if leak.verdict == "leaks"]
+    who = f": {', '.join(better)}" if better else ""
+    count = f"{len(better) or 'none'} of {len(judged)} attack{'s' * (len(judged) > 1)}"
+    metric = judged[0].metric.split(",")[0]
+    return f"By {metric}, {count} came closer to what the victims held than the best guess{who}."
+
+
+def _threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Everything that can be granted: what it is, whom it was granted, who needs it."""
+    granted = {str(item.about["attack"]): set(item.about["granted"]) for item in found}
+    if not granted and audit:
+        table = audit.spec.adversary.knowledge
+        granted = {"": {name for name in KNOWLEDGE if getattr(table, name) is not False}}
+    text = " ".join(re.sub(r"`[^`]*`, ", "", inspect.getdoc(Knowledge) or "").replace("`", "").split())
+    threats = []
+    for name, after in zip(KNOWLEDGE, [*KNOWLEDGE[1:], "device"], strict=True):
+        about = re.search(rf" {name}: (.*?) {after}: ", text)
+        having = [title for title, names in granted.items() if name in names]
+        threats.append(
+            {
+                "name": name,
+                "about": about[1].rstrip(".") if about else "",
+                "granted": bool(having),
+                "only": having if len(having) < len(granted) else [],
+                "needed": [title for title, cls in attacks.items() if cls and name in cls.needs],
+            }
+        )
+    return threats if granted else []
+
+
+def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[str, str]:
+    """What was run: term to sentence."""
+    if audit is None or audit.experiment is None:
+        return _recorded_facts(recording)
+    experiment, config = audit.experiment, audit.experiment.config
+    partition, training, federation = config.partition, config.training, config.federation
+    most = f", at most {partition.samples_per_client} examples each" if partition.samples_per_client else ""
+    held = f", {partition.test_fraction:.0%} held out for tests" if partition.test_fraction else ""
+    epochs, steps = f"E = {training.local_epochs} local epochs", f"T = {training.local_steps} local steps"
+    local = [epochs if training.local_epochs else steps, f"B = {training.batch_size}", training.optimizer]
+    local += [f"{key.replace('_', ' ')} {getattr(training, key):g}" for key in _STEPPING if getattr(training, key)]
+    facts = {
+        "Data": _described(config.data),
+        "Partition": _described(partition) + most + held,
+        "Model": _described(config.model),
+        "Federation": f"{federation.clients} clients, {federation.rounds} rounds, {_described(config.strategy)}",
+        "Local training": ", ".join(local),
+        "Defenses": "; ".join(map(_described, config.defense)) or "none",
+        "Seed, engine": f"{federation.seed}, {federation.engine}",
+    }
+    try:
+        if config.defense:
+            pairs = zip(config.defense, experiment.defenses, strict=True)
+            facts["Defenses"] = "; ".join(_defense(table, defense, federation.rounds) for table, defense in pairs)
+        data, shape = experiment.dataset, " × ".join(map(str, experiment.dataset.input_shape))
+        facts["Data"] += f": {shape} (channel × height × width), {data.num_classes} classes; "
+        facts["Data"] += f"{data.source}; {data.licence}"
+        facts["Model"] += f": {_count(sum(p.numel() for p in experiment.model.parameters()))} parameters"
+    except FedsimError as error:
+        notes.append(f"Not everything about this run can be told: {error}.")
+    return facts
+
+
+def _recorded_facts(recording: Recording) -> dict[str, str]:
+    headers = recording.headers
+    clients = {reply.client for header in headers for reply in header.replies}
+    sent = headers[0].config.items() if headers else ()
+    return {
+        "Origin": "a recording without an experiment file, made by another Flower app",
+        "Federation": f"{len(clients)} recorded clients, {len(headers)} readable rounds",
+        "Model": f"{_count(recording.values)} values in each message" if recording.values else "",
+        "Sent along": ", ".join(f"{key} {value}" for key, value in sent if key != "server-round"),
+    }
+
+
+def _described(table: PluginTable) -> str:
+    settings = ", ".join(f"{key} {value}" for key, value in table.settings.items())
+    return f"{table.name} ({settings})" if settings else table.name
+
+
+def _defense(table: PluginTable, defense: Defense, rounds: int) -> str:
+    proved = defense.guarantee(rounds, DELTA)
+    if proved is None:
+        return f"{_described(table)}: no formal guarantee"
+    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {rounds} rounds"
+    return f"{_described(table)}: {privacy}; {proved.neighbours}; {proved.accountant}"
+
+
+def _versions(folder: RunFolder) -> str:
+    try:
+        versions = json.loads((folder.path / "versions.json").read_text(encoding="utf-8"))
+        return ", ".join(f"{name} {version}" for name, version in versions.items())
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _settings(folder: RunFolder, audit: Audit | None) -> list[tuple[str, str]]:
+    """Experiment file as it stands, and the attack file where that is another."""
+    settings = []
+    if folder.experiment.is_file():
+        settings.append((folder.experiment.name, folder.experiment.read_text(encoding="utf-8", errors="replace")))
+    if audit and not (audit.experiment and audit.spec is audit.experiment.config):
+        tables = audit.spec.model_dump(mode="json", exclude_none=True, include={"adversary", "attack", "truth"})
+        settings.append(("attack file", tomli_w.dumps(tables)))
+    return settings
+
+
+def _papers(audit: Audit | None, attacks: Mapping[str, Any]) -> list[tuple[str, Paper]]:
+    """What to cite, each paper once, with what it is cited for."""
+    used = [(title, getattr(cls, "paper", None)) for title, cls in attacks.items()]
+    if audit and audit.experiment:
+        for table in audit.experiment.config.defense:
+            try:
+                used.append((table.name, getattr(registry.load("defenses", table.name), "paper", None)))
+            except FedsimError as error:
+                log.warning("%s", error)
+    cited: dict[Paper, list[str]] = {}
+    for title, paper in used:
+        if paper and title not in cited.setdefault(paper, []):
+            cited[paper].append(title)
+    return [(", ".join(titles), paper) for paper, titles in cited.items()]
+
+
+def bibtex(paper: Paper) -> str:
+    """`paper` as a BibTeX entry; authors are listed by the surnames that `Paper` knows."""
+    journal = re.search("journal|transactions|letters|arxiv", paper.venue, re.IGNORECASE)
+    word = next(iter(re.findall(r"[a-z]{4,}", paper.title.lower())), "")
+    key = re.sub(r"\W", "", paper.authors.split(",")[0].lower()) + str(paper.year) + word
+    fields = {
+        "author": " and ".join(name.strip() for name in paper.authors.split(",")),
+        "title": f"{{{paper.title}}}",
+        "journal" if journal else "booktitle": paper.venue,
+        "year": str(paper.year),
+    }
+    escaped = {name: re.sub(r"([&%$#_])", r"\\\1", text) for name, text in fields.items()} | {"url": paper.url}
+    lines = [f"  {name} = {{{text}}}," for name, text in escaped.items() if text]
+    return "\n".join([f"@{'article' if journal else 'inproceedings'}{{{key},", *lines, "}"])
+
+
+def _count(number: int) -> str:
+    return f"{number:,}".replace(",", "\u202f")
+
+
+def _data_uri(picture: bytes) -> str:
+    return "data:image/png;base64," + b64encode(picture).decode()

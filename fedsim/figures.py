@@ -1,0 +1,231 @@
+"""From numbers to PNG bytes: curves and image sheets on white, in colours the colour-blind can tell apart."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+Numbers = NDArray[np.float64]
+Curves = Mapping[str, tuple[Numbers, Numbers]]
+"""What one finding brings: a name, e.g. `objective`, to `(iteration, value)`."""
+
+DPI = 192
+"""Two device pixels for each CSS pixel."""
+_OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_STROKES = ("solid", "dashed", "dotted")
+_INK, _FAINT = "#333333", "#d9d9d9"
+_CELL, _GAP, _TEXT, _MARGIN = 104, 10, 34, 200
+"""Of an image sheet, in device pixels: largest side of an image, space around it, line of text, row names."""
+_TRACES = {
+    "objective": ("What the attack minimises", "objective (dimensionless)"),
+    "l_sim": ("Its gradient-matching part", "L_sim = 1 − cosine (dimensionless)"),
+    "psnr": ("Closeness to the truth, known to the evaluator only", "mean PSNR (dB)"),
+    "alpha": ("Place of the surrogate: 1 broadcast state, 0 returned state", "α (dimensionless)"),
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one attack is drawn everywhere in a report; the names are those of CSS, too."""
+
+    colour: str
+    stroke: str
+
+
+def style(place: int) -> Style:
+    """The style of the attack at `place`; 21 differ."""
+    turn, colour = divmod(place, len(_OKABE_ITO))
+    return Style(_OKABE_ITO[colour], _STROKES[turn % len(_STROKES)])
+
+
+SERVER, CLIENTS = Style("#000000", "solid"), Style("#8a8a8a", "solid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Curves that belong together: their mean is drawn, in a band from the lowest to the highest.
+
+    Attributes:
+        x: `point`.
+        y: `curve point`, NaN where a curve has no value; every point has at least one.
+        style: colour and stroke.
+        level: height of a thin dotted line to compare with; NaN for none.
+    """
+
+    x: Numbers
+    y: Numbers
+    style: Style
+    level: float = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One diagram.
+
+    Attributes:
+        title: what it shows; stands above the diagram in the page, not in it.
+        xlabel, ylabel: the axes, with units.
+        lines: what is drawn.
+        limits: lowest and highest y; None fits the lines.
+        log: logarithmic y where all values are positive and span a decade.
+    """
+
+    title: str
+    xlabel: str
+    ylabel: str
+    lines: Sequence[Line]
+    limits: tuple[float, float] | None = None
+    log: bool = False
+
+
+def overlay(curves: Sequence[tuple[Numbers, Numbers]], style: Style, level: float = float("nan")) -> Line:
+    """One line out of `(x, y)` curves, each with an x of its own."""
+    x = np.unique(np.concatenate([points for points, _ in curves]))
+    y = np.full((len(curves), len(x)), np.nan)
+    for row, (points, values) in zip(y, curves, strict=True):
+        row[np.searchsorted(x, points)] = values
+    kept = np.isfinite(y).any(0)
+    return Line(x=x[kept], y=np.where(np.isfinite(y), y, np.nan)[:, kept], style=style, level=level)
+
+
+def training_panels(rows: Sequence[Mapping[str, str]]) -> list[Panel]:
+    """Accuracy and loss per round out of the rows of `metrics.csv`; none where nothing was evaluated."""
+    panels = []
+    for name, title, unit in (
+        ("accuracy", "Accuracy", "fraction correct"),
+        ("loss", "Loss", "mean cross-entropy, nats"),
+    ):
+        curves: dict[str, dict[int, float]] = {}
+        for row in rows:
+            if row.get(name):
+                curves.setdefault(row["client"], {})[int(row["round"])] = float(row[name])
+        drawn = [(who, (np.array(list(c), float), np.array(list(c.values())))) for who, c in curves.items()]
+        server = [curve for who, curve in drawn if who == "server"]
+        clients = [curve for who, curve in drawn if who != "server"]
+        lines = [overlay(some, look) for some, look in ((clients, CLIENTS), (server, SERVER)) if some]
+        limits = (-0.02, 1.02) if name == "accuracy" else None
+        if lines := [line for line in lines if len(line.x)]:
+            panels.append(Panel(title=title, xlabel="round", ylabel=f"{name} ({unit})", lines=lines, limits=limits))
+    return panels
+
+
+def attack_panels(
+    findings: Sequence[tuple[str, Curves]], styles: Mapping[str, Style], floor: Mapping[str, float]
+) -> list[Panel]:
+    """One panel for each kind of curve, all attacks laid over one another.
+
+    Args:
+        findings: the attack and the curves of each finding.
+        styles: how each attack is drawn.
+        floor: PSNR of the best guess for each attack, a dotted line.
+    """
+    present = {name for _, curves in findings for name in curves}
+    panels = []
+    for name in [known for known in _TRACES if known in present] + sorted(present - set(_TRACES)):
+        title, ylabel = _TRACES.get(name, (name, "value"))
+        lines = []
+        for attack, look in styles.items():
+            curves = [curves[name] for owner, curves in findings if owner == attack and name in curves]
+            if curves:
+                lines.append(overlay(curves, look, floor.get(attack, np.nan) if name == "psnr" else np.nan))
+        limits = (-0.03, 1.03) if name == "alpha" else None
+        if lines := [line for line in lines if len(line.x)]:
+            panels.append(
+                Panel(
+                    title=title,
+                    xlabel="iteration",
+                    ylabel=ylabel,
+                    lines=lines,
+                    limits=limits,
+                    log=name in ("objective", "l_sim"),
+                )
+            )
+    return panels
+
+
+def draw(panel: Panel) -> bytes:
+    """A PNG of `panel`, 480 CSS pixels wide."""
+    figure = Figure(figsize=(5.0, 3.1), dpi=DPI, facecolor="white", layout="constrained")
+    axes = figure.add_subplot()
+    for line in panel.lines:
+        (drawn,) = axes.plot(
+            line.x, np.nanmean(line.y, 0), line.style.colour, linestyle=line.style.stroke, linewidth=1.6
+        )
+        if len(line.x) <= 20:
+            drawn.set(marker="o", markersize=3.5)
+        if len(line.y) > 1:
+            low, high = np.nanmin(line.y, 0), np.nanmax(line.y, 0)
+            axes.fill_between(line.x, low, high, color=line.style.colour, alpha=0.15, linewidth=0)
+        if np.isfinite(line.level):
+            axes.axhline(line.level, color=line.style.colour, linewidth=1, linestyle=(0, (1, 2)))
+    everything = np.concatenate([line.y.ravel() for line in panel.lines])
+    low, high = np.nanmin(everything), np.nanmax(everything)
+    if panel.log and low > 0 and high >= 10 * low:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+    if panel.limits:
+        axes.set_ylim(*panel.limits)
+    axes.set_xlabel(panel.xlabel, color=_INK)
+    axes.set_ylabel(panel.ylabel, color=_INK)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.tick_params(colors=_INK, which="both", labelsize=8.5)
+    axes.grid(color=_FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(_INK)
+    return _png(figure)
+
+
+def image_sheet(claimed: Tensor, true: Tensor | None, values: Sequence[float]) -> bytes:
+    """A PNG of true images above claimed ones, or of claimed ones alone, every pixel a sharp square.
+
+    Args:
+        claimed: `example channel height width` in [0, 1], in the order of `true`.
+        true: likewise, or None.
+        values: `example`, PSNR in dB, written under each pair; empty for none.
+    """
+    rows = [("reconstruction", claimed)] if true is None else [("original", true), ("reconstruction", claimed)]
+    count, _, height, width = claimed.shape
+    zoom = max(1, _CELL // max(height, width))
+    high, wide = zoom * height + _GAP, zoom * width + _GAP
+    canvas = np.ones((high * len(rows) + _GAP + (_TEXT if values else 0), _MARGIN + wide * count + _GAP, 3))
+    size = canvas.shape[1], canvas.shape[0]
+    figure = Figure(figsize=((size[0] + 0.01) / DPI, (size[1] + 0.01) / DPI), dpi=DPI, facecolor="white")
+    for line, (name, images) in enumerate(rows):
+        top = _GAP + line * high
+        middle = 1 - (top + (high - _GAP) / 2) / size[1]
+        figure.text((_MARGIN - 12) / size[0], middle, name, ha="right", va="center", fontsize=8.5, color=_INK)
+        for place, image in enumerate(_as_rgb(images)):
+            left = _MARGIN + place * wide
+            canvas[top - 1 : top + high - _GAP + 1, left - 1 : left + wide - _GAP + 1] = 0.8
+            canvas[top : top + high - _GAP, left : left + wide - _GAP] = image.repeat(zoom, 0).repeat(zoom, 1)
+    for place, value in enumerate(values):
+        centre = (_MARGIN + place * wide + (wide - _GAP) / 2) / size[0]
+        figure.text(centre, 6 / size[1], f"{value:.1f}", ha="center", va="bottom", fontsize=8, color=_INK)
+    if values:
+        figure.text((_MARGIN - 12) / size[0], 6 / size[1], "PSNR, dB", ha="right", va="bottom", fontsize=8, color=_INK)
+    figure.figimage(canvas, origin="upper", zorder=-1)
+    return _png(figure)
+
+
+def _as_rgb(images: Tensor) -> Numbers:
+    """`example height width 3` in [0, 1]; other than three channels are shown as the grey of their mean."""
+    shown = images if images.shape[1] == 3 else images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    array: Numbers = shown.permute(0, 2, 3, 1).double().nan_to_num().clamp(0, 1).numpy()
+    return array
+
+
+def _png(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+    return file.getvalue()

@@ -1,0 +1,287 @@
+"""The report says what the run folder holds, whatever that is, and nothing a stranger smuggles into it."""
+
+import io
+import json
+import math
+import re
+from html import unescape
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from fedsim import figures
+from fedsim.attack import Paper
+from fedsim.audit import Audit
+from fedsim.config import AttackFile, AttackTable, Config, PluginTable
+from fedsim.errors import ConfigError
+from fedsim.experiment import Experiment
+from fedsim.findings import Reconstruction, save_finding
+from fedsim.messages import Update
+from fedsim.report import bibtex, read_off, write_report
+from fedsim.run_folder import RunFolder, write_rows
+from fedsim.summary import Summary
+from fedsim.transcript import Recorder
+
+SME = AttackTable(name="sme")
+CONFIG = {
+    "data": {"name": "digits"},
+    "partition": {"name": "iid", "samples_per_client": 3},
+    "model": {"name": "mlp", "hidden": (4,)},
+    "federation": {"clients": 2, "rounds": 3, "seed": 5},
+}
+
+
+def config(**tables):
+    return Config.model_validate({**CONFIG, "attack": [SME], **tables})
+
+
+def record(folder, rounds=(1, 2, 3), failures=None):
+    recorder = Recorder(folder.transcript)
+    for number in rounds:
+        before = {"weight": torch.arange(6.0) + number}
+        updates = [
+            Update(round=number, client=c, before=before, after={"weight": torch.ones(6) * c}, num_examples=3 + c)
+            for c in (0, 1)
+        ]
+        recorder.write(number, updates, failures or {}, {"local-epochs": 2})
+
+
+def claim(folder, data, *, attack="sme", victim=0, repeat=0, granted=("model", "loss")):
+    finding = Reconstruction(
+        data=data,
+        labels=torch.zeros(len(data), dtype=torch.long),
+        trace={"objective": torch.linspace(1, 0.01, 20), "l_sim": torch.linspace(0.9, 0.01, 20)},
+        snapshots=torch.stack([torch.rand_like(data), data]),
+        snapshot_iterations=torch.tensor([0, 20]),
+    )
+    about = {"attack": attack, "round": 1, "victim": victim, "repeat": repeat, "granted": list(granted)}
+    place = folder.findings / re.sub(r"\W", "", attack) / f"round-1-client-{victim}-repeat-{repeat}.safetensors"
+    save_finding(finding, place, about)
+    return place.with_suffix(".png")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    return run
+
+
+@pytest.fixture(scope="module")
+def held():
+    """What client 0 holds under CONFIG."""
+    return Experiment(config()).data.train(0)[0]
+
+
+def page(folder, audit=None):
+    return write_report(folder.path, audit).read_text(encoding="utf-8")
+
+
+def text_of(html):
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+
+
+def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
+    folder.write_experiment(config())
+    record(folder)
+    png = claim(folder, held.flip(0))
+    rows = [{"round": r, "client": c, "accuracy": 0.5, "loss": 1.0} for r in (1, 2) for c in ("server", 0, 1)]
+    write_rows(folder.metrics, ("round", "client", "accuracy", "loss"), rows)
+    audit = Audit(folder=folder, spec=config(), experiment=Experiment(config()), beside=folder.path)
+    audit.score()
+    html = page(folder)
+    text = text_of(html)
+    assert png.is_file()
+    for words in (
+        "By PSNR, 1 of 1 attack came closer to what the victims held than the best guess: sme.",
+        "One victim was attacked, which proves nothing about the others",
+        "mlp (hidden [4]): 310 parameters",
+        "2 clients, 3 rounds, fedavg",
+        "Defenses none",
+        "model builds the architecture that the server broadcasts the weights of granted sme",
+        "labels the victim's labels in ascending order withheld –",
+        "3 rounds,",
+        "Zhu, Yao, Blaschko: Surrogate Model Extension (SME)",
+        "@inproceedings{zhu2023surrogate",
+    ):
+        assert words in text
+    assert html.count("<img") == 1 + 2 + 3  # pictures, training, objective and L_sim and PSNR
+    assert "hidden = [" in text  # the experiment file, verbatim
+
+
+def test_the_page_needs_nothing_but_itself(folder, held):
+    folder.write_experiment(config())
+    record(folder)
+    claim(folder, held)
+    html = page(folder)
+    assert {address[:22] for address in re.findall(r'src="([^"]*)"', html)} == {"data:image/png;base64,"}
+    assert not re.search(r"<script|<link|@import|url\(|srcset|http-equiv=\"refresh", html)
+    assert "default-src 'none'" in html
+    assert html == page(folder)
+
+
+def test_what_strangers_wrote_is_escaped_everywhere(folder, held):
+    hostile = '"><script>alert(1)</script>$_{{ 7 * 1911 }}'
+    folder.write_experiment(config(defense=[PluginTable(name=hostile)]))
+    with folder.experiment.open("a") as file:
+        file.write(f"# </pre>{hostile}\n")
+    (folder.path / "versions.json").write_text(json.dumps({hostile: hostile}))
+    record(folder, failures={7: f"KeyError: {hostile}"})
+    claim(folder, held, attack=hostile)
+    html = page(folder)
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;alert(1)") >= 6
+    assert "13377" not in re.sub(r'"data:[^"]*"', "", html)
+    assert "client 7: KeyError" in text_of(html)
+
+
+def test_a_bare_recording_is_enough(folder):
+    record(folder)
+    text = text_of(page(folder))
+    assert "a recording without an experiment file" in text
+    assert "2 recorded clients, 3 readable rounds" in text
+    assert "6 values in each message" in text
+    assert f"No attack has been run on this recording. fedsim attack {folder.path} ATTACK.toml" in text
+
+
+def test_findings_without_truth_are_shown_alone_and_not_scored(folder, held):
+    record(folder)
+    png = claim(folder, held, granted=["model"])
+    text = text_of(page(folder))
+    assert "Nothing is scored: nobody says what the victims held" in text
+    assert "Reconstructions alone" in text
+    assert "loss what clients minimise, (logits, labels) -> mean loss withheld sme" in text
+    assert Image.open(png).size[1] < 150
+
+
+def test_an_audit_brings_the_truth_about_a_recording_made_elsewhere(folder, held, tmp_path):
+    record(folder)
+    png = claim(folder, held)
+    save_file({"data": held, "labels": torch.zeros(len(held), dtype=torch.long)}, tmp_path / "truth.safetensors")
+    spec = AttackFile(attack=[SME], truth={"0": "truth.safetensors"})
+    text = text_of(page(folder, Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path)))
+    assert "Originals above, reconstructions below" in text
+    assert "truth.safetensors" in text
+    assert Image.open(png).size[1] > 200
+
+
+def test_damaged_rounds_are_named_and_the_others_told(folder):
+    record(folder)
+    flipped, cut = (folder.transcript / f"round-00000{n}.safetensors" for n in (1, 2))
+    content = bytearray(flipped.read_bytes())
+    content[-1] ^= 1
+    flipped.write_bytes(content)
+    cut.write_bytes(cut.read_bytes()[:40])
+    text = text_of(page(folder))
+    assert "Round 1 is damaged" in text
+    assert "Round 2 is damaged" in text
+    assert "3 rounds, 0.0 MB; 2 damaged (1, 2). SHA-256 of the intact rounds:" in text
+
+
+def test_a_damaged_finding_or_a_missing_data_set_does_not_stop_the_report(folder, held, monkeypatch):
+    monkeypatch.delenv("FEDSIM_DATA", raising=False)
+    noise = PluginTable(name="gaussian-noise", clip=1.0, noise_multiplier=0.0)
+    folder.write_experiment(config(data={"name": "mnist"}, defense=[noise]))
+    record(folder)
+    claim(folder, held)
+    (folder.findings / "sme" / "broken.safetensors").write_bytes(b"nothing")
+    text = text_of(page(folder))
+    assert "broken.safetensors is left out" in text
+    assert "needs a data folder" in text
+    assert "gaussian-noise (clip 1.0, noise_multiplier 0.0): no formal guarantee" in text
+
+
+def test_a_guarantee_is_stated_for_the_rounds_of_the_run(folder):
+    noise = PluginTable(name="gaussian-noise", clip=1.0, noise_multiplier=10.0)
+    folder.write_experiment(config(defense=[noise]))
+    record(folder)
+    rho = 3 * 2 / 10.0**2
+    epsilon = rho + 2 * math.sqrt(rho * math.log(1e5))
+    assert f"ε = {epsilon:.3g}, δ = 1e-05 after 3 rounds" in page(folder)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        write_report(tmp_path)
+
+
+def test_too_many_findings_and_images_are_cut_and_said_to_be(folder):
+    record(folder)
+    pngs = [claim(folder, torch.rand(18, 1, 2, 2), repeat=n) for n in range(14)]
+    html = page(folder)
+    assert all(png.is_file() for png in pngs)
+    assert html.count('alt="reconstructions by sme') == 12
+    assert "The first 12 of 14 findings by round and victim; the other 2 lie as PNG files" in text_of(html)
+    assert html.count("the first 16 of 18 images") == 12
+
+
+def test_each_original_stands_above_the_reconstruction_matched_to_it(folder, held):
+    folder.write_experiment(config())
+    record(folder)
+    png = claim(folder, held.flip(0))
+    page(folder)
+    pixels = np.asarray(Image.open(png).convert("L")).astype(int)
+    above, below = pixels[10:114, 200:-10], pixels[124:228, 200:-10]
+    assert np.array_equal(above, below)
+    first = np.round(held[0, 0].numpy() * 255).astype(int)
+    assert np.abs(above[:, :104] - first.repeat(13, 0).repeat(13, 1)).max() <= 1  # squares of 13 x 13, not blurred
+
+
+def test_colour_images_keep_their_colours():
+    red = torch.zeros(1, 3, 4, 4)
+    red[:, 0] = 1
+    picture = Image.open(io.BytesIO(figures.image_sheet(red, None, []))).convert("RGB")
+    assert picture.getpixel((250, 50)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("mean", "margin", "floor", "higher", "verdict"),
+    [
+        (20.0, 1.0, 15.0, True, "leaks"),
+        (20.0, 6.0, 15.0, True, "undecided"),
+        (20.0, math.nan, 15.0, True, "leaks"),
+        (14.0, 5.0, 15.0, True, "no better than guessing"),
+        (15.0, 0.0, 15.0, True, "no better than guessing"),
+        (0.01, 0.005, 0.05, False, "leaks"),
+        (0.06, 0.005, 0.05, False, "no better than guessing"),
+        (math.inf, math.nan, 15.0, True, "leaks"),
+        (20.0, 1.0, math.nan, True, ""),
+    ],
+)
+def test_the_verdict_follows_from_score_interval_and_floor(mean, margin, floor, higher, verdict):
+    assert read_off(summary(mean=mean, margin=margin, floor=floor, higher_is_better=higher))[0] == verdict
+
+
+def test_an_attacks_own_objective_is_no_leakage():
+    assert read_off(summary(metric="l_sim", mean=0.0, floor=1.0, higher_is_better=False))[0] == ""
+
+
+def summary(**values):
+    usual = {"attack": "sme", "metric": "psnr", "count": 3, "error": 0.1, "margin": 0.1, "floor_guess": "noise"}
+    return Summary(**{**usual, "ceiling": math.nan, "missing": "", **values})
+
+
+def test_bibtex_escapes_what_tex_would_read():
+    paper = Paper(title="Leaks & Noise_1", authors="Alpha, Beta", venue="IEEE Transactions on X", year=2020)
+    assert bibtex(paper) == (
+        "@article{alpha2020leaks,\n  author = {Alpha and Beta},\n  title = {{Leaks \\& Noise\\_1}},\n"
+        "  journal = {IEEE Transactions on X},\n  year = {2020},\n}"
+    )
+
+
+def test_curves_of_unequal_length_are_laid_over_one_another():
+    short, long = (np.arange(2.0), np.array([1.0, 3.0])), (np.arange(3.0), np.array([3.0, math.nan, 5.0]))
+    line = figures.overlay([short, long], figures.style(0))
+    np.testing.assert_array_equal(line.x, [0, 1, 2])
+    np.testing.assert_array_equal(np.nanmean(line.y, 0), [2, 3, 5])
+
+
+def test_attacks_do_not_share_a_style():
+    assert len({figures.style(place) for place in range(21)}) == 21
+
+
+def test_a_run_that_never_evaluated_has_no_training_curves():
+    assert figures.training_panels([{"round": "1", "client": "server", "accuracy": "", "loss": ""}]) == []
