@@ -69,7 +69,8 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
     values = np.array([float(row["value"]) for row in computed])
     floors = [float(row["floor"]) for row in computed]
     guesses = [str(row["floor_guess"]) for row in computed]
-    error = float(stats.sem(values)) if len(values) > 1 else math.nan
+    # A perfect reconstruction has an infinite PSNR, about which no interval can be said.
+    error = float(stats.sem(values)) if len(values) > 1 and np.isfinite(values).all() else math.nan
     return Summary(
         attack=attack,
         metric=metric,

@@ -1,0 +1,297 @@
+"""The experiment file: what is refused, in which words, and that a saved one says the same again."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+
+from fedsim.config import AttackFile, Config, check, load_config, read_toml
+from fedsim.errors import ConfigError, DataError, FedsimError, PluginError
+from fedsim.experiment import Experiment, resolve
+from fedsim.run_folder import RunFolder
+
+TEXT = """
+[model]
+name = "mlp"
+hidden = [16]
+
+[training]
+local_epochs = 1
+
+[federation]
+clients = 4
+rounds = 2
+
+[adversary]
+victims = [0, 2]
+
+[[attack]]
+name = "sme"
+iterations = 50
+
+[[attack]]
+name = "inverting-gradients"
+label = "ig"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "experiment.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def build(path: Path, *overrides: str) -> Config:
+    """All that happens before a federation starts."""
+    config = resolve(load_config(path, overrides))
+    Experiment(config).check()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        # Unknown names come with the nearest known one.
+        ("training.batchsize=3", "training.batchsize: unknown key, did you mean 'batch_size'?"),
+        ("fedaration.clients=3", "fedaration: unknown key, did you mean 'federation'?"),
+        ("adversary.knowledge.lables=true", "adversary.knowledge.lables: unknown key, did you mean 'labels'?"),
+        ("attack.sme.iteration=5", "attack.sme.iteration: unknown setting for 'sme', did you mean 'iterations'?"),
+        ("attack.smee.iterations=5", "no tables are called 'smee', did you mean 'sme'?"),
+        ("attack.sme.name=smee", "attacks: nothing is called 'smee', did you mean 'sme'?"),
+        ("model.name=sme_cnn", "models: nothing is called 'sme_cnn', did you mean 'sme-cnn'?"),
+        ("data.name=digit", "datasets: nothing is called 'digit', did you mean 'digits'?"),
+        ("data.name=imagenet", "datasets: nothing is called 'imagenet', known: digits, "),
+        ("data.shape=3", "data.shape: unknown setting for 'digits', there are none"),
+        ("partition.name=dirichle", "partition.name: nothing is called 'dirichle', did you mean 'dirichlet'?"),
+        ("strategy.name=fedav", "strategies: nothing is called 'fedav', did you mean 'fedavg'?"),
+        ("strategy.fraction_trian=1", "strategy.fraction_trian: unknown setting for 'fedavg', did you mean 'fraction_train'?"),
+        ("defense=[{name='gausian'}]", "defenses: nothing is called 'gausian', did you mean 'gaussian-noise'?"),
+        ("defense=[{name='gaussian-noise', clp=2}]", "defense.0.clp: unknown setting for 'gaussian-noise', did you mean 'clip'?"),
+        # Types.
+        ("federation.clients='ten'", "federation.clients: input should be a valid integer, got 'ten'"),
+        ("federation.clients=2.5", "federation.clients: input should be a valid integer, got 2.5"),
+        ("federation.clients=true", "federation.clients: input should be a valid integer, got True"),
+        ("federation.engine=rays", "federation.engine: input should be 'serial', 'ray' or 'flower', got 'rays'"),
+        ("adversary.victims=everyone", "adversary.victims: input should be a list or 'all', got 'everyone'"),
+        ("adversary.victims=[1.5]", "adversary.victims.0: input should be a valid integer, got 1.5"),
+        ("adversary.knowledge.batch_size=2.5", "batch_size: input should be a valid boolean or a valid integer, got 2.5"),
+        ("attack.sme.iterations=1e2", "attack.sme.iterations: input should be a valid integer, got 100.0"),
+        ("attack.sme.signed=1", "attack.sme.signed: input should be a valid boolean, got 1"),
+        ("model.hidden=[16, 'a']", "model.hidden.1: input should be a valid integer, got 'a'"),
+        ("attack=5", "attack: input should be a list, got 5"),
+        ("attack=['sme']", "attack.0: input should be a table, got 'sme'"),
+        ("federation=3", "federation: input should be a table, got 3"),
+        ("defense={name='gaussian-noise'}", "defense: this is a list of tables; write [[defense]]"),
+        ("attack=[{iterations=3}]", "attack.0.name: field required"),
+        ("federation.rounds=2024-01-01", "dates and times are not used in experiment files"),
+        # Values.
+        ("federation.clients=0", "federation.clients: input should be greater than or equal to 1, got 0"),
+        ("federation.timeout=inf", "federation.timeout: input should be a finite number, got inf"),
+        ("federation.straggler_probability=nan", "straggler_probability: input should be a finite number, got nan"),
+        ("training.batch_size=0", "training.batch_size: expected at least 1, got 0"),
+        ("training.local_epochs=0", "training.local_epochs: expected at least 1, got 0"),
+        ("training.learning_rate=-1", "training.learning_rate: expected a finite value of at least 0, got -1"),
+        ("training.learning_rate=nan", "training.learning_rate: input should be a finite number, got nan"),
+        ("attack.sme.iterations=0", "attack.sme: iterations: expected at least 1, got 0"),
+        ("attack.sme.step_size=inf", "attack.sme: step_size: expected a finite value above 0, got inf"),
+        ("attack.sme.step_size=-1", "attack.sme: step_size: expected a finite value above 0, got -1"),
+        ("attack.sme.tv_weight=nan", "attack.sme: tv_weight: expected a finite value of at least 0, got nan"),
+        ("attack.sme.alpha=2", "attack.sme: alpha: expected a value in [0, 1], got 2"),
+        ("attack.sme.alpha_step_size=0", "attack.sme: alpha_step_size: expected a finite value above 0, got 0"),
+        ("attack.sme.label=../x", "attack.0.label: it names a folder: expected letters, digits and any of"),
+        ("attack.sme.label=a/b", "attack.0.label: it names a folder"),
+        ("adversary.repeats=0", "adversary.repeats: input should be greater than or equal to 1, got 0"),
+        # Contradictions.
+        ("training.local_steps=5", "training: set local_epochs or local_steps, exactly one of them"),
+        ("adversary.victims=[0, 1, 2, 3, 0]", "adversary.victims: 5 clients named, but federation.clients is 4"),
+        ("adversary.victims=[4]", "adversary.victims: expected clients from 0 to 3, got 4"),
+        ("adversary.victims=[-1]", "adversary.victims: expected clients from 0 to 3, got -1"),
+        ("adversary.victims=[]", "adversary.victims: the list is empty; leave the key out, or name clients"),
+        ("adversary.rounds=[3]", "adversary.rounds: expected rounds from 1 to 2, got 3"),
+        ("adversary.rounds=[0]", "adversary.rounds: expected rounds from 1 to 2, got 0"),
+        ("recording.clients=[9]", "recording.clients: expected clients from 0 to 3, got 9"),
+        ("recording.rounds=[9]", "recording.rounds: expected rounds from 1 to 2, got 9"),
+        ("attack.sme.label=ig", "two attacks are called 'ig'; give one of them a label of its own"),
+        ("strategy.min_train_nodes=99", "strategy.min_train_nodes: expected at most federation.clients = 4, got 99"),
+        ("federation.clients=1_000_000", "federation.clients: 1000000 clients for 1438 examples; lower it"),
+        # --set itself.
+        ("noequals", "--set noequals: expected key=value, e.g. attack.sme.iterations=200"),
+        ("=3", "--set =3: expected key=value"),
+        (".=3", "--set .=3: expected key=value"),
+        ("federation..clients=3", "expected key=value"),
+        ("federation.clients.x=1", "'clients' is a value, not a table"),
+        ("attack.iterations=5", "name one of them, e.g. attack.NAME.iterations"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(file: Path, override: str, sentence: str) -> None:
+    with pytest.raises((ConfigError, PluginError)) as caught:
+        build(file, override)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not str(caught.value).endswith(".")
+    assert caught.value.exit_code == 2
+
+
+def test_errors_of_the_file_name_the_file(file: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(file))}: federation.clients: "):
+        load_config(file, ["federation.clients=0"])
+
+
+def test_broken_toml_says_where(file: Path) -> None:
+    file.write_text("[federation]\nclients = = 3\n")
+    with pytest.raises(ConfigError, match=r"is not valid TOML: .*line 2"):
+        load_config(file)
+    file.write_bytes(b"\xff\xfe[federation]")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load_config(file)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read \(No such file or directory\)"):
+        load_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\)"):
+        load_config(tmp_path)
+
+
+def test_an_empty_file_is_a_whole_experiment(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    config = build(tmp_path / "empty.toml")
+    assert (config.data.name, config.strategy.name, config.model.name) == ("digits", "fedavg", "sme-cnn")
+
+
+@pytest.mark.parametrize(
+    "path", ["attack.sme.iterations", "attack.ig.iterations", "attack.inverting-gradients.iterations"]
+)
+def test_an_attack_is_set_by_name_or_label(file: Path, path: str) -> None:
+    settings = {table.title: table.settings for table in build(file, f"{path}=5").attack}
+    assert settings["sme" if "sme" in path else "ig"]["iterations"] == 5
+    assert settings["ig" if "sme" in path else "sme"]["iterations"] != 5
+
+
+def test_overrides_reach_every_table_also_those_that_the_file_leaves_out(file: Path) -> None:
+    config = build(
+        file, "strategy.fraction_train=0.5", "partition.name=dirichlet", "federation.seed=9", "model.hidden=[8, 8]"
+    )
+    assert config.strategy.settings == {"fraction_train": 0.5}
+    assert config.strategy.name == "fedavg"
+    assert config.partition.name == "dirichlet"
+    assert config.federation.seed == 9
+    assert list(config.model.settings["hidden"]) == [8, 8]
+
+
+def test_values_are_toml_and_what_is_none_is_text(file: Path) -> None:
+    tables = read_toml(file, ["a.i=1", "a.f=1e-3", "a.b=true", "a.l=[1, 2]", "a.q='x'", "a.t=fed avg", "a.e="])
+    assert tables["a"] == {"i": 1, "f": 1e-3, "b": True, "l": [1, 2], "q": "x", "t": "fed avg", "e": ""}
+
+
+def test_the_resolved_file_is_the_same_experiment_with_defaults_written_out(file: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    config = build(file, "defense=[{name='gaussian-noise', clip=2.0}]")
+    folder.write_experiment(config)
+    again = folder.read_experiment()
+    assert again == config
+    assert resolve(config) == config
+    text = folder.experiment.read_text()
+    for line in ("alpha_step_size = 0.001", "tv_weight = 0.01", "iterations = 50", "iterations = 1000", "noise_multiplier = 0.0", 'label = "ig"'):  # fmt: skip
+        assert line in text, line
+
+
+def test_infinite_settings_of_plugins_survive_the_file_and_the_wire(file: Path, tmp_path: Path) -> None:
+    """JSON has no infinity; a plug-in may take one all the same."""
+    config = check(Config, {"strategy": {"name": "fedadam", "tau": float("inf")}}, "x")
+    assert Config.model_validate_json(config.model_dump_json()).strategy.settings["tau"] == float("inf")
+    folder = RunFolder(tmp_path)
+    folder.write_experiment(config)
+    assert folder.read_experiment() == config
+
+
+def test_every_example_is_a_valid_file() -> None:
+    examples = sorted((Path(__file__).parents[2] / "examples").glob("**/*.toml"))
+    assert examples
+    for path in examples:
+        tables = read_toml(path)
+        if "project" not in tables:  # an app of its own has a pyproject.toml
+            check(Config if set(tables) - set(AttackFile.model_fields) else AttackFile, tables, str(path))
+
+
+@pytest.mark.parametrize("order", [["attack", "data"], ["data", "attack"]])
+def test_the_order_of_tables_does_not_matter(tmp_path: Path, order: list[str]) -> None:
+    tables = {"attack": [{"name": "sme"}], "data": {"name": "digits"}}
+    (tmp_path / "x.toml").write_text(tomli_w.dumps({key: tables[key] for key in order}))
+    assert load_config(tmp_path / "x.toml") == check(Config, tables, "x")
+
+
+def idx(magic: int, array: np.ndarray) -> bytes:
+    return magic.to_bytes(4, "big") + np.array(array.shape, ">i4").tobytes() + array.astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny MNIST in torchvision's layout, one file gzipped."""
+    home = tmp_path / "data" / "MNIST" / "raw"
+    home.mkdir(parents=True)
+    for stem, count in (("train", 40), ("t10k", 10)):
+        pixels = np.arange(count * 784).reshape(count, 28, 28) % 256
+        (home / f"{stem}-images-idx3-ubyte").write_bytes(idx(2051, pixels))
+        (home / f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(2049, np.arange(count) % 10)))
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path / "data"))
+    return home
+
+
+def test_mnist_is_read_plain_and_gzipped(file: Path, mnist: Path) -> None:
+    dataset = Experiment(build(file, "data.name=mnist")).dataset
+    assert (len(dataset.train), len(dataset.test), dataset.input_shape) == (40, 10, (1, 28, 28))
+    assert dataset.train.inputs().max() == 1.0
+
+
+Harm = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (shutil.rmtree, r"train-images-idx3-ubyte\[\.gz\]: no such file; on a machine with a network, .*download=True"),
+        (lambda home: (home / "t10k-labels-idx1-ubyte.gz").unlink(), r"t10k-labels-idx1-ubyte\[\.gz\]: no such file"),
+        (lambda home: cut(home / "train-images-idx3-ubyte", 5000), "train-images-idx3-ubyte: is damaged .*download it again"),
+        (lambda home: cut(home / "train-images-idx3-ubyte", 2), "is damaged"),
+        (lambda home: cut(home / "train-images-idx3-ubyte", 0), "is damaged"),
+        (lambda home: cut(home / "train-labels-idx1-ubyte.gz", 20), r"train-labels-idx1-ubyte\.gz: is damaged"),
+        (lambda home: (home / "train-images-idx3-ubyte").write_bytes(b"<html>not found</html>" * 99), "is damaged"),
+        (
+            lambda home: (home / "train-images-idx3-ubyte").write_bytes(idx(2051, np.zeros((39, 28, 28)))),
+            "train holds 39 images but 40 labels",
+        ),
+    ],
+    ids=["no folder", "no file", "cut images", "cut header", "empty", "cut gzip", "html", "counts differ"],
+)  # fmt: skip
+def test_damaged_or_missing_mnist_is_one_sentence(file: Path, mnist: Path, harm: Harm, sentence: str) -> None:
+    harm(mnist)
+    with pytest.raises(DataError, match=sentence) as caught:
+        build(file, "data.name=mnist")
+    assert caught.value.exit_code == 2
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def test_a_data_folder_that_is_not_given_or_not_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDSIM_DATA", raising=False)
+    with pytest.raises(DataError, match="'mnist' needs a data folder; give --data-dir DIR or set FEDSIM_DATA"):
+        build(file, "data.name=mnist")
+    monkeypatch.setenv("FEDSIM_DATA", "/nowhere")
+    with pytest.raises(DataError, match="the data folder /nowhere does not exist"):
+        build(file, "data.name=mnist")
+
+
+def test_a_network_that_does_not_fit_the_data(file: Path) -> None:
+    with pytest.raises(FedsimError, match="model.dropout: expected a value in"):
+        build(file, "model.dropout=1.5")

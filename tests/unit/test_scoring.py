@@ -1,0 +1,221 @@
+"""Findings meet the truth: floors, ceilings, labels, and claims that are none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsim.errors import AttackError, DataError, TranscriptError
+from fedsim.findings import Reconstruction, load_finding, save_finding
+from fedsim.scoring import Public, Score, Truth, label_accuracy, score
+
+
+def images(count: int, seed: int = 0, size: int = 8) -> Tensor:
+    return torch.rand((count, 1, size, size), generator=torch.Generator().manual_seed(seed))
+
+
+LABELS = torch.tensor([0, 0, 1, 2])
+TRUTH = Truth(data=images(4), labels=LABELS)
+PUBLIC = Public(data=images(60, seed=9), labels=torch.arange(60) % 10)
+
+
+def judge(finding: Reconstruction, public: Public | None = PUBLIC, **options: Any) -> dict[str, Score]:
+    scores = score(finding, TRUTH, public=public, rng=torch.Generator().manual_seed(1), **options)
+    return {item.metric: item for item in scores}
+
+
+def test_the_truth_itself_in_another_order_reaches_every_ceiling() -> None:
+    order = torch.tensor([2, 0, 3, 1])
+    scores = judge(Reconstruction(data=TRUTH.data[order], labels=LABELS[order]))
+    assert list(scores) == ["psnr", "ssim", "mse", "lpips", "label_accuracy"]
+    assert scores["psnr"].value == math.inf
+    assert scores["psnr"].ceiling is None
+    for metric in ("ssim", "mse", "label_accuracy"):
+        ceiling = scores[metric].ceiling
+        assert ceiling is not None
+        assert scores[metric].value == pytest.approx(ceiling, abs=1e-6)
+
+
+def test_every_computed_score_has_a_floor_that_names_its_guess() -> None:
+    for item in judge(Reconstruction(data=images(4, seed=5), labels=LABELS)).values():
+        if item.missing:
+            assert math.isnan(item.value)
+        else:
+            assert math.isfinite(item.floor), item.metric
+            assert item.floor_guess, item.metric
+
+
+@pytest.mark.parametrize(
+    ("truth", "guess"),
+    [
+        (torch.full((4, 1, 8, 8), 0.5), "mid-grey"),
+        (PUBLIC.data.mean(0).expand(4, -1, -1, -1), "public mean"),
+        (torch.stack([PUBLIC.data[PUBLIC.labels == c].mean(0) for c in LABELS.tolist()]), "public class mean"),
+        (torch.rand((4, 1, 8, 8), generator=torch.Generator().manual_seed(1)), "noise"),
+    ],
+    ids=["mid-grey", "public mean", "public class mean", "noise"],
+)
+def test_the_floor_is_the_best_guess_by_that_metric(truth: Tensor, guess: str) -> None:
+    """Were the truth itself a guess, that guess would be the floor, at the ceiling of the metric."""
+    finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
+    rng = torch.Generator().manual_seed(1)
+    scores = {s.metric: s for s in score(finding, Truth(data=truth, labels=LABELS), public=PUBLIC, rng=rng)}
+    assert {scores[metric].floor_guess for metric in ("psnr", "ssim", "mse")} == {guess}
+    assert scores["mse"].floor == pytest.approx(0, abs=1e-12)
+    assert scores["ssim"].floor == pytest.approx(1, abs=1e-4)
+
+
+def test_floors_are_matched_like_claims() -> None:
+    """The noise guess gets the same one-to-one matching, or it would look worse than guessing is."""
+    noise = torch.rand((4, 1, 8, 8), generator=torch.Generator().manual_seed(1))
+    shuffled = Truth(data=noise[torch.tensor([3, 2, 1, 0])], labels=LABELS)
+    finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
+    rng = torch.Generator().manual_seed(1)
+    scores = {s.metric: s for s in score(finding, shuffled, public=None, rng=rng)}
+    assert scores["mse"].floor == pytest.approx(0, abs=1e-12)
+
+
+def test_without_public_data_the_floors_are_noise_and_grey() -> None:
+    scores = judge(Reconstruction(data=images(4, seed=5), labels=LABELS), public=None)
+    assert {s.floor_guess for s in scores.values() if not s.missing} <= {"noise", "mid-grey", "every class as often"}
+
+
+def test_a_class_without_public_examples_falls_back_to_the_public_mean() -> None:
+    scores = judge(Reconstruction(data=images(4, seed=5), labels=torch.tensor([0, 0, 1, 77])))
+    assert math.isfinite(scores["mse"].floor)
+
+
+def test_floors_are_the_same_each_time() -> None:
+    finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
+    assert judge(finding) == judge(finding)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "true", "accuracy"),
+    [
+        ([0, 1, 2, 3], [3, 2, 1, 0], 1.0),
+        ([0, 0, 0, 0], [0, 1, 2, 3], 0.25),
+        ([0, 0, 1, 1], [0, 1, 1, 1], 0.75),
+        ([5, 5], [9, 9], 0.0),
+    ],
+)
+def test_labels_are_compared_as_multisets(claimed: list[int], true: list[int], accuracy: float) -> None:
+    assert label_accuracy(torch.tensor(claimed), torch.tensor(true)) == accuracy
+
+
+def test_granted_labels_are_not_scored() -> None:
+    finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
+    assert "label_accuracy" in judge(finding)
+    assert "label_accuracy" not in judge(finding, labels_granted=True)
+
+
+def test_guessing_every_class_as_often_is_the_floor_of_labels() -> None:
+    assert judge(Reconstruction(data=images(4, seed=5), labels=LABELS))["label_accuracy"].floor == 0.75
+
+
+def test_a_trace_adds_the_attacks_own_loss_with_its_start_as_floor() -> None:
+    trace = {"l_sim": torch.tensor([0.9, 0.5, 0.25])}
+    scores = judge(Reconstruction(data=images(4, seed=5), labels=LABELS, trace=trace))
+    assert (scores["l_sim"].value, scores["l_sim"].floor, scores["l_sim"].ceiling) == (0.25, pytest.approx(0.9), 0.0)
+    assert not scores["l_sim"].higher_is_better
+
+
+def test_the_value_is_the_mean_over_the_images() -> None:
+    item = judge(Reconstruction(data=images(4, seed=5), labels=LABELS))["psnr"]
+    assert len(item.per_image) == 4
+    assert item.value == pytest.approx(sum(item.per_image) / 4, rel=1e-5)
+
+
+def test_another_shape_than_the_truth_is_one_sentence() -> None:
+    with pytest.raises(DataError, match=r"held data of shape \(4, 1, 8, 8\), the attack claims \(3, 1, 8, 8\)"):
+        judge(Reconstruction(data=images(3), labels=LABELS[:3]))
+
+
+def test_lpips_is_missing_with_its_reason() -> None:
+    item = judge(Reconstruction(data=images(4, seed=5), labels=LABELS))["lpips"]
+    assert "too small" in item.missing
+    assert item.per_image == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "labels", "sentence"),
+    [
+        (torch.full((1, 1, 2, 2), math.nan), torch.tensor([0]), "or NaN"),
+        (torch.full((1, 1, 2, 2), 1.1), torch.tensor([0]), r"outside \[0, 1\]"),
+        (torch.zeros(2, 1, 2, 2), torch.tensor([0]), "2 examples but 1 labels"),
+        (torch.zeros(1, 1, 2, 2), torch.tensor([-1]), "no class indices"),
+        (torch.zeros(1, 1, 2, 2), torch.tensor([0.5]), "no class indices"),
+    ],
+)
+def test_a_claim_that_is_none_is_refused_where_it_is_made(data: Tensor, labels: Tensor, sentence: str) -> None:
+    with pytest.raises(AttackError, match=sentence):
+        Reconstruction(data=data, labels=labels)
+
+
+def test_findings_survive_saving_whatever_memory_they_share(tmp_path: Path) -> None:
+    """An attack may hand out views and tensors that require gradients."""
+    snapshots = torch.rand((3, 4, 1, 8, 8)).requires_grad_(True)
+    finding = Reconstruction(
+        data=snapshots[-1],
+        labels=LABELS,
+        trace={"objective": torch.arange(3.0)},
+        snapshots=snapshots,
+        snapshot_iterations=torch.arange(3),
+    )
+    save_finding(finding, tmp_path / "deep" / "f.safetensors", {"attack": "x"})
+    loaded, about = load_finding(tmp_path / "deep" / "f.safetensors")
+    assert about == {"attack": "x"}
+    assert torch.equal(loaded.data, finding.data)
+    assert torch.equal(loaded.labels, LABELS)
+    assert loaded.trace["objective"].tolist() == [0, 1, 2]
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["f.safetensors"]
+
+
+def test_a_damaged_finding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "f.safetensors"
+    save_finding(Reconstruction(data=images(4), labels=LABELS), path, {})
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(TranscriptError, match=r"f\.safetensors: is damaged .*attack again"):
+        load_finding(path)
+
+
+def write(path: Path, **tensors: Tensor) -> Path:
+    save_file(tensors, path)
+    return path
+
+
+def test_a_truth_file_is_read(tmp_path: Path) -> None:
+    truth = Truth.load(write(tmp_path / "t", data=TRUTH.data, labels=LABELS.int()))
+    assert torch.equal(truth.data, TRUTH.data)
+    assert truth.labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ({"data": images(4)}, "'labels'"),
+        ({"data": images(4) * 255, "labels": LABELS}, r"lies in \[.*, 25.*\], expected \[0, 1\]"),
+        ({"data": images(4) * math.nan, "labels": LABELS}, r"expected \[0, 1\]"),
+        ({"data": images(4), "labels": LABELS[:3]}, r"a label for each, got \(4, 1, 8, 8\) and \(3,\)"),
+        ({"data": images(4)[0], "labels": LABELS[:1]}, r"expected data of shape"),
+        ({"data": images(0), "labels": LABELS[:0]}, r"expected data of shape"),
+        ({"data": images(4), "labels": LABELS - 1}, r"expected data of shape"),
+    ],
+)
+def test_a_bad_truth_file_is_one_sentence(tmp_path: Path, tensors: dict[str, Tensor], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        Truth.load(write(tmp_path / "t", **tensors))
+
+
+def test_a_missing_or_foreign_truth_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a safetensors file with 'data' and 'labels'"):
+        Truth.load(tmp_path / "none")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(DataError, match="is not a safetensors file"):
+        Truth.load(tmp_path / "text")
