@@ -125,6 +125,9 @@ def construct(cls: Any, name: str, settings: Mapping[str, Any], where: str) -> A
     for key in settings:
         if key not in known:
             raise ConfigError(f"{where}.{key}: unknown setting for '{name}', {did_you_mean(key, known)}")
+    missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in settings]
+    if missing:
+        raise ConfigError(f"{where}: '{name}' needs {', '.join(missing)}, which is not set")
     try:
         if isinstance(cls, type) and dataclasses.is_dataclass(cls):
             return _adapter(cls).validate_json(_json(settings), strict=True)

@@ -1,0 +1,299 @@
+"""What every registered plug-in keeps to, built-in or not. A new one is tested by being registered."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim import registry
+from fedsim.attack import KNOWLEDGE, Attack, Knowledge, Paper
+from fedsim.config import load_config
+from fedsim.datasets import Dataset
+from fedsim.defense import Defense, Guarantee
+from fedsim.errors import DataError, KnowledgeError
+from fedsim.findings import Reconstruction
+from fedsim.messages import Update
+from fedsim.models import Mlp
+from fedsim.randomness import generator
+from fedsim.transcript import Recorder, Transcript
+
+OURS = [
+    pytest.param(group, name, id=f"{group}-{name}")
+    for group in registry.GROUPS
+    if group != "strategies"
+    for name in registry.names(group)
+]
+ATTACKS, DEFENSES = registry.names("attacks"), registry.names("defenses")
+KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+@pytest.mark.parametrize(("group", "name"), OURS)
+def test_a_plugin_is_a_frozen_dataclass_that_needs_no_settings(group: registry.Group, name: str) -> None:
+    cls = registry.load(group, name)
+    plugin = registry.build(group, name, {}, "here")
+    assert KEBAB.fullmatch(name)
+    assert plugin == cls()
+    assert vars(cls)["__dataclass_params__"].frozen
+    assert not inspect.isabstract(cls)
+    for field in dataclasses.fields(cls):
+        assert field.kw_only, field.name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(plugin, field.name, None)
+
+
+@pytest.mark.parametrize(("group", "name"), OURS)
+def test_a_plugin_survives_repr_pickle_and_its_own_settings(group: registry.Group, name: str) -> None:
+    cls = registry.load(group, name)
+    plugin = cls()
+    assert eval(repr(plugin), {cls.__name__: cls}) == plugin
+    assert pickle.loads(pickle.dumps(plugin)) == plugin
+    assert hash(plugin) == hash(cls())
+    assert registry.build(group, name, dataclasses.asdict(plugin), "here") == plugin
+
+
+@pytest.mark.parametrize(("group", "name"), OURS)
+def test_a_plugin_explains_itself(group: registry.Group, name: str) -> None:
+    cls = registry.load(group, name)
+    text = inspect.getdoc(cls)
+    assert text
+    assert text.splitlines()[0].endswith(".")
+    if group in ("attacks", "defenses"):
+        assert "References:" in text
+        assert "Differs:" in text
+        assert isinstance(cls.paper, Paper)
+        assert 1980 < cls.paper.year < 2100
+    explained = "\n".join(inspect.getdoc(base) or "" for base in cls.__mro__)
+    for field in dataclasses.fields(cls):
+        assert re.search(rf"^\s+{field.name}: ", explained, re.MULTILINE), f"{field.name} is not explained"
+
+
+@pytest.mark.parametrize("name", registry.names("strategies"))
+def test_a_strategy_is_built_from_no_more_than_it_demands(name: str) -> None:
+    from flwr.serverapp.strategy import Strategy
+
+    known = registry.parameters(registry.load("strategies", name))
+    demanded = {key: 0.1 for key, parameter in known.items() if parameter.default is parameter.empty}
+    assert isinstance(registry.build("strategies", name, demanded, "strategy"), Strategy)
+
+
+# Attacks.
+
+
+def build_model() -> nn.Module:
+    torch.manual_seed(0)
+    return Mlp(hidden=(12,)).build((1, 8, 8), 10)
+
+
+KNOWN = Knowledge(
+    model=build_model,
+    loss=cross_entropy,
+    input_shape=(1, 8, 8),
+    num_classes=10,
+    value_range=([0.0], [1.0]),
+    input_mean=[0.3],
+    input_std=[0.3],
+    learning_rate=0.1,
+    local_epochs=1,
+    batch_size=3,
+    labels=torch.tensor([1, 4, 4]),
+)
+
+
+def one_step(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    inputs = torch.rand((3, 1, 8, 8), generator=generator("inputs"))
+    cross_entropy(model(inputs), torch.tensor([1, 4, 4])).backward()
+    return before, {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture(scope="module")
+def transcript(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
+    folder = tmp_path_factory.mktemp("recording") / "transcript"
+    recorder = Recorder(folder)
+    for number in (1, 2):
+        before, after = one_step(build_model())
+        recorder.write(number, [Update(round=number, client=5, before=before, after=after, num_examples=3)])
+    return Transcript(folder)
+
+
+def attack_with(name: str) -> Attack:
+    """The attack with its defaults, but for a few iterations."""
+    settings = {"iterations": 6} if "iterations" in registry.parameters(registry.load("attacks", name)) else {}
+    attack: Attack = registry.build("attacks", name, settings, "attack")
+    return attack
+
+
+def run(attack: Attack, transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0) -> Reconstruction:
+    shown = transcript if attack.temporal else transcript.only([1])
+    return attack.run(shown, knowledge, victim=5, rng=generator(seed))
+
+
+def tensors(finding: Reconstruction) -> dict[str, Tensor]:
+    return {"data": finding.data, "labels": finding.labels, **finding.trace}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_finishes_and_claims_something_that_can_be_judged(name: str, transcript: Transcript) -> None:
+    finding = run(attack_with(name), transcript)
+    assert finding.data.shape == (3, 1, 8, 8)
+    assert finding.data.device.type == "cpu"
+    assert finding.data.dtype == torch.float32
+    assert not finding.data.requires_grad
+    assert finding.labels.shape == (3,)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_with_the_same_seed_finds_the_same_bytes(name: str, transcript: Transcript) -> None:
+    torch.manual_seed(1)
+    first = tensors(run(attack_with(name), transcript, seed=1))
+    torch.manual_seed(2)
+    again = tensors(run(pickle.loads(pickle.dumps(attack_with(name))), transcript, seed=1))
+    assert first.keys() == again.keys()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["data"], run(attack_with(name), transcript, seed=3).data)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_leaves_the_global_generator_alone(name: str, transcript: Transcript) -> None:
+    without_model = dataclasses.replace(KNOWN, model=lambda: Mlp(hidden=(12,)).build((1, 8, 8), 10))
+    del without_model
+    build_model()
+    state = torch.random.get_rng_state()
+    run(attack_with(name), transcript)
+    build_model()
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def only(names: frozenset[str]) -> Knowledge:
+    return Knowledge(**{name: getattr(KNOWN, name) for name in names})
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_an_attack_declares_to_need_is_exactly_sufficient(name: str, transcript: Transcript) -> None:
+    attack = attack_with(name)
+    assert attack.needs <= set(KNOWLEDGE)
+    run(attack, transcript, only(attack.needs))
+    for withheld in attack.needs:
+        with pytest.raises(KnowledgeError, match=f"{type(attack).__name__} needs {withheld}, which the threat model"):
+            run(attack, transcript, only(attack.needs - {withheld}))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_withheld_need_is_an_error_before_any_work(name: str) -> None:
+    """Neither the transcript nor the generator is touched."""
+    with pytest.raises(KnowledgeError) as caught:
+        attack_with(name).run(None, Knowledge(), victim=0, rng=None)  # type: ignore[arg-type]
+    assert all(need in str(caught.value) for need in attack_with(name).needs)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_does_not_change_what_it_is_given(name: str, transcript: Transcript) -> None:
+    assert KNOWN.labels is not None
+    before, labels, shared = transcript.hash(), KNOWN.labels.clone(), build_model()
+    weights = {key: value.clone() for key, value in shared.state_dict().items()}
+    run(attack_with(name), transcript, dataclasses.replace(KNOWN, model=lambda: shared))
+    assert transcript.hash() == before
+    assert torch.equal(KNOWN.labels, labels)
+    assert all(torch.equal(value, weights[key]) for key, value in shared.state_dict().items())
+    assert all(p.grad is None for p in shared.parameters())
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_progress_is_told_up_to_the_last_iteration(name: str, transcript: Transcript) -> None:
+    seen: list[tuple[int, int, Mapping[str, float]]] = []
+    attack = attack_with(name)
+    attack.run(
+        transcript if attack.temporal else transcript.only([1]),
+        KNOWN,
+        victim=5,
+        rng=generator(0),
+        progress=lambda *event: seen.append(event),
+    )
+    assert seen
+    assert seen[-1][0] == seen[-1][1]
+    assert [step for step, _, _ in seen] == sorted({step for step, _, _ in seen})
+    assert all(math.isfinite(values["objective"]) for _, _, values in seen)
+
+
+# Defenses.
+
+
+def state() -> dict[str, Tensor]:
+    return {"a": torch.randn((4, 3), generator=generator("a")), "b": torch.randn(5, generator=generator("b"))}
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_a_defense_keeps_shapes_and_inputs_and_follows_its_generator(name: str) -> None:
+    defense: Defense = registry.build("defenses", name, {}, "defense")
+    for hook in (defense.on_gradient, defense.on_update):
+        given = state()
+        first, again = hook(given, rng=generator(1)), hook(given, rng=generator(1))
+        assert {k: (v.shape, v.dtype) for k, v in first.items()} == {k: (v.shape, v.dtype) for k, v in given.items()}
+        assert all(torch.equal(first[k], again[k]) for k in first)
+        assert all(torch.equal(given[k], v) for k, v in state().items())
+        zero = hook({k: torch.zeros_like(v) for k, v in given.items()}, rng=generator(1))
+        assert all(torch.isfinite(v).all() for v in zero.values())
+    inputs, labels = torch.rand((3, 1, 8, 8), generator=generator("x")), torch.tensor([1, 2, 3])
+    batch, targets = defense.on_batch(inputs.clone(), labels, rng=generator(1))
+    assert batch.dtype == inputs.dtype
+    assert len(batch) == len(targets)
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_what_a_defense_promises_is_a_guarantee_or_nothing(name: str) -> None:
+    defense: Defense = registry.build("defenses", name, {}, "defense")
+    promise = defense.guarantee(10, 1e-5)
+    assert promise is None or (isinstance(promise, Guarantee) and promise.epsilon > 0)
+
+
+# Data sets and models.
+
+
+@pytest.mark.parametrize("name", registry.names("datasets"))
+def test_a_dataset_is_in_the_unit_range_and_says_where_it_comes_from(name: str) -> None:
+    from fedsim.experiment import data_folder
+
+    try:
+        dataset: Dataset = registry.build("datasets", name, {}, "data").load(data_folder())
+    except DataError as error:
+        assert "--data-dir" in str(error) or "no such file" in str(error)
+        pytest.skip(str(error))
+    assert dataset.name == name
+    assert dataset.source
+    assert dataset.licence
+    for part in (dataset.train, dataset.test):
+        sample = part.inputs(slice(0, 500))
+        assert sample.dtype == torch.float32
+        assert 0 <= sample.min() < sample.max() <= 1
+        assert sample.shape[1:] == dataset.input_shape
+        assert part.labels.dtype == torch.int64
+        assert set(part.labels.unique().tolist()) == set(range(dataset.num_classes))
+
+
+@pytest.mark.parametrize("name", registry.names("models"))
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32)])
+def test_a_model_takes_any_batch_and_learns(name: str, shape: tuple[int, ...]) -> None:
+    model: nn.Module = registry.build("models", name, {}, "model").build(shape, 7)
+    logits = model(torch.rand((5, *shape)))
+    assert logits.shape == (5, 7)
+    logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_plugin_is_named_in_a_file_and_found(tmp_path: Path) -> None:
+    lines: list[str] = [f'[[attack]]\nname = "{name}"\n' for name in ATTACKS]
+    (tmp_path / "all.toml").write_text("".join(lines))
+    tables: Any = load_config(tmp_path / "all.toml").attack
+    assert [table.name for table in tables] == ATTACKS
