@@ -101,7 +101,12 @@ def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str]) -> l
             notes.append(f"{path.name} is left out: {error}.")
         except OSError as error:
             raise RunError(f"{path.parent}: cannot be written ({error.strerror}); make room and try again") from error
-    return sorted(found, key=lambda item: [item.about[key] for key in ("round", "victim", "repeat")])
+    return sorted(found, key=_place)
+
+
+def _place(item: Found) -> list[list[int]]:
+    """By number, not by letter: round 2 before 10, and `2-5`, an attack on several rounds, in between."""
+    return [[int(part) for part in str(item.about[key]).split("-")] for key in ("round", "victim", "repeat")]
 
 
 def _truth(finding: Finding, about: Mapping[str, Any], audit: Audit | None, notes: list[str]) -> Truth | None:

@@ -49,7 +49,7 @@ def record(folder, rounds=(1, 2, 3), failures=None):
         recorder.write(number, updates, failures or {}, {"local-epochs": 2})
 
 
-def claim(folder, data, *, attack="sme", victim=0, repeat=0, granted=("model", "loss")):
+def claim(folder, data, *, attack="sme", number=1, victim=0, repeat=0, granted=("model", "loss")):
     finding = Reconstruction(
         data=data,
         labels=torch.zeros(len(data), dtype=torch.long),
@@ -57,8 +57,8 @@ def claim(folder, data, *, attack="sme", victim=0, repeat=0, granted=("model", "
         snapshots=torch.stack([torch.rand_like(data), data]),
         snapshot_iterations=torch.tensor([0, 20]),
     )
-    about = {"attack": attack, "round": 1, "victim": victim, "repeat": repeat, "granted": list(granted)}
-    place = folder.findings / re.sub(r"\W", "", attack) / f"round-1-client-{victim}-repeat-{repeat}.safetensors"
+    about = {"attack": attack, "round": number, "victim": victim, "repeat": repeat, "granted": list(granted)}
+    place = folder.findings / re.sub(r"\W", "", attack) / f"round-{number}-client-{victim}-repeat-{repeat}.safetensors"
     save_finding(finding, place, about)
     return place.with_suffix(".png")
 
@@ -216,6 +216,13 @@ def test_too_many_findings_and_images_are_cut_and_said_to_be(folder):
     assert html.count('alt="reconstructions by sme') == 12
     assert "The first 12 of 14 findings by round and victim; the other 2 lie as PNG files" in text_of(html)
     assert html.count("the first 16 of 18 images") == 12
+
+
+def test_findings_stand_in_the_order_of_their_rounds(folder):
+    record(folder)
+    for number in ("10", "2-5", "2"):
+        claim(folder, torch.rand(1, 1, 2, 2), number=number)
+    assert re.findall(r"round ([\d-]+), start 1", page(folder)) == ["2", "2-5", "10"]
 
 
 def test_each_original_stands_above_the_reconstruction_matched_to_it(folder, held):
