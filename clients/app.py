@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache, partial
 
 import torch
@@ -17,7 +15,7 @@ from fedsim.engines.cohort import COHORT, play_cohort
 from fedsim.errors import RunError
 from fedsim.experiment import Experiment
 from fedsim.messages import State
-from fedsim.randomness import generator, numpy_generator
+from fedsim.randomness import generator, numpy_generator, one_thread
 from fedsim.training import LocalTraining, evaluate, local_update
 
 app = ClientApp()
@@ -26,7 +24,7 @@ app = ClientApp()
 @app.query(COHORT.split(".")[1])
 def cohort(message: Message, context: Context) -> Message:
     """Play several clients for one message; see `fedsim.engines.cohort`."""
-    with _one_thread():
+    with one_thread():  # the same bytes on every engine
         return play_cohort(app, message, context)
 
 
@@ -100,14 +98,3 @@ def _settings(config: ConfigRecord) -> LocalTraining:
     sent = {key.replace("-", "_"): value for key, value in config.items()}
     known = {item.name for item in dataclasses.fields(LocalTraining)}
     return LocalTraining(**{key: value for key, value in sent.items() if key in known})  # type: ignore[arg-type]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The number of threads changes float sums; one thread gives the same bytes on every engine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -10,25 +10,27 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
-from fedsim import registry
-from fedsim.attack import KNOWLEDGE, Attack, Knowledge, Progress
+from fedsim.attack import Attack, Knowledge, Progress
 from fedsim.config import AdversaryTable, AttackFile
 from fedsim.errors import ConfigError, DataError, FedsimError
 from fedsim.experiment import Experiment, build_attacks, data_folder
 from fedsim.findings import load_finding, save_finding
-from fedsim.randomness import generator
+from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, image_metrics, score
+from fedsim.threat_model import grant
 from fedsim.transcript import Transcript
+from fedsim.workers import in_processes
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -41,18 +43,27 @@ IMAGES = ("attack", "victim", "round", "repeat", "image", "metric", "value")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One attack on one victim's update, from one random start."""
+    """One attack on one victim's update (or updates, for an attack on several rounds), from one random start."""
 
     title: str
     attack: Attack
-    round: int
+    rounds: tuple[int, ...]
     victim: int
     repeat: int
+
+    @property
+    def round(self) -> str:
+        """The round that is attacked, or `first-last` for an attack on several."""
+        return "-".join(map(str, sorted({self.rounds[0], self.rounds[-1]})))
 
     @property
     def name(self) -> str:
         """File name without its ending, unique within the attack's folder."""
         return f"round-{self.round}-client-{self.victim}-repeat-{self.repeat}"
+
+
+ProgressOf = Callable[[Job, int, int, Mapping[str, float]], None]
+"""Called as `progress(job, iteration, iterations, values)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +88,7 @@ class Audit:
         Raises:
             ConfigError, PluginError, KnowledgeError: before any work.
         """
-        knowledge = self.knowledge()
+        knowledge = grant(self.spec.adversary, self.experiment, self.beside)
         granted = ["labels"] if self.spec.adversary.knowledge.labels else []
         for _, attack in build_attacks(self.spec):
             attack.check(knowledge, granted)
@@ -86,71 +97,83 @@ class Audit:
         if granted and self.experiment is None and not self.spec.truth:
             raise ConfigError("adversary.knowledge.labels: there is no truth to take them from; add a [truth] table")
 
-    def knowledge(self) -> Knowledge:
-        """What the adversary is granted, labels apart: those differ from victim to victim."""
-        table, device = self.spec.adversary.knowledge, _device(self.spec.adversary.device)
-        own = _protocol_knowledge(self.experiment) if self.experiment else {"loss": cross_entropy}
-        values: dict[str, Any] = {"device": device}
-        for name in KNOWLEDGE:
-            setting = getattr(table, name)
-            if name == "labels" or setting is False:
-                continue
-            values[name] = own.get(name) if setting is True else _written_out(name, setting, self.beside)
-        return Knowledge(**values)
-
-    def run(self, progress: Callable[[Job], Progress] | None = None, rounds: Iterable[int] | None = None) -> list[str]:
-        """Attack, score, and return one sentence for each attack that failed; the others go on.
+    def run(self, progress: ProgressOf | None = None, rounds: Iterable[int] | None = None) -> list[str]:
+        """Attack, and return one sentence for each attack that failed; the others go on.
 
         Findings that are already there with the same settings are kept.
+
+        Args:
+            progress: told `(job, iteration, iterations, values)`.
+            rounds: attack only these among the rounds that are to be attacked.
         """
         self.check()
         transcript = Transcript(self.folder.path)
         failures: list[str] = []
-        for job in self._jobs(transcript, rounds, failures):
-            try:
-                self._attack(transcript, job, progress(job) if progress else None)
-            except FedsimError as error:
-                failures.append(f"{job.title}, {error}")
-                log.error("%s", failures[-1])
-            except Exception as error:  # attacks may be strangers' code; one that breaks breaks only itself
-                what = f"{type(error).__name__}: {error}".splitlines()[0]
-                failures.append(f"{job.title}, round {job.round}, client {job.victim}: {what}")
-                log.exception("%s", failures[-1])
+        jobs = list(self._jobs(transcript, rounds, failures))
+        workers = self.spec.adversary.workers or min(os.cpu_count() or 1, (len(jobs) + 1) // 2)
+        if workers > 1 and grant(self.spec.adversary, self.experiment, self.beside).device.type == "cpu":
+            done: Iterable[tuple[Job, BaseException | None]] = in_processes(
+                jobs, workers, _worker, (self.folder.path, self.spec, self.beside), progress or _silent
+            )
+        else:
+            done = ((job, self._try(transcript, job, progress or _silent)) for job in jobs)
+        for job, error in done:
+            if error is not None:
+                failures.append(_sentence(job, error))
+                log.error("%s", failures[-1], exc_info=None if isinstance(error, FedsimError) else error)
         return failures
 
     def _jobs(self, transcript: Transcript, rounds: Iterable[int] | None, failures: list[str]) -> Iterable[Job]:
+        """What to do, round by round; attacks on several rounds come first."""
         adversary = self.spec.adversary
+        present: dict[int, list[int]] = {}
         for number in _chosen_rounds(transcript, adversary, rounds):
             try:
-                present = transcript.clients(number)
+                present[number] = transcript.clients(number)
             except FedsimError as error:
                 failures.append(str(error))
                 log.error("%s", error)
-                continue
-            for victim in _chosen_victims(present, adversary):
-                for table, attack in build_attacks(self.spec):
-                    for repeat in range(adversary.repeats):
-                        yield Job(title=table.title, attack=attack, round=number, victim=victim, repeat=repeat)
+        attacks = build_attacks(self.spec)
+        everyone = sorted({client for clients in present.values() for client in clients})
+        views = [((number,), clients, False) for number, clients in present.items()]
+        for numbers, clients, temporal in [(tuple(present), everyone, True), *views]:
+            for victim in _chosen_victims(clients, adversary):
+                for table, attack in attacks:
+                    for repeat in range(adversary.repeats if attack.temporal == temporal else 0):
+                        yield Job(title=table.title, attack=attack, rounds=numbers, victim=victim, repeat=repeat)
 
-    def _attack(self, transcript: Transcript, job: Job, progress: Progress | None) -> None:
+    def _try(self, transcript: Transcript, job: Job, progress: ProgressOf) -> Exception | None:
+        try:
+            self.attack(transcript, job, partial(progress, job))
+        except Exception as error:  # attacks may be strangers' code; one that breaks breaks only itself
+            return error
+        return None
+
+    def attack(self, transcript: Transcript, job: Job, progress: Progress) -> None:
+        """Do one job and save what was found.
+
+        Raises:
+            FedsimError: the attack cannot be done, or failed.
+        """
         path = self.folder.findings / job.title / f"{job.name}.safetensors"
-        knowledge = self.knowledge()
+        knowledge = grant(self.spec.adversary, self.experiment, self.beside)
         if self.spec.adversary.knowledge.labels:
             if (truth := self.truth(job.victim)) is None:
                 raise DataError(f"truth: labels are granted, but no file is named for client {job.victim}; name one")
             knowledge = dataclasses.replace(knowledge, labels=truth.labels.sort().values)
         fingerprint = self._fingerprint(job, knowledge, transcript)
         if path.is_file() and load_finding(path)[1].get("fingerprint") == fingerprint:
-            log.info("%s on client %d, round %d: already there", job.title, job.victim, job.round)
+            log.info("%s on client %d, round %s: already there", job.title, job.victim, job.round)
             return
         started = time.monotonic()
-        finding = job.attack.run(
-            transcript.only([job.round]),
-            knowledge,
-            victim=job.victim,
-            rng=generator(self.seed, "attack", job.round, job.victim, job.repeat),
-            progress=progress,
-        )
+        with one_thread():
+            finding = job.attack.run(
+                transcript.only(job.rounds),
+                knowledge,
+                victim=job.victim,
+                rng=generator(self.seed, "attack", job.round, job.victim, job.repeat),
+                progress=progress,
+            )
         about = {
             "attack": job.title,
             "round": job.round,
@@ -166,9 +189,9 @@ class Audit:
     def _fingerprint(self, job: Job, knowledge: Knowledge, transcript: Transcript) -> str:
         """Names everything that the finding of `job` follows from."""
         labels = None if knowledge.labels is None else knowledge.labels.tolist()
-        header = dataclasses.asdict(transcript.header(job.round))
+        headers = [dataclasses.asdict(transcript.header(number)) for number in job.rounds]
         granted = self.spec.adversary.knowledge.model_dump()
-        text = json.dumps([repr(job.attack), granted, labels, self.seed, header], sort_keys=True)
+        text = json.dumps([repr(job.attack), granted, labels, self.seed, headers], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -250,11 +273,31 @@ def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None) 
 
 
 def attack_round(path: Path, number: int) -> None:
-    """Attack one round of a run that is still going on; called in a process of its own."""
-    torch.set_num_threads(1)
+    """Attack one round of a run that is still going on; called in a process of its own.
+
+    What fails here is tried again, and reported, at the end of the run.
+    """
     audit = open_audit(path, None)
     if any(audit.folder.transcript.glob("*.safetensors")):  # a recording plan may have kept nothing yet
         audit.run(rounds=[number])
+
+
+def _worker(path: Path, spec: AttackFile, beside: Path) -> Callable[[Job, Progress], None]:
+    """The function that a worker process attacks with."""
+    audit = open_audit(path, spec, beside)
+    transcript = Transcript(path)
+    return lambda job, progress: audit.attack(transcript, job, progress)
+
+
+def _sentence(job: Job, error: BaseException) -> str:
+    if isinstance(error, FedsimError):
+        return f"{job.title}, {error}"
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{job.title}, round {job.round}, client {job.victim}: {what}"
+
+
+def _silent(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+    """Report nothing."""
 
 
 def snapshots_psnr(finding: Any, truth: Truth) -> list[float]:
@@ -264,32 +307,6 @@ def snapshots_psnr(finding: Any, truth: Truth) -> list[float]:
         value = image_metrics(data, truth, None)["psnr"]
         values.append(value.mean().item() if isinstance(value, torch.Tensor) else float("nan"))
     return values
-
-
-def _protocol_knowledge(experiment: Experiment) -> dict[str, Any]:
-    """What the server of a federation knows anyway: it wrote the protocol."""
-    channels = experiment.dataset.input_shape[0]
-    standard = {"input_mean": [0.0] * channels, "input_std": [1.0] * channels} if experiment.data.standardise else {}
-    return standard | {
-        "model": experiment.new_model,
-        "loss": cross_entropy,
-        "input_shape": experiment.dataset.input_shape,
-        "num_classes": experiment.dataset.num_classes,
-        "value_range": experiment.data.value_range(),
-        "learning_rate": experiment.training.learning_rate,
-        "local_epochs": experiment.training.local_epochs,
-        "batch_size": experiment.training.batch_size,
-    }
-
-
-def _written_out(name: str, setting: Any, beside: Path) -> Any:
-    if name == "model":
-        return registry.load_object(setting, beside)
-    if name == "value_range":
-        if len(setting) != 2 or not setting[0] < setting[1]:
-            raise ConfigError(f"adversary.knowledge.value_range: expected [lowest, highest], got {setting}")
-        return [setting[0]], [setting[1]]
-    return tuple(setting) if name == "input_shape" else setting
 
 
 def _chosen_rounds(transcript: Transcript, adversary: AdversaryTable, only: Iterable[int] | None) -> Sequence[int]:
@@ -317,17 +334,6 @@ def _findings(folder: RunFolder) -> list[Path]:
         return path.parent.name, [int(part) for part in path.stem.split("-") if part.isdigit()]
 
     return sorted(folder.findings.glob("*/*.safetensors"), key=key)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"adversary.device: '{name}' is not usable here ({str(error).splitlines()[0]})") from error
-    return device
 
 
 def _row(item: Score, examples: int) -> dict[str, Any]:

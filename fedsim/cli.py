@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -205,18 +205,14 @@ def _attack(audit: Audit) -> list[str]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bars:
+        tasks: dict[Job, TaskID] = {}
 
-        def follow(job: Job) -> Callable[[int, int, Mapping[str, float]], None]:
-            what = f"{job.title}, client {job.victim}, round {job.round}"
-            tasks: list[TaskID] = []
-
-            def update(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-                objective = values.get("objective", float("nan"))
-                if not tasks:
-                    tasks.append(bars.add_task(what, total=iterations, objective=objective))
-                bars.update(tasks[0], completed=iteration, total=iterations, objective=objective)
-
-            return update
+        def follow(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+            objective = values.get("objective", float("nan"))
+            if job not in tasks:
+                what = f"{job.title}, client {job.victim}, round {job.round}"
+                tasks[job] = bars.add_task(what, total=iterations, objective=objective)
+            bars.update(tasks[job], completed=iteration, total=iterations, objective=objective)
 
         failures = audit.run(follow)
     rows = audit.score()

@@ -137,13 +137,16 @@ class AdversaryTable(Table):
     `when` is `at-end` (after the last round), `in-round` (in a process of its own as soon as a
     round is recorded) or `never` (later, with `fedsim attack`). `victims` are client ids, `all`, or
     by default the first recorded client; `rounds` are by default the first recorded one. `repeats`
-    runs each attack from that many random starts, all scored, so that scores get an interval.
+    runs each attack from that many random starts, all scored, so that scores get an interval. On a
+    CPU, `workers` processes of one thread each share the attacks (default: one a core, but
+    at most half as many as there are attacks).
     """
 
     when: Literal["at-end", "in-round", "never"] = "at-end"
     victims: list[int] | Literal["all"] | None = None
     rounds: list[int] | Literal["all"] | None = None
     repeats: int = Field(default=1, ge=1)
+    workers: int | None = Field(default=None, ge=1)
     device: str = "auto"
     knowledge: KnowledgeTable = KnowledgeTable()
 

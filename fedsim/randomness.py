@@ -49,3 +49,14 @@ def seeded(*key: Key) -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: their number changes float sums, and so bytes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
