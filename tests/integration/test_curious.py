@@ -24,7 +24,6 @@ from fedsim.errors import RunError, TranscriptError
 from fedsim.transcript import Plan, Recorder, Transcript
 from strategies.curious import Curious
 
-
 CLIENTS, ROUNDS, FAILING_ROUND = 7, 4, 2
 Arrays = dict[str, NDArray[Any]]
 
