@@ -102,7 +102,7 @@ def attack(
     audit = open_audit(run, spec, file.parent if file else None)
     with _logging_to(audit.folder):
         failures = _attack(audit)
-        _report(run)
+        _report(run, audit)
     _finish(failures)
 
 
@@ -227,14 +227,14 @@ def _score_table(rows: list[dict[str, Any]]) -> Table:
     names = (Column(name, no_wrap=True) for name in ("attack", "metric"))
     table = Table(*names, "score", "floor (best guess)", "better", title="What leaked")
     for item in summarise(rows):
-        table.add_row(item.attack, item.metric, item.text, item.floor_text, item.direction)
+        table.add_row(item.attack, item.metric, item.text, item.floor_text, "" if item.missing else item.direction)
     return table
 
 
-def _report(path: Path) -> None:
+def _report(path: Path, audit: Audit | None = None) -> None:
     from fedsim.report import write_report
 
-    written = write_report(path)
+    written = write_report(path, audit)
     console.print(f"report: {written}", soft_wrap=True)
 
 

@@ -125,19 +125,18 @@ def _leaks(rows: Sequence[Mapping[str, str]]) -> list[Leak]:
 def read_off(item: Summary) -> tuple[str, str]:
     """A verdict in a word or two, and what weakens it.
 
-    `leaks` means that the whole 95 % interval lies on the leaking side of the floor; with one score
-    there is no interval and the score itself decides.
+    `leaks` means that the whole 95 % interval of the advantage over the floor, paired by victim, is
+    above zero; with one score there is no interval and the score itself decides.
     """
     if item.missing:
         return "", ""
     if item.metric == "l_sim":
         return "", "the attack's own objective, not leakage"
-    gain = (item.mean - item.floor) * (1 if item.higher_is_better else -1)
-    if np.isnan(gain):
+    if np.isnan(item.gain):
         return "", "no floor to compare with"
-    if gain <= 0:
+    if item.gain <= 0:
         return "no better than guessing", ""
-    if np.isfinite(item.margin) and gain <= item.margin:
+    if np.isfinite(item.gain_margin) and item.gain <= item.gain_margin:
         return "undecided", "the interval reaches the floor"
     return "leaks", ""
 

@@ -9,19 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One metric of one attack over all its victims, rounds and repeats.
+    """One metric of one attack over all its victims.
+
+    Random starts on the same update are no new evidence about the next victim, so they are averaged
+    first; only where there is but one update do they give the interval.
 
     Attributes:
-        mean: mean over `count` scores, each the mean over a victim's images; NaN where `missing`.
+        count: number of updates attacked, or of random starts where there is but one.
+        mean: mean score, each the mean over a victim's images; NaN where `missing`.
         margin: half the width of the 95 % confidence interval of `mean` (Student's t); NaN for one score.
         error: standard error of `mean`; NaN for one score.
         floor: mean of the floors.
         floor_guess: which guess set the floor most often.
+        gain: mean advantage over the floor, counted towards leakage.
+        gain_margin: half the width of the 95 % confidence interval of `gain`, paired by victim.
         ceiling: what a perfect finding would get, NaN where there is no bound.
     """
 
@@ -33,6 +40,8 @@ class Summary:
     error: float
     floor: float
     floor_guess: str
+    gain: float
+    gain_margin: float
     ceiling: float
     higher_is_better: bool
     missing: str
@@ -66,21 +75,46 @@ def summarise(rows: Iterable[Mapping[str, Any]]) -> list[Summary]:
 
 def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summary:
     computed = [row for row in group if not row["missing"]]
-    values = np.array([float(row["value"]) for row in computed])
-    floors = [float(row["floor"]) for row in computed]
+    values, floors = _units(computed, "value"), _units(computed, "floor")
     guesses = [str(row["floor_guess"]) for row in computed]
-    # A perfect reconstruction has an infinite PSNR, about which no interval can be said.
-    error = float(stats.sem(values)) if len(values) > 1 and np.isfinite(values).all() else math.nan
+    higher = str(group[0]["higher_is_better"]) == "True"
+    mean, error, margin = _interval(values)
+    gain, _, gain_margin = _interval((values - floors) * (1 if higher else -1))
     return Summary(
         attack=attack,
         metric=metric,
         count=len(values),
-        mean=float(values.mean()) if len(values) else math.nan,
-        margin=error * float(stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else math.nan,
+        mean=mean,
+        margin=margin,
         error=error,
-        floor=float(np.mean(floors)) if floors else math.nan,
+        floor=_interval(floors)[0],
         floor_guess=max(guesses, key=guesses.count, default=""),
+        gain=gain,
+        gain_margin=gain_margin,
         ceiling=float(group[0]["ceiling"]) if group[0]["ceiling"] != "" else math.nan,
-        higher_is_better=str(group[0]["higher_is_better"]) == "True",
+        higher_is_better=higher,
         missing="" if len(values) else str(group[0]["missing"]),
     )
+
+
+def _units(rows: list[Mapping[str, Any]], column: str) -> NDArray[np.float64]:
+    """One value an update, or one a random start where there is but one update."""
+    updates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        updates[str(row["victim"]), str(row["round"])].append(float(row[column]))
+    if len(updates) == 1:
+        return np.array(next(iter(updates.values())))
+    return np.array([np.mean(starts) for starts in updates.values()])
+
+
+def _interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Mean, standard error, and half the width of the 95 % interval; NaN where there is none.
+
+    A perfect reconstruction has an infinite PSNR, about which no interval can be said.
+    """
+    if not len(values):
+        return math.nan, math.nan, math.nan
+    if len(values) == 1 or not np.isfinite(values).all():
+        return float(values.mean()), math.nan, math.nan
+    error = float(stats.sem(values))
+    return float(values.mean()), error, error * float(stats.t.ppf(0.975, len(values) - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -11,10 +12,14 @@ from scipy import stats
 
 from fedsim.summary import summarise
 
+_clients = itertools.count()
+
 
 def row(value: float | str, **keys: Any) -> dict[str, Any]:
     return {
         "attack": "sme",
+        "victim": next(_clients),
+        "round": 1,
         "metric": "psnr",
         "value": value,
         "floor": 10.0,
@@ -83,3 +88,20 @@ def test_perfect_reconstructions_have_an_infinite_psnr_and_no_interval() -> None
     [summary] = summarise([row(math.inf), row(30.0)])
     assert summary.mean == math.inf
     assert summary.text == "inf (n = 2)"
+
+
+def test_random_starts_on_one_update_are_no_new_victims() -> None:
+    rows = [row(value, victim=victim) for victim, value in [(0, 20.0), (0, 22.0), (1, 30.0), (1, 32.0)]]
+    [summary] = summarise(rows)
+    assert (summary.count, summary.mean) == (2, 26.0)
+    [alone] = summarise(rows[:2])
+    assert (alone.count, alone.mean) == (2, 21.0)
+    assert math.isfinite(alone.margin)
+
+
+def test_the_advantage_over_the_floor_is_paired_by_victim() -> None:
+    rows = [row(value, floor=value - 3.0) for value in (10.0, 20.0, 60.0)]
+    [summary] = summarise(rows)
+    assert (summary.gain, summary.gain_margin) == (3.0, 0.0)
+    [lower] = summarise([row(1.0, floor=4.0, higher_is_better=False)])
+    assert lower.gain == 3.0
