@@ -37,8 +37,8 @@ class Knowledge:
         input_mean: mean of the inputs in those units, 0 where clients standardise.
         input_std: standard deviation of the inputs in those units, 1 where clients standardise.
         learning_rate: step size of the clients' local training.
-        local_epochs: E.
-        batch_size: B.
+        local_epochs: E, passes of a client over its data in one round.
+        batch_size: B, examples in one local step.
         labels: `example`, the victim's labels in ascending order.
         device: where the attack computes.
     """
@@ -77,7 +77,8 @@ class Paper:
     url: str = ""
 
     def __str__(self) -> str:
-        return f"{self.authors}: {self.title}. {self.venue}, {self.year}."
+        stop = "" if self.title.endswith("?") else "."
+        return f"{self.authors}: {self.title}{stop} {self.venue}, {self.year}."
 
 
 @dataclass(frozen=True, kw_only=True)

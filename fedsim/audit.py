@@ -18,16 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from fedsim import metrics
 from fedsim.attack import Attack, Knowledge, Progress
 from fedsim.config import AdversaryTable, AttackFile
 from fedsim.errors import ConfigError, DataError, FedsimError
 from fedsim.experiment import Experiment, build_attacks, data_folder
-from fedsim.findings import load_finding, save_finding
+from fedsim.findings import Finding, load_finding, save_finding
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
-from fedsim.scoring import Public, Score, Truth, image_metrics, score
+from fedsim.scoring import Public, Score, Truth, score
 from fedsim.threat_model import grant
 from fedsim.transcript import Transcript
 from fedsim.workers import in_processes
@@ -46,6 +45,7 @@ class Job:
     """One attack on one victim's update (or updates, for an attack on several rounds), from one random start."""
 
     title: str
+    plugin: str
     attack: Attack
     rounds: tuple[int, ...]
     victim: int
@@ -140,7 +140,14 @@ class Audit:
             for victim in _chosen_victims(clients, adversary):
                 for table, attack in attacks:
                     for repeat in range(adversary.repeats if attack.temporal == temporal else 0):
-                        yield Job(title=table.title, attack=attack, rounds=numbers, victim=victim, repeat=repeat)
+                        yield Job(
+                            title=table.title,
+                            plugin=table.name,
+                            attack=attack,
+                            rounds=numbers,
+                            victim=victim,
+                            repeat=repeat,
+                        )
 
     def _try(self, transcript: Transcript, job: Job, progress: ProgressOf) -> Exception | None:
         try:
@@ -176,6 +183,7 @@ class Audit:
             )
         about = {
             "attack": job.title,
+            "plugin": job.plugin,
             "round": job.round,
             "victim": job.victim,
             "repeat": job.repeat,
@@ -300,13 +308,12 @@ def _silent(job: Job, iteration: int, iterations: int, values: Mapping[str, floa
     """Report nothing."""
 
 
-def snapshots_psnr(finding: Any, truth: Truth) -> list[float]:
+def snapshots_psnr(finding: Finding, truth: Truth) -> list[float]:
     """Mean PSNR of each snapshot; the evaluator's curve, unknown to the attack."""
-    values = []
-    for data in finding.snapshots:
-        value = image_metrics(data, truth, None)["psnr"]
-        values.append(value.mean().item() if isinstance(value, torch.Tensor) else float("nan"))
-    return values
+    if finding.snapshots is None:
+        return []
+    paired = (data[metrics.match(data, truth.data)] for data in finding.snapshots)
+    return [metrics.psnr(data, truth.data).mean().item() for data in paired]
 
 
 def _chosen_rounds(transcript: Transcript, adversary: AdversaryTable, only: Iterable[int] | None) -> Sequence[int]:

@@ -136,7 +136,7 @@ def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, truth: Truth
         else:
             picture = figures.image_sheet(finding.data[:IMAGES], None, [])
         png.write_bytes(picture)
-    needed = {key: about[key] for key in ("attack", "round", "victim", "repeat", "granted")}
+    needed = {key: about[key] for key in ("attack", "plugin", "round", "victim", "repeat", "granted")}
     return Found(
         about=needed | {"seconds": about.get("seconds")},
         curves=curves,
@@ -149,13 +149,11 @@ def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, truth: Truth
 def attack_classes(audit: Audit | None, found: Sequence[Found]) -> dict[str, Any]:
     """Title to class, None where nobody knows it; the order fixes the colours."""
     names = {table.title: table.name for table in audit.spec.attack} if audit else {}
-    registered = registry.names("attacks")
-    for title in sorted({str(item.about["attack"]) for item in found} - set(names)):
-        names[title] = title if title in registered else ""
+    names |= {str(item.about["attack"]): str(item.about["plugin"]) for item in found}
     classes: dict[str, Any] = {}
     for title, name in names.items():
         try:
-            classes[title] = registry.load("attacks", name) if name else None
+            classes[title] = registry.load("attacks", name)
         except FedsimError as error:
             log.warning("%s", error)
             classes[title] = None

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -202,12 +202,13 @@ class Transcript:
     Args:
         folder: the folder with the round files, or the run folder around it.
         rounds: see only these rounds; None sees all.
+        facts: see the protocol facts that the server sent along with its state.
 
     Raises:
         TranscriptError: there is no recording in `folder`, or it lacks one of `rounds`.
     """
 
-    def __init__(self, folder: Path, rounds: Iterable[int] | None = None) -> None:
+    def __init__(self, folder: Path, rounds: Iterable[int] | None = None, *, facts: bool = True) -> None:
         inner = folder / "transcript"
         self.folder = inner if inner.is_dir() else folder
         files = self.folder.glob("round-*.safetensors")
@@ -222,6 +223,7 @@ class Transcript:
                 )
         self._paths = {number: found[number] for number in wanted}
         self._headers: dict[int, Header] = {}
+        self._facts = facts
 
     def __repr__(self) -> str:
         return f"Transcript({str(self.folder)!r}, rounds={self.rounds})"
@@ -232,8 +234,11 @@ class Transcript:
         return list(self._paths)
 
     def only(self, rounds: Iterable[int]) -> Transcript:
-        """The same recording with nothing but `rounds` to be seen."""
-        return Transcript(self.folder, rounds)
+        """The messages of `rounds` and nothing else: what an attack is handed.
+
+        Protocol facts are left out; which of them the adversary has is for the threat model to say.
+        """
+        return Transcript(self.folder, rounds, facts=False)
 
     def header(self, number: int) -> Header:
         """What round `number` holds, without reading a tensor.
@@ -242,7 +247,8 @@ class Transcript:
             TranscriptError: the file is truncated or its header was altered.
         """
         if number not in self._headers:
-            self._headers[number] = _read_header(self._paths[number], number)
+            header = _read_header(self._paths[number], number)
+            self._headers[number] = header if self._facts else replace(header, config={})
         return self._headers[number]
 
     def clients(self, number: int) -> list[int]:
@@ -296,7 +302,7 @@ class Transcript:
                 names = [key for key in file.keys() if key.startswith(f"{prefix}/")]  # noqa: SIM118
                 entries = sorted((_position(key, prefix), key) for key in names)
                 state = {name: file.get_tensor(key) for (_, name), key in entries}
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise _damaged(path, str(error)) from error
         if hash_state(state) != expected:
             raise _damaged(path, f"the bytes of {prefix} are not those that were recorded")

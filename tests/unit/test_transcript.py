@@ -451,11 +451,11 @@ def test_a_full_disk_ends_the_run_and_leaves_the_earlier_rounds(
     record(tmp_path, rounds=2)
     before = content(tmp_path)
 
-    def full(tensors: Any, path: Path, metadata: Any) -> None:
+    def full(path: Path, tensors: Any, metadata: Any) -> None:
         path.write_bytes(b"the first half of round 3")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(fedsim.transcript, "save_file", full)
+    monkeypatch.setattr(fedsim.transcript, "_write_safetensors", full)
     with pytest.raises(RunError, match="No space left on device") as caught:
         Recorder(tmp_path, resume=True).write(3, [an_update(3, 0)])
     assert str(tmp_path / PATH.format(3)) in str(caught.value)
