@@ -21,6 +21,7 @@ lint: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/codespell
 
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/recording_cost.py
