@@ -62,7 +62,7 @@ def test_one_distribution_seen_twice_is_no_conflict(attacks: list[EntryPoint]) -
 )
 def test_a_broken_plugin_is_named_with_its_distribution(attacks: list[EntryPoint], value: str, sentence: str) -> None:
     attacks.append(entry("broken", value, "stranger"))
-    with pytest.raises(PluginError, match="'broken' .* from stranger.* does not load") as caught:
+    with pytest.raises(PluginError, match=r"'broken' .* from stranger.* does not load") as caught:
         registry.load("attacks", "broken")
     assert sentence in str(caught.value)
     assert registry.load("attacks", "sme")
@@ -126,7 +126,7 @@ def test_settings_reach_the_class() -> None:
 def test_something_else_registered_as_an_attack_is_refused(attacks: list[EntryPoint]) -> None:
     attacks.append(entry("path", "pathlib:PurePosixPath", "stranger"))
     spec = check(AttackFile, {"attack": [{"name": "path"}]}, "x")
-    with pytest.raises(PluginError, match="pathlib.PurePosixPath does not derive from Attack"):
+    with pytest.raises(PluginError, match=r"pathlib\.PurePosixPath does not derive from Attack"):
         build_attacks(spec)
 
 

@@ -1,0 +1,166 @@
+"""Labels counted from the movement of the last bias: exact where the protocol is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adversaries.labels import count_labels
+from fedsim.attack import Knowledge
+from fedsim.datasets import Dataset, Digits
+from fedsim.errors import KnowledgeError
+from fedsim.messages import Update
+from fedsim.models import Mlp
+from fedsim.randomness import generator
+from fedsim.scoring import label_accuracy
+from fedsim.training import LocalTraining, local_update, state_of
+
+SHAPE = (1, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return Digits().load(None)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return Mlp(hidden=(32,)).build(SHAPE, 10)
+
+
+def choose(digits: Dataset, counts: dict[int, int]) -> tuple[Tensor, Tensor]:
+    """As many digits of each class as `counts` says, standardised."""
+    index = torch.cat([torch.nonzero(digits.train.labels == c).flatten()[:n] for c, n in counts.items()])
+    mean, std = digits.moments
+    return (digits.train.inputs(index) - mean[0]) / std[0], digits.train.labels[index]
+
+
+def trained(digits: Dataset, counts: dict[int, int], **how: Any) -> tuple[Update, Tensor]:
+    inputs, labels = choose(digits, counts)
+    before = state_of(mlp())
+    plan = LocalTraining(**({"local_epochs": 2, "batch_size": 4, "learning_rate": 0.01} | how))
+    after, _ = local_update(mlp(), before, inputs, labels, plan, key=("labels",))
+    return Update(round=1, client=0, before=before, after=after, num_examples=len(labels)), labels.sort().values
+
+
+def known(digits: Dataset, **granted: Any) -> Knowledge:
+    mean, std = (moment.item() for moment in digits.moments)
+    return Knowledge(
+        model=mlp,
+        loss=cross_entropy,
+        input_shape=SHAPE,
+        num_classes=10,
+        value_range=([-mean / std], [(1 - mean) / std]),
+        **granted,
+    )
+
+
+def count(update: Update, knowledge: Knowledge, seed: int = 0, model: Callable[[], nn.Module] = mlp) -> Tensor:
+    return count_labels(update, knowledge, model(), update.before, update.after, generator(seed))
+
+
+PROTOCOL = {"learning_rate": 0.01, "local_epochs": 2, "batch_size": 4}
+SOME = {2: 5, 3: 1, 7: 6}
+ALL = dict(enumerate((3, 1, 4, 1, 5, 2, 6, 5, 3, 2)))
+
+
+@pytest.mark.parametrize("counts", [SOME, {4: 8}, {0: 1}], ids=["some", "one class", "one example"])
+def test_labels_are_counted_exactly_where_the_protocol_is_known(digits: Dataset, counts: dict[int, int]) -> None:
+    update, labels = trained(digits, counts)
+    assert count(update, known(digits, **PROTOCOL)).tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("counts", [ALL, dict.fromkeys(range(10), 2)], ids=["unequal", "equal"])
+def test_with_every_class_present_at_most_one_label_is_wrong(digits: Dataset, counts: dict[int, int]) -> None:
+    """The softmax of noise stands in for that of the data, and so many small shares are easily misrounded."""
+    update, labels = trained(digits, counts)
+    assert label_accuracy(count(update, known(digits, **PROTOCOL)), labels) >= 1 - 1 / len(labels)
+
+
+def test_a_smaller_last_batch_costs_few_labels(digits: Dataset) -> None:
+    """Its examples move the bias more than the others do, and nothing says which they were."""
+    update, labels = trained(digits, ALL, batch_size=12)
+    assert label_accuracy(count(update, known(digits, **PROTOCOL | {"batch_size": 12})), labels) >= 0.85
+
+
+@pytest.mark.parametrize("counts", [SOME, {4: 8}, {0: 1}], ids=["some", "one class", "one example"])
+def test_with_a_class_absent_the_protocol_need_not_be_known(digits: Dataset, counts: dict[int, int]) -> None:
+    update, labels = trained(digits, counts)
+    assert label_accuracy(count(update, known(digits)), labels) >= 0.8
+
+
+def test_with_every_class_present_and_the_protocol_unknown_it_beats_guessing(digits: Dataset) -> None:
+    """The limit that the docstring states; a class that occurs most is still told from one that does not."""
+    counts = dict.fromkeys(range(9), 1) | {9: 23}
+    update, labels = trained(digits, counts)
+    floor = label_accuracy(torch.arange(len(labels)) % 10, labels)
+    assert label_accuracy(count(update, known(digits)), labels) > floor + 0.2
+
+
+@pytest.mark.parametrize("missing", ["learning_rate", "local_epochs", "batch_size"])
+def test_a_protocol_known_in_part_counts_as_unknown(digits: Dataset, missing: str) -> None:
+    update, _ = trained(digits, SOME)
+    part = known(digits, **{key: value for key, value in PROTOCOL.items() if key != missing})
+    assert torch.equal(count(update, part), count(update, known(digits)))
+
+
+def test_many_local_steps_leave_most_labels_recoverable(digits: Dataset) -> None:
+    update, labels = trained(digits, SOME, local_epochs=20)
+    assert label_accuracy(count(update, known(digits, **PROTOCOL | {"local_epochs": 20})), labels) >= 0.75
+
+
+@given(counts=st.dictionaries(st.integers(0, 9), st.integers(1, 6), min_size=1, max_size=9))
+@settings(deadline=None, max_examples=15)
+def test_one_step_on_any_mixture_gives_its_labels_away(digits: Dataset, counts: dict[int, int]) -> None:
+    how = {"local_epochs": 1, "batch_size": 100, "learning_rate": 0.01}
+    update, labels = trained(digits, counts, **how)
+    claimed = count(update, known(digits, **how))
+    assert len(claimed) == len(labels)
+    assert label_accuracy(claimed, labels) >= 0.9
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0, 1e3])
+def test_whatever_the_update_says_n_labels_come_back_in_order(digits: Dataset, noise: float) -> None:
+    """A noisy or zero update still yields a claim of the right size."""
+    update, labels = trained(digits, SOME)
+    rng = generator("noise")
+    after = {k: update.before[k] + noise * torch.randn(v.shape, generator=rng) for k, v in update.after.items()}
+    for knowledge in (known(digits), known(digits, **PROTOCOL)):
+        claimed = count(dataclasses.replace(update, after=after), knowledge)
+        assert len(claimed) == len(labels)
+        assert torch.equal(claimed, claimed.sort().values)
+        assert claimed.min() >= 0
+        assert claimed.max() <= 9
+
+
+def test_the_probes_follow_the_generator_and_nothing_is_changed(digits: Dataset) -> None:
+    update, _ = trained(digits, SOME)
+    before = {key: value.clone() for key, value in update.before.items()}
+    torch.manual_seed(1)
+    first = count(update, known(digits))
+    torch.manual_seed(2)
+    assert torch.equal(first, count(update, known(digits)))
+    assert all(torch.equal(value, update.before[key]) for key, value in before.items())
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False)),
+        lambda: nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()),
+    ],
+    ids=["no bias", "no linear layer"],
+)
+def test_without_a_final_bias_labels_must_be_granted(digits: Dataset, build: Callable[[], nn.Module]) -> None:
+    state = state_of(build())
+    update = Update(round=1, client=0, before=state, after=state, num_examples=3)
+    with pytest.raises(KnowledgeError, match="cannot be recovered: the model has no final linear layer with a bias"):
+        count(update, known(digits), model=build)
