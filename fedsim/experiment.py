@@ -89,17 +89,22 @@ class Experiment:
         """The Flower strategy that the experiment names, with the memory of a fresh start.
 
         Raises:
-            ConfigError: it does not take one of the settings, or waits for more clients than there are.
+            ConfigError: it does not take one of the settings, or waits for more clients than there
+                are, which would be for ever.
         """
         table, clients = self.config.strategy, self.config.federation.clients
         known = registry.parameters(registry.load("strategies", table.name))
         least = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
         settings = {key: value for key, value in least.items() if key in known} | table.settings
+        numbers = {key: value for key, value in settings.items() if isinstance(value, int | float)}
         for key in least:
-            if settings.get(key, 0) > clients:
+            if numbers.get(key, 0) > clients:
                 raise ConfigError(
                     f"strategy.{key}: expected at most federation.clients = {clients}, got {settings[key]}"
                 )
+        for key in ("fraction_train", "fraction_evaluate"):
+            if not 0 <= numbers.get(key, 1) <= 1:
+                raise ConfigError(f"strategy.{key}: expected a fraction from 0 to 1, got {settings[key]}")
         return registry.build("strategies", table.name, settings, "strategy")
 
     @cached_property

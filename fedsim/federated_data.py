@@ -50,7 +50,10 @@ class FederatedData:
             held_out = math.ceil(len(shuffled) * self.test_fraction)
             train = shuffled[held_out:][: self.samples_per_client]
             if not len(train):
-                raise ConfigError(f"partition: client {client} holds no example; lower federation.clients")
+                raise ConfigError(
+                    f"partition: client {client} has no example to train on; "
+                    "lower federation.clients or partition.test_fraction"
+                )
             split.append((np.sort(train), np.sort(shuffled[:held_out])))
         return split
 

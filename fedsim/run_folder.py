@@ -16,6 +16,7 @@ import tomli_w
 
 from fedsim.config import Config, check, read_toml
 from fedsim.errors import ConfigError, RunError
+from fedsim.transcript import remove_leftovers
 
 _VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
 
@@ -82,7 +83,10 @@ class RunFolder:
         if resume:
             if not self.experiment.is_file():
                 raise ConfigError(f"{self.path}: holds no run to resume; expected {self.experiment.name} in it")
+            remove_leftovers(self.path)
             return
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path}: is a file; choose another --out")
         if self.path.exists() and any(self.path.iterdir()):
             if not overwrite:
                 raise ConfigError(
@@ -121,6 +125,7 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
 
 

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -33,7 +34,11 @@ _DTYPES = {
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
+    torch.complex64: "C64",
     torch.bool: "BOOL",
 }
 _FILE = "round-{:06d}.safetensors"
@@ -340,9 +345,8 @@ def _write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapp
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb", buffering=0) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in ordered:
-            data = _bytes(tensor)
+        head = memoryview(len(text).to_bytes(8, "little") + text)
+        for data in chain([head], (_bytes(tensor) for _, tensor in ordered)):
             while data:
                 data = data[file.write(data) :]
 

@@ -66,6 +66,7 @@ class Checkpoint:
             save_file(contiguous, temporary, metadata={"fedsim": json.dumps(header)})
             temporary.replace(path)
         except (OSError, SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
             raise RunError(f"{path}: cannot be written ({error}); make room and resume the run") from error
 
 

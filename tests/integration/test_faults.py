@@ -1,0 +1,361 @@
+"""What goes wrong stays where it went wrong, is said in one sentence, and leaves what was recorded usable."""
+
+from __future__ import annotations
+
+import errno
+import os
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+import fedsim.transcript
+import strategies.app
+import strategies.checkpoint
+from clients.app import app as client_app
+from fedsim.config import Config
+from fedsim.engines.serial import InProcessGrid
+from fedsim.errors import ConfigError, FedsimError, RunError
+from fedsim.run_folder import RunFolder, read_rows, write_text
+from fedsim.transcript import Transcript
+
+Run = Callable[..., RunFolder]
+Tiny = Callable[..., Config]
+
+PLUGINS = '''
+from dataclasses import dataclass, replace
+import torch
+from torch import nn
+from fedsim.attack import Paper
+from fedsim.datasets import Digits
+from fedsim.defense import Defense
+
+PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
+
+@dataclass(frozen=True, kw_only=True)
+class OneBadLabel:
+    """Digits with a label that the network has no output for; one client holds it."""
+    def load(self, folder):
+        data = Digits().load(folder)
+        labels = data.train.labels.clone()
+        labels[100] = 99
+        return replace(data, train=replace(data.train, labels=labels))
+
+@dataclass(frozen=True, kw_only=True)
+class Broken:
+    """A network that falls over as soon as it is trained."""
+    def build(self, input_shape, num_classes):
+        class Net(nn.Linear):
+            def forward(self, x):
+                if self.training:
+                    raise OSError("the device is gone")
+                return super().forward(x.flatten(1))
+        return Net(64, num_classes)
+
+@dataclass(frozen=True, kw_only=True)
+class Nan(Defense):
+    """Breaks the updates of about half of the clients."""
+    paper = PAPER
+    always: bool = False
+    def on_update(self, update, *, rng):
+        if self.always or torch.rand((), generator=rng) < 0.5:
+            return {name: tensor * float("nan") for name, tensor in update.items()}
+        return update
+
+@dataclass(frozen=True, kw_only=True)
+class TooLate(Defense):
+    """Works for a while: fails once the model has moved."""
+    paper = PAPER
+    def on_gradient(self, gradient, *, rng):
+        raise ValueError("no gradient for you")
+'''
+
+
+@pytest.fixture(autouse=True)
+def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path_factory.getbasetemp() / "plugins"
+    folder.mkdir(exist_ok=True)
+    (folder / "faulty_plugins.py").write_text(textwrap.dedent(PLUGINS))
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def assert_one_sentence(error: FedsimError, code: int = 1) -> None:
+    assert "\n" not in str(error)
+    assert "Traceback" not in str(error)
+    assert error.exit_code == code
+
+
+# Some clients fail.
+
+
+def test_a_client_with_broken_data_fails_alone_in_every_round(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = tiny_config(
+        data={"name": "faulty_plugins:OneBadLabel"}, partition={"samples_per_client": None}, federation={"rounds": 3}
+    )
+    transcript = Transcript((folder := serial_run(config, tmp_path / "run")).path)
+    failing = {frozenset(transcript.header(number).failures) for number in transcript.rounds}
+    assert len(failing) == 1
+    (client,) = failing.pop()
+    assert all(transcript.clients(n) == [c for c in range(4) if c != client] for n in (1, 2, 3))
+    assert "IndexError" in transcript.header(1).failures[client]
+    assert [row["failed"] for row in read_rows(folder.metrics)] == ["1", "1", "1"]
+
+
+def test_stragglers_fail_now_and_then_and_are_told_apart(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = tiny_config(federation={"rounds": 6, "straggler_probability": 0.4})
+    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    failures = [(n, c, why) for n in transcript.rounds for c, why in transcript.header(n).failures.items()]
+    assert 3 <= len(failures) <= 17
+    assert all(why == f"straggler: did not return in round {number}" for number, _, why in failures)
+    assert len({client for _, client, _ in failures}) > 1
+
+
+def test_an_update_that_is_no_number_never_reaches_the_aggregate(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = tiny_config(defense=[{"name": "faulty_plugins:Nan"}], federation={"rounds": 4, "clients": 6})
+    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    assert sum(len(transcript.header(number).failures) for number in transcript.rounds) >= 3
+    for update in transcript.updates():
+        for tensor in (*update.before.values(), *update.after.values()):
+            assert torch.isfinite(tensor).all()
+
+
+# All clients fail.
+
+
+@pytest.mark.parametrize(
+    ("tables", "reason"),
+    [
+        ({"federation": {"straggler_probability": 1.0}}, "straggler: did not return in round 1"),
+        ({"model": {"name": "faulty_plugins:Broken"}}, "OSError: the device is gone"),
+        ({"defense": [{"name": "faulty_plugins:Nan", "always": True}]}, "NaN or infinite"),
+        ({"defense": [{"name": "faulty_plugins:TooLate"}]}, "ValueError: no gradient for you"),
+        ({"training": {"learning_rate": 1e30, "local_epochs": 5}}, "local training diverged"),
+    ],
+    ids=["stragglers", "model", "nan", "hook", "diverged"],
+)
+def test_a_round_without_updates_ends_the_run(
+    tables: dict[str, Any], reason: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match="round 1: all 4 clients failed") as caught:
+        serial_run(tiny_config(**tables), tmp_path / "run")
+    assert reason in str(caught.value)
+    assert_one_sentence(caught.value)
+    assert list((tmp_path / "run" / "transcript").iterdir()) == []
+
+
+def test_the_rounds_before_the_one_that_failed_are_kept(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = Transcript(serial_run(tiny_config(federation={"rounds": 2}), tmp_path / "good").path)
+    import clients.app
+
+    real = clients.app.local_update
+
+    def failing(*args: Any, key: tuple[Any, ...], **kwargs: Any) -> Any:
+        if key[2] == 3:
+            raise MemoryError("out of memory")
+        return real(*args, key=key, **kwargs)
+
+    monkeypatch.setattr(clients.app, "local_update", failing)
+    with pytest.raises(RunError, match=r"round 3: all 4 clients failed .*MemoryError: out of memory") as caught:
+        serial_run(tiny_config(federation={"rounds": 5}), tmp_path / "run")
+    assert_one_sentence(caught.value)
+    kept = Transcript(tmp_path / "run")
+    assert kept.rounds == [1, 2]
+    assert kept.hash() == good.hash()
+    assert [row["round"] for row in read_rows(RunFolder(tmp_path / "run").metrics)] == ["1", "2"]
+
+
+def test_diverging_is_said_before_the_aggregate_is_spoilt(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    """A step so large that it first shows in the next round: the rounds before stay readable."""
+    config = tiny_config(
+        training={"learning_rate": 1e30, "local_epochs": None, "local_steps": 1}, federation={"rounds": 4}
+    )
+    with pytest.raises(RunError, match=r"round 2: all 4 clients failed .*local training diverged") as caught:
+        serial_run(config, tmp_path / "run")
+    assert_one_sentence(caught.value)
+    transcript = Transcript(tmp_path / "run")
+    assert transcript.rounds == [1]
+    assert all(torch.isfinite(t).all() for u in transcript.updates() for t in u.after.values())
+
+
+# Nobody is asked, or too many are.
+
+
+@pytest.mark.parametrize("settings", [{"fraction_train": 0.0}, {"fraction_train": 0.1, "min_train_nodes": 0}])
+def test_a_fraction_that_asks_nobody_ends_the_run(
+    settings: dict[str, Any], tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match="none was sampled") as caught:
+        serial_run(tiny_config(strategy={"name": "fedavg", **settings}), tmp_path / "run")
+    assert_one_sentence(caught.value)
+
+
+def test_a_small_fraction_asks_at_least_one(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = tiny_config(strategy={"name": "fedavg", "fraction_train": 0.01})
+    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    assert [len(transcript.clients(number)) for number in transcript.rounds] == [1, 1]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("key", ["fraction_train", "fraction_evaluate"])
+def test_a_fraction_above_one_is_refused_and_does_not_wait_for_ever(
+    key: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = tiny_config(strategy={"name": "fedavg", key: 1.5}, partition={"name": "iid", "test_fraction": 0.2})
+    with pytest.raises(ConfigError, match=rf"strategy\.{key}") as caught:
+        serial_run(config, tmp_path / "run")
+    assert_one_sentence(caught.value, code=2)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("key", ["min_train_nodes", "min_available_nodes", "min_evaluate_nodes"])
+def test_waiting_for_more_clients_than_there_are_is_refused(
+    key: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"strategy\.{key}: expected at most federation\.clients = 4, got 5"):
+        serial_run(tiny_config(strategy={"name": "fedavg", key: 5}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_client_holds_out_for_testing_may_be_all_but_one(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    too_much = tiny_config(partition={"name": "iid", "test_fraction": 0.999}, federation={"clients": 300})
+    with pytest.raises(ConfigError, match="has no example to train on") as caught:
+        serial_run(too_much, tmp_path / "run")
+    assert "test_fraction" in str(caught.value)
+    assert_one_sentence(caught.value, code=2)
+
+
+# The run folder.
+
+
+def test_a_used_folder_is_refused_replaced_or_continued_but_never_mixed(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    first = serial_run(tiny_config(), tmp_path / "run")
+    before = Transcript(first.path).hash()
+    with pytest.raises(ConfigError, match="is not empty; choose another --out, continue with --resume") as caught:
+        serial_run(tiny_config(federation={"seed": 9}), tmp_path / "run")
+    assert_one_sentence(caught.value, code=2)
+    assert Transcript(first.path).hash() == before
+    serial_run(tiny_config(federation={"seed": 9}), tmp_path / "run", overwrite=True)
+    assert Transcript(first.path).hash() != before
+
+
+def test_overwriting_spares_what_is_no_run(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="is not a run folder, so --overwrite does not touch it"):
+        serial_run(tiny_config(), tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_where_the_folder_should_be_is_one_sentence(
+    overwrite: bool, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(FedsimError, match="run") as caught:
+        serial_run(tiny_config(), tmp_path / "run", overwrite=overwrite)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "run").read_text() == "a file"
+
+
+def test_a_folder_below_a_file_is_one_sentence(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written") as caught:
+        serial_run(tiny_config(), tmp_path / "file" / "run")
+    assert_one_sentence(caught.value)
+
+
+def test_resuming_nothing_is_refused(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run to resume") as caught:
+        serial_run(tiny_config(), tmp_path / "run", resume=True)
+    assert_one_sentence(caught.value, code=2)
+
+
+@pytest.mark.parametrize("where", ["transcript", "checkpoint", "metrics"])
+def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
+    where: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(federation={"rounds": 4}, strategy={"name": "fedavgm", "server_momentum": 0.9})
+    whole = Transcript(serial_run(config, tmp_path / "whole").path).hash()
+    writes = {"n": 0}
+
+    def full(real: Callable[..., Any], place: int = 3) -> Callable[..., Any]:
+        def write(*args: Any, **kwargs: Any) -> Any:
+            writes["n"] += 1
+            if writes["n"] == place:
+                for target in args:
+                    if isinstance(target, Path) and target.suffix == ".tmp":
+                        target.write_bytes(b"as far as there was room")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args, **kwargs)
+
+        return write
+
+    with monkeypatch.context() as patch:
+        if where == "transcript":
+            patch.setattr(fedsim.transcript, "_write_safetensors", full(fedsim.transcript._write_safetensors))
+        elif where == "checkpoint":
+            patch.setattr(strategies.checkpoint, "save_file", full(strategies.checkpoint.save_file))
+        else:
+            patch.setattr(Path, "write_text", full(Path.write_text, place=5))  # after experiment and versions
+        with pytest.raises(RunError, match="No space left on device") as caught:
+            serial_run(config, tmp_path / "run")
+    assert_one_sentence(caught.value)
+    assert Transcript(tmp_path / "run").rounds[:2] == [1, 2]
+    assert not list((tmp_path / "run").rglob("*.tmp")), "half a file is left on a full disk"
+    serial_run(config, tmp_path / "run", resume=True)
+    assert Transcript(tmp_path / "run").hash() == whole
+
+
+def test_a_file_written_on_a_full_disk_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(tmp_path / "a.txt", "old")
+    real = Path.write_text
+
+    def full(self: Path, text: str, **kwargs: Any) -> int:
+        real(self, text[:2], **kwargs)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RunError, match=r"a\.txt: cannot be written \(No space left on device\)"):
+        write_text(tmp_path / "a.txt", "new and longer")
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+# Engines.
+
+
+def test_no_nodes_in_time_is_one_sentence(tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InProcessGrid, "get_node_ids", lambda self: [])
+    config = tiny_config(federation={"timeout": 0.3})
+    settings: Any = {"experiment": config.model_dump_json(), "out": str(tmp_path / "run"), "resume": False}
+    with pytest.raises(RunError, match="no node connected within") as caught:
+        strategies.app.main(InProcessGrid(client_app), Context(1, 1, {}, RecordDict(), settings))
+    assert_one_sentence(caught.value)
+
+
+def test_the_deployment_engine_is_not_started_from_here(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is started by Flower itself") as caught:
+        serial_run(tiny_config(federation={"engine": "flower"}), tmp_path / "run")
+    assert_one_sentence(caught.value, code=2)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.ray
+def test_a_failing_round_on_ray_is_the_same_one_sentence(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = tiny_config(federation={"engine": "ray", "actors": 1, "straggler_probability": 1.0})
+    with pytest.raises(RunError, match=r"round 1: all 4 clients failed .*straggler") as caught:
+        serial_run(config, tmp_path / "run")
+    assert_one_sentence(caught.value)
