@@ -118,11 +118,14 @@ class Attack(ABC):
 
         Raises:
             KnowledgeError: something in `needs` is withheld; nothing was computed.
-            AttackError: the update cannot be attacked, or the attack diverged.
+            AttackError: the update cannot be attacked, the attack diverged, or it claims nothing.
             TranscriptError: a round is damaged, or the victim is not in it.
         """
         self.check(knowledge)
-        return self._run(transcript, knowledge, victim, rng, progress or _silent)
+        finding = self._run(transcript, knowledge, victim, rng, progress or _silent)
+        if not isinstance(finding, Finding):
+            raise AttackError(f"{type(self).__name__} returned {type(finding).__name__}, expected a Reconstruction")
+        return finding
 
     @final
     def check(self, knowledge: Knowledge, granted: Sequence[str] = ()) -> None:

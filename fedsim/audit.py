@@ -136,7 +136,7 @@ class Audit:
         attacks = build_attacks(self.spec)
         everyone = sorted({client for clients in present.values() for client in clients})
         views = [((number,), clients, False) for number, clients in present.items()]
-        for numbers, clients, temporal in [(tuple(present), everyone, True), *views]:
+        for numbers, clients, temporal in [(tuple(present), everyone, True), *views] if present else ():
             for victim in _chosen_victims(clients, adversary):
                 for table, attack in attacks:
                     for repeat in range(adversary.repeats if attack.temporal == temporal else 0):

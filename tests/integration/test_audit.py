@@ -1,0 +1,454 @@
+"""Recordings attacked and scored: what goes on, what fails alone, and that no attack sees the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedsim.audit import Audit, attack_round, open_audit
+from fedsim.config import AttackFile, Config, check
+from fedsim.errors import ConfigError, DataError, KnowledgeError, TranscriptError
+from fedsim.findings import Reconstruction, load_finding
+from fedsim.run_folder import RunFolder, read_rows
+
+ATTACKS = [{"name": "sme", "iterations": 4}, {"name": "inverting-gradients", "label": "ig", "iterations": 4}]
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+) -> Path:
+    """A run of two rounds with attacks in its file, none of them made yet."""
+    path = tmp_path_factory.mktemp("audit") / "run"
+    config = tiny_config(
+        federation={"seed": 0},
+        partition={"samples_per_client": 6},
+        adversary={"victims": [0, 2], "rounds": "all", "workers": 1},
+        attack=ATTACKS,
+    )
+    return serial_run(config, path).path
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of it to do anything to."""
+    return Path(shutil.copytree(recorded, tmp_path / "run"))
+
+
+def attack_file(attacks: list[dict[str, Any]] | None = None, **tables: Any) -> AttackFile:
+    adversary = {"victims": [0, 2], "rounds": "all", "workers": 1} | tables.pop("adversary", {})
+    return check(AttackFile, {"adversary": adversary, "attack": attacks or ATTACKS, **tables}, "attack.toml")
+
+
+def findings(run: Path) -> dict[str, Reconstruction]:
+    found = sorted((run / "findings").glob("*/*.safetensors"))
+    return {f"{path.parent.name}/{path.stem}": load_finding(path)[0] for path in found}
+
+
+def same(one: Reconstruction, other: Reconstruction) -> bool:
+    return (
+        torch.equal(one.data, other.data)
+        and torch.equal(one.labels, other.labels)
+        and one.trace.keys() == other.trace.keys()
+        and all(torch.equal(one.trace[key], other.trace[key]) for key in one.trace)
+    )
+
+
+def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
+    audit = open_audit(run, None)
+    assert audit.run() == []
+    assert sorted(findings(run)) == [
+        f"{title}/round-{number}-client-{victim}-repeat-0"
+        for title in ("ig", "sme")
+        for number in (1, 2)
+        for victim in (0, 2)
+    ]
+    audit.score()
+    rows = read_rows(RunFolder(run).scores)
+    metrics = ["psnr", "ssim", "mse", "lpips", "l_sim", "label_accuracy"]
+    assert [row["metric"] for row in rows] == metrics * 8
+    assert {(row["attack"], row["victim"], row["round"], row["repeat"]) for row in rows} == {
+        (title, victim, number, "0") for title in ("ig", "sme") for number in "12" for victim in "02"
+    }
+    for row in rows:
+        assert row["missing"] or float(row["floor"]) == float(row["floor"])
+        assert row["examples"] == "6"
+    images = read_rows(RunFolder(run).images)
+    assert len(images) == 8 * 6 * 3
+    for row in rows:
+        if row["metric"] in ("psnr", "ssim", "mse"):
+            keys = ("attack", "victim", "round", "repeat", "metric")
+            own = [float(i["value"]) for i in images if all(i[k] == row[k] for k in keys)]
+            assert float(row["value"]) == pytest.approx(sum(own) / 6, rel=1e-4)
+
+
+def test_what_is_there_is_kept_and_what_changed_is_made_anew(run: Path) -> None:
+    def stamps() -> dict[str, int]:
+        return {path.parent.name + path.name: path.stat().st_mtime_ns for path in (run / "findings").glob("*/*")}
+
+    open_audit(run, None).run()
+    first = stamps()
+    assert open_audit(run, None).run() == []
+    assert stamps() == first
+    again = attack_file([ATTACKS[0] | {"iterations": 5}, ATTACKS[1]])
+    assert open_audit(run, again).run() == []
+    changed = {name for name, stamp in stamps().items() if stamp != first[name]}
+    assert changed == {name for name in first if name.startswith("sme")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attacks": [ATTACKS[0], {"name": "sme", "label": "ig", "iterations": 4}]},
+        {"adversary": {"knowledge": {"labels": True}}},
+        {"adversary": {"knowledge": {"learning_rate": 0.5}}},
+    ],
+    ids=["another attack under the same label", "labels granted", "another learning rate"],
+)
+def test_a_finding_of_another_threat_model_is_not_taken_for_done(run: Path, change: dict[str, Any]) -> None:
+    open_audit(run, None).run()
+    before = load_finding(run / "findings" / "ig" / "round-1-client-0-repeat-0.safetensors")[1]
+    open_audit(run, attack_file(**change)).run()
+    after = load_finding(run / "findings" / "ig" / "round-1-client-0-repeat-0.safetensors")[1]
+    assert before["fingerprint"] != after["fingerprint"]
+
+
+def test_repeats_start_elsewhere_and_are_all_scored(run: Path) -> None:
+    audit = open_audit(run, attack_file([ATTACKS[0]], adversary={"repeats": 3, "rounds": [2], "victims": [2]}))
+    assert audit.run() == []
+    found = list(findings(run).values())
+    assert len(found) == 3
+    assert not any(same(found[i], found[j]) for i in range(3) for j in range(i))
+    assert {row["repeat"] for row in audit.score()} == {0, 1, 2}
+
+
+def test_no_attack_asks_for_the_truth(
+    run: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the truth out of reach the findings are the same, tensor for tensor."""
+    open_audit(run, None).run()
+    blind = Path(shutil.copytree(recorded, tmp_path / "blind"))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("an attack looked at the truth")
+
+    monkeypatch.setattr(Audit, "truth", refuse)
+    monkeypatch.setattr("fedsim.federated_data.FederatedData.train", refuse)
+    assert open_audit(blind, None).run() == []
+    seeing, unseeing = findings(run), findings(blind)
+    assert seeing.keys() == unseeing.keys()
+    assert all(same(seeing[key], unseeing[key]) for key in seeing)
+
+
+NET = """
+from fedsim.models import Mlp
+
+def build():
+    return Mlp(hidden=(16,)).build((1, 8, 8), 10)
+"""
+
+
+def test_a_bare_recording_with_knowledge_written_out_gives_the_same_findings(run: Path, tmp_path: Path) -> None:
+    """No experiment file, no data set: only the messages, and what the attack file says."""
+    audit = open_audit(run, None)
+    audit.run()
+    assert audit.experiment is not None
+    low, high = (end[0] for end in audit.experiment.data.value_range())
+    shutil.copytree(run / "transcript", tmp_path / "elsewhere" / "transcript")
+    (tmp_path / "net_of_elsewhere.py").write_text(NET)
+    knowledge = {
+        "model": "net_of_elsewhere:build",
+        "input_shape": [1, 8, 8],
+        "num_classes": 10,
+        "value_range": [low, high],
+        "input_mean": [0.0],
+        "input_std": [1.0],
+        "learning_rate": 0.1,
+        "local_epochs": 1,
+        "batch_size": 8,
+    }
+    bare = open_audit(tmp_path / "elsewhere", attack_file(adversary={"knowledge": knowledge}), tmp_path)
+    assert bare.run() == []
+    one, other = findings(run), findings(tmp_path / "elsewhere")
+    assert one.keys() == other.keys()
+    assert all(same(one[key], other[key]) for key in one)
+    assert bare.score() == []  # nobody says what the clients held
+
+
+def test_truth_files_score_a_recording_made_elsewhere(run: Path, tmp_path: Path) -> None:
+    audit = open_audit(run, None)
+    truth = audit.truth(0)
+    assert truth is not None
+    save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "zero.safetensors")
+    (run / "experiment.toml").unlink()
+    (tmp_path / "net_of_truth.py").write_text(NET)
+    knowledge = {"model": "net_of_truth:build", "input_shape": [1, 8, 8], "value_range": [-2.0, 2.0]}
+    spec = attack_file(adversary={"knowledge": knowledge, "rounds": [1]}, truth={"0": "zero.safetensors"})
+    bare = open_audit(run, spec, tmp_path)
+    assert bare.run() == []
+    rows = bare.score()
+    assert {row["victim"] for row in rows} == {0}
+    assert all("public" not in row["floor_guess"] for row in rows)
+
+
+def test_labels_are_granted_from_the_truth_or_not_at_all(run: Path, tmp_path: Path) -> None:
+    spec = attack_file([ATTACKS[0]], adversary={"knowledge": {"labels": True}, "rounds": [1]})
+    audit = open_audit(run, spec)
+    assert audit.run() == []
+    for victim in (0, 2):
+        truth = audit.truth(victim)
+        finding, about = load_finding(run / "findings" / "sme" / f"round-1-client-{victim}-repeat-0.safetensors")
+        assert truth is not None
+        assert finding.labels.tolist() == truth.labels.sort().values.tolist()
+        assert "labels" in about["granted"]  # type: ignore[operator]
+    assert "label_accuracy" not in {row["metric"] for row in audit.score()}
+
+
+def test_granted_labels_that_nobody_knows_are_an_error(run: Path, tmp_path: Path) -> None:
+    """Never a silent fall back to counting them, which is another threat model."""
+    truth = open_audit(run, None).truth(0)
+    assert truth is not None
+    save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "zero.safetensors")
+    (run / "experiment.toml").unlink()
+    (tmp_path / "net_of_labels.py").write_text(NET)
+    knowledge = {
+        "model": "net_of_labels:build",
+        "input_shape": [1, 8, 8],
+        "value_range": [-2.0, 2.0],
+        "labels": True,
+    }
+    adversary = {"knowledge": knowledge, "rounds": [1]}
+    with pytest.raises(ConfigError, match=r"labels: there is no truth to take them from; add a \[truth\] table"):
+        open_audit(run, attack_file(adversary=adversary), tmp_path).run()
+    some = open_audit(run, attack_file([ATTACKS[0]], adversary=adversary, truth={"0": "zero.safetensors"}), tmp_path)
+    [failure] = some.run()
+    assert failure == "sme, truth: labels are granted, but no file is named for client 2; name one"
+    assert list(findings(run)) == ["sme/round-1-client-0-repeat-0"]
+
+
+def test_a_missing_truth_file_is_an_error_before_any_work(run: Path) -> None:
+    with pytest.raises(DataError, match=r"truth: .*none\.safetensors is not a safetensors file"):
+        open_audit(run, attack_file(truth={"0": "none.safetensors"})).run()
+    assert not (run / "findings").exists()
+
+
+@pytest.mark.parametrize(
+    ("knowledge", "kind", "sentence"),
+    [
+        ({"model": False}, KnowledgeError, "SurrogateModelExtension needs model, which the threat model withholds"),
+        ({"input_shape": False, "loss": False}, KnowledgeError, "needs input_shape, loss, which"),
+        ({"value_range": [1.0, 0.0]}, ConfigError, r"value_range: expected \[lowest, highest\], got \[1.0, 0.0\]"),
+        ({"value_range": [1.0]}, ConfigError, r"value_range: expected \[lowest, highest\]"),
+        ({"model": "no_such:thing"}, LookupError, "'no_such:thing' does not load: ModuleNotFoundError"),
+    ],
+)
+def test_a_threat_model_that_does_not_hold_is_an_error_before_any_work(
+    run: Path, knowledge: dict[str, Any], kind: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(kind, match=sentence):
+        open_audit(run, attack_file(adversary={"knowledge": knowledge})).run()
+    assert not (run / "findings").exists()
+
+
+def test_a_device_that_is_not_there_is_an_error_before_any_work(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"adversary\.device: 'gpu' is not usable here"):
+        open_audit(run, attack_file(adversary={"device": "gpu"})).run()
+
+
+def damage(run: Path, number: int) -> None:
+    path = run / "transcript" / f"round-{number:06d}.safetensors"
+    content = bytearray(path.read_bytes())
+    tensors = 8 + int.from_bytes(content[:8], "little")
+    for place in range(tensors, len(content), 64):
+        content[place] ^= 0xFF
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("harm", ["a byte", "the header", "everything"])
+def test_a_damaged_round_costs_that_round_only(run: Path, harm: str) -> None:
+    path = run / "transcript" / "round-000001.safetensors"
+    if harm == "a byte":
+        damage(run, 1)
+    else:
+        path.write_bytes(path.read_bytes()[:300] if harm == "the header" else b"")
+    audit = open_audit(run, None)
+    failures = audit.run()
+    assert failures
+    assert all("round-000001.safetensors: is damaged" in failure for failure in failures)
+    assert {key.split("/")[1] for key in findings(run)} >= {
+        "round-2-client-0-repeat-0",
+        "round-2-client-2-repeat-0",
+    }
+    assert not any("round-1-client-2" in key for key in findings(run))
+    assert {row["round"] for row in audit.score() if row["victim"] == 2} == {"2"}
+
+
+def test_a_victim_who_is_not_in_the_round_fails_alone(run: Path) -> None:
+    failures = open_audit(run, attack_file([ATTACKS[0]], adversary={"victims": [0, 9], "rounds": [1]})).run()
+    assert failures == ["sme, round 1: client 9 is not recorded; recorded: [0, 1, 2, 3]"]
+    assert list(findings(run)) == ["sme/round-1-client-0-repeat-0"]
+
+
+def test_a_round_that_is_not_recorded_is_an_error(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"adversary\.rounds: round 7 is not recorded; recorded: \[1, 2\]"):
+        open_audit(run, attack_file(adversary={"rounds": [7]})).run()
+
+
+def test_by_default_the_first_recorded_victim_and_round_are_attacked(run: Path) -> None:
+    spec = check(AttackFile, {"attack": [ATTACKS[0]], "adversary": {"workers": 1}}, "x")
+    assert open_audit(run, spec).run() == []
+    assert list(findings(run)) == ["sme/round-1-client-0-repeat-0"]
+
+
+def test_folders_that_are_no_runs_are_one_sentence(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(ConfigError, match="none: no such run folder"):
+        open_audit(tmp_path / "none", None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="was recorded elsewhere, so it says nothing of attacks; give an attack file"):
+        open_audit(tmp_path / "empty", None)
+    shutil.rmtree(run / "transcript")
+    with pytest.raises(TranscriptError, match="holds no recording"):
+        open_audit(run, None).run()
+    with pytest.raises(ConfigError, match=r"no attack is named; add an \[\[attack\]\] table"):
+        open_audit(run, check(AttackFile, {}, "x"))
+
+
+def test_a_damaged_finding_fails_alone_and_is_not_scored(run: Path) -> None:
+    audit = open_audit(run, None)
+    audit.run()
+    path = run / "findings" / "sme" / "round-1-client-0-repeat-0.safetensors"
+    path.write_bytes(b"garbage")
+    [failure] = audit.run()
+    assert "round-1-client-0-repeat-0.safetensors: is damaged" in failure
+    assert "remove it and attack again" in failure
+    assert len({(r["attack"], r["victim"], r["round"]) for r in audit.score()}) == 7
+    path.unlink()
+    assert audit.run() == []
+
+
+def test_rounds_still_to_come_do_not_stop_an_attack_between_rounds(run: Path, tmp_path: Path) -> None:
+    """`when = "in-round"` attacks round 1 while round 2 of the file is not recorded yet."""
+    later = tmp_path / "later"
+    (run / "transcript" / "round-000002.safetensors").rename(later)
+    text = (run / "experiment.toml").read_text()
+    (run / "experiment.toml").write_text(text.replace('rounds = "all"', "rounds = [1, 2]"))
+    attack_round(run, 1)
+    assert len(findings(run)) == 4
+    later.rename(run / "transcript" / "round-000002.safetensors")
+    attack_round(run, 2)
+    assert len(findings(run)) == 8
+    assert open_audit(run, None).run() == []
+
+
+def test_nothing_recorded_yet_is_no_error_between_rounds(run: Path) -> None:
+    shutil.rmtree(run / "transcript")
+    (run / "transcript").mkdir()
+    attack_round(run, 1)
+
+
+STRANGERS = '''
+"""Attacks of somebody else."""
+from dataclasses import dataclass
+import torch
+from fedsim.attack import Attack, Paper, single_update
+from fedsim.findings import Reconstruction
+
+PAPER = Paper(title="T", authors="A, B", venue="V", year=2020)
+
+@dataclass(frozen=True, kw_only=True)
+class Grey(Attack):
+    """Claim grey images."""
+    level: float = 0.5
+    paper = PAPER
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        n = single_update(transcript, victim).num_examples
+        return Reconstruction(data=torch.full((n, 1, 8, 8), self.level), labels=torch.zeros(n, dtype=torch.long))
+
+@dataclass(frozen=True, kw_only=True)
+class Raises(Attack):
+    """Break."""
+    paper = PAPER
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        raise ZeroDivisionError("of a stranger\\nin two lines")
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing(Attack):
+    """Return nothing."""
+    paper = PAPER
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        return None
+
+@dataclass(frozen=True, kw_only=True)
+class TooMany(Grey):
+    """Claim more than there is."""
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        return Reconstruction(data=torch.zeros(99, 1, 8, 8), labels=torch.zeros(99, dtype=torch.long))
+'''
+
+
+@pytest.fixture
+def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module with attacks of somebody else, importable by name."""
+    (tmp_path / "strangers_attacks.py").write_text(STRANGERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "strangers_attacks"
+
+
+def test_a_strangers_attack_without_a_trace_is_scored(run: Path, strangers: str) -> None:
+    spec = attack_file([{"name": f"{strangers}:Grey", "label": "grey"}], adversary={"rounds": [1]})
+    audit = open_audit(run, spec)
+    assert audit.run() == []
+    rows = [row for row in audit.score() if row["metric"] == "mse"]
+    assert [row["floor_guess"] for row in rows]
+    for row in rows:
+        truth = audit.truth(int(row["victim"]))
+        assert truth is not None
+        assert row["value"] == pytest.approx((truth.data - 0.5).square().mean().item(), rel=1e-4)
+    assert "l_sim" not in {row["metric"] for row in audit.score()}
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Raises", "bad, round 1, client 0: ZeroDivisionError: of a stranger"),
+        ("Nothing", "bad, Nothing returned NoneType, expected a Reconstruction"),
+    ],
+)
+def test_a_strangers_broken_attack_breaks_only_itself(run: Path, strangers: str, name: str, sentence: str) -> None:
+    bad = {"name": f"{strangers}:{name}", "label": "bad"}
+    audit = open_audit(run, attack_file([bad, ATTACKS[0]], adversary={"rounds": [1], "victims": [0]}))
+    [failure] = audit.run()
+    assert failure.startswith(sentence)
+    assert "\n" not in failure
+    assert list(findings(run)) == ["sme/round-1-client-0-repeat-0"]
+
+
+def test_a_claim_of_another_shape_is_not_scored_but_the_others_are(
+    run: Path, strangers: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = {"name": f"{strangers}:TooMany", "label": "bad"}
+    audit = open_audit(run, attack_file([bad, ATTACKS[0]], adversary={"rounds": [1], "victims": [0]}))
+    assert audit.run() == []
+    assert {row["attack"] for row in audit.score()} == {"sme"}
+    assert "not scored: truth: the victim held data of shape (6, 1, 8, 8)" in caplog.text
+
+
+def test_settings_of_the_run_are_those_of_the_file(run: Path) -> None:
+    open_audit(run, None).run()
+    _, about = load_finding(run / "findings" / "ig" / "round-2-client-2-repeat-0.safetensors")
+    assert about["attack"] == "ig"
+    assert about["victim"] == 2
+    assert dict(about["settings"])["iterations"] == 4  # type: ignore[call-overload]
+    config = RunFolder(run).read_experiment()
+    assert config is not None
+    assert config.attack[1].settings == dict(about["settings"])  # type: ignore[call-overload]
+    assert dataclasses.is_dataclass(open_audit(run, None))
