@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,8 +44,8 @@ class Dirichlet:
     min_examples: int = 2
 
     def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ConfigError(f"partition.alpha: expected a value above 0, got {self.alpha}")
+        if not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise ConfigError(f"partition.alpha: expected a finite value above 0, got {self.alpha}")
 
     def assign(self, labels: NDArray[np.int64], clients: int, rng: np.random.Generator) -> list[Indices]:
         """See `Partition`.
