@@ -6,10 +6,11 @@ loop is here; it calls the strategy through the same four methods.
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from fedsim.audit import attack_round
 from fedsim.config import load_config
 from fedsim.engines.cohort import CohortGrid
 from fedsim.errors import RunError
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, resolve
 from fedsim.randomness import seeded
 from fedsim.run_folder import RunFolder, read_rows, write_rows
 from fedsim.training import evaluate
@@ -47,14 +48,16 @@ def main(grid: Grid, context: Context) -> None:
     settings = context.run_config
     text = str(settings["experiment"])
     folder = RunFolder(Path(str(settings["out"])))
+    resume = bool(settings.get("resume", False))
     if not text.startswith("{"):
-        experiment = Experiment(load_config(Path(text)))
+        experiment = Experiment(resolve(load_config(Path(text))))
         experiment.check()
-        folder.prepare(resume=False, overwrite=False)
-        folder.write_experiment(experiment.config)
+        folder.prepare(resume=resume, overwrite=False)
+        if not resume:
+            folder.write_experiment(experiment.config)
     else:
         experiment = Experiment.from_json(text)
-    federate(experiment, folder, grid, resume=bool(settings.get("resume", False)))
+    federate(experiment, folder, grid, resume=resume)
 
 
 def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool) -> None:
@@ -75,13 +78,19 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     logical = CohortGrid(
         grid, config.federation.clients, _simulation(experiment), _nodes(grid, config.federation.timeout)
     )
-    with _attacker(experiment, folder) as attack:
-        for number in range(done + 1, config.federation.rounds + 1):
-            arrays, measured = _round(experiment, strategy, logical, number, arrays)
-            rows += measured
-            write_rows(folder.metrics, METRICS, rows)
-            Checkpoint(number, arrays).save(folder.checkpoint, strategy.strategy)
-            attack(number)
+    with _little_garbage(), _attacker(experiment, folder) as attack:
+        try:
+            for number in range(done + 1, config.federation.rounds + 1):
+                arrays, measured = _round(experiment, strategy, logical, number, arrays)
+                rows += measured
+                write_rows(folder.metrics, METRICS, rows)
+                checkpoint = Checkpoint.of(number, arrays, strategy.strategy)
+                strategy.background.submit(checkpoint.save, folder.checkpoint)  # after the round's recording
+                if attack is not None:
+                    strategy.flush()
+                    attack(number)
+        finally:
+            strategy.flush()
 
 
 def _round(
@@ -188,10 +197,20 @@ def _nodes(grid: Grid, timeout: float) -> list[int]:
 
 
 @contextmanager
-def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Any]:
-    """A function to call after each round; attacks it there and then, in a process of its own."""
+def _little_garbage() -> Iterator[None]:
+    """Bulyan and QFedAvg collect garbage once an array; leave out of that what was there before."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[int], None] | None]:
+    """A function to call after each round, which attacks it there and then in a process of its own, if asked for."""
     if experiment.config.adversary.when != "in-round":
-        yield lambda number: None
+        yield None
         return
     jobs: list[Future[None]] = []
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as worker:

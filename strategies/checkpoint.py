@@ -7,6 +7,7 @@ pickled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,16 +22,33 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedsim.errors import RunError
+from fedsim.transcript import discard
 
 Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a federation after round `round`."""
+    """The state of a federation after round `round`; later rounds do not change it.
+
+    Attributes:
+        round: the last whole round.
+        arrays: the global model after it.
+        memory: what the strategy remembers, by attribute; arrays are in `tensors`.
+        tensors: copies of the arrays to be written.
+    """
 
     round: int
     arrays: ArrayRecord
+    memory: Mapping[str, Any]
+    tensors: Arrays
+
+    @classmethod
+    def of(cls, number: int, arrays: ArrayRecord, strategy: Strategy) -> Checkpoint:
+        """Note where the federation stands."""
+        tensors: Arrays = {f"model/{name}": array.numpy() for name, array in arrays.items()}
+        memory = dict(_memory(strategy, tensors))
+        return cls(number, arrays, memory, {key: np.array(value, order="C") for key, value in tensors.items()})
 
     @classmethod
     def load(cls, path: Path, strategy: Strategy) -> Checkpoint | None:
@@ -43,31 +61,39 @@ class Checkpoint:
             return None
         try:
             with safe_open(path, framework="np") as file:
-                header = json.loads(file.metadata()["fedsim"])
+                sealed = json.loads(file.metadata()["fedsim"])
                 stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            if _digest(sealed["header"], stored) != sealed["sha256"]:
+                raise ValueError("its bytes are not those that were saved")
+            header = json.loads(sealed["header"])
+        except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
         _restore(strategy, header["memory"], stored)
         arrays = ArrayRecord({name: Array(stored[f"model/{name}"]) for name in header["model"]})
-        return cls(header["round"], arrays)
+        return cls(header["round"], arrays, header["memory"], stored)
 
-    def save(self, path: Path, strategy: Strategy) -> None:
+    def save(self, path: Path) -> None:
         """Write the checkpoint in one step.
 
         Raises:
             RunError: the disk is full or the folder cannot be written.
         """
-        tensors: Arrays = {f"model/{name}": array.numpy() for name, array in self.arrays.items()}
-        memory = dict(_memory(strategy, tensors))
-        header = {"round": self.round, "model": list(self.arrays), "memory": memory}
+        header = json.dumps({"round": self.round, "model": list(self.arrays), "memory": self.memory})
         temporary = path.with_name(f".{path.name}.tmp")
         try:
-            contiguous = {key: np.ascontiguousarray(value) for key, value in tensors.items()}
-            save_file(contiguous, temporary, metadata={"fedsim": json.dumps(header)})
+            sealed = {"header": header, "sha256": _digest(header, self.tensors)}
+            save_file(self.tensors, temporary, metadata={"fedsim": json.dumps(sealed)})
             temporary.replace(path)
         except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
+            discard(temporary)
             raise RunError(f"{path}: cannot be written ({error}); make room and resume the run") from error
+
+
+def _digest(header: str, tensors: Arrays) -> str:
+    digest = hashlib.sha256(header.encode())
+    for key in sorted(tensors):
+        digest.update(tensors[key].tobytes())
+    return digest.hexdigest()
 
 
 def _memory(strategy: Strategy, tensors: Arrays, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -81,12 +107,17 @@ def _memory(strategy: Strategy, tensors: Arrays, prefix: str = "") -> Iterator[t
         elif isinstance(value, ArrayRecord):
             tensors.update({f"memory/{path}/{k}": array.numpy() for k, array in value.items()})
             yield path, {"kind": "record", "keys": list(value)}
-        elif isinstance(value, Mapping) and value and all(isinstance(v, np.ndarray) for v in value.values()):
-            tensors.update({f"memory/{path}/{k}": array for k, array in value.items()})
+        elif isinstance(value, Mapping) and value and all(map(_is_array, value.values())):
+            tensors.update({f"memory/{path}/{k}": np.asarray(array) for k, array in value.items()})
             yield path, {"kind": "dict", "keys": list(value)}
-        elif isinstance(value, list) and value and all(isinstance(v, np.ndarray) for v in value):
-            tensors.update({f"memory/{path}/{k}": array for k, array in enumerate(value)})
+        elif isinstance(value, list) and value and all(map(_is_array, value)):
+            tensors.update({f"memory/{path}/{k}": np.asarray(array) for k, array in enumerate(value)})
             yield path, {"kind": "list", "keys": list(range(len(value)))}
+
+
+def _is_array(value: object) -> bool:
+    """Arithmetic on arrays without axes gives NumPy scalars."""
+    return isinstance(value, np.ndarray | np.generic)
 
 
 def _restore(strategy: Strategy, memory: Mapping[str, Any], stored: Arrays) -> None:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
+from fedsim.background import Background
 from fedsim.errors import RunError
 from fedsim.messages import State, Update
 from fedsim.transcript import Recorder
@@ -51,6 +51,7 @@ class Curious(Strategy):
         self.recorder = (
             recording if isinstance(recording, Recorder) else Recorder(Path(recording).resolve() / "transcript")
         )
+        self.background = Background()
         self._sent: dict[int, State] = {}
         self._config: dict[str, object] = {}
 
@@ -79,22 +80,36 @@ class Curious(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Record the replies, then let `strategy` aggregate them."""
+        """Record the replies, and let `strategy` aggregate them.
+
+        Hashing and writing go on in the background until the next round's replies are here, so at
+        most one round is in flight.
+
+        Raises:
+            RunError: the round before could not be written.
+        """
         replies = list(replies)
-        if not self._sent:
-            return self.strategy.aggregate_train(server_round, replies)
-        updates, failures = [], {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                failures[node] = reply.error.reason or "no reason given"
-            else:
-                updates.append(self._update(server_round, node, reply.content))
-        with ThreadPoolExecutor(max_workers=1) as writer:  # hashes and writes while the strategy sums
-            written = writer.submit(self.recorder.write, server_round, updates, failures, self._config)
-            aggregate = self.strategy.aggregate_train(server_round, replies)
-        written.result()
-        return aggregate
+        if self._sent:
+            failures = {r.metadata.src_node_id: r.error.reason or "no reason given" for r in replies if r.has_error()}
+            updates = [self._update(server_round, r) for r in replies if not r.has_error()]
+            self.flush()
+            self.background.submit(self.recorder.write, server_round, updates, failures, self._config)
+        return self.strategy.aggregate_train(server_round, replies)
+
+    def flush(self) -> None:
+        """Return once every round that was seen is on disk.
+
+        Raises:
+            RunError: one could not be written.
+        """
+        self.background.wait()
+
+    def start(self, *arguments: Any, **keywords: Any) -> Result:
+        """See Strategy; returns once everything is recorded."""
+        try:
+            return super().start(*arguments, **keywords)
+        finally:
+            self.flush()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -106,7 +121,8 @@ class Curious(Strategy):
         """See Strategy; not recorded."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
-    def _update(self, server_round: int, node: int, content: RecordDict) -> Update:
+    def _update(self, server_round: int, reply: Message) -> Update:
+        node, content = reply.metadata.src_node_id, reply.content
         metrics = {
             key: float(value) for key, value in _only(content.metric_records).items() if isinstance(value, int | float)
         }
