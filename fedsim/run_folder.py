@@ -16,7 +16,7 @@ import tomli_w
 
 from fedsim.config import Config, check, read_toml
 from fedsim.errors import ConfigError, RunError
-from fedsim.transcript import remove_leftovers
+from fedsim.transcript import discard, remove_leftovers
 
 _VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
 
@@ -80,25 +80,27 @@ class RunFolder:
                 there is nothing to resume.
             RunError: the folder cannot be written.
         """
+        used = False
         if resume:
             if not self.experiment.is_file():
                 raise ConfigError(f"{self.path}: holds no run to resume; expected {self.experiment.name} in it")
-            remove_leftovers(self.path)
-            return
-        if self.path.exists() and not self.path.is_dir():
+        elif self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path}: is a file; choose another --out")
-        if self.path.exists() and any(self.path.iterdir()):
+        elif used := self.path.exists() and any(self.path.iterdir()):
             if not overwrite:
                 raise ConfigError(
                     f"{self.path}: is not empty; choose another --out, continue with --resume, or pass --overwrite"
                 )
             if not (self.experiment.is_file() or self.transcript.is_dir()):
                 raise ConfigError(f"{self.path}: is not a run folder, so --overwrite does not touch it")
-            shutil.rmtree(self.path)
         try:
+            if used:
+                shutil.rmtree(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self.path)
         except OSError as error:
-            raise RunError(f"{self.path}: cannot be written ({error.strerror}); choose another --out") from error
+            reason = error.strerror or error
+            raise RunError(f"{self.path}: cannot be written ({reason}); choose another --out") from error
 
     def write_experiment(self, config: Config) -> None:
         """Save the resolved experiment and the versions that run it."""
@@ -125,7 +127,7 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        discard(temporary)
         raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
 
 

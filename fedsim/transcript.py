@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -194,7 +195,7 @@ class Recorder:
             _write_safetensors(temporary, tensors, {"fedsim": sealed})
             temporary.replace(self.folder / name)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            discard(temporary)
             raise RunError(
                 f"{self.folder / name}: cannot be written ({error.strerror}); "
                 "the rounds before it are kept, make room and resume the run"
@@ -312,6 +313,12 @@ class Transcript:
         if hash_state(state) != expected:
             raise _damaged(path, f"the bytes of {prefix} are not those that were recorded")
         return state
+
+
+def discard(file: Path) -> None:
+    """Remove a half-written file where that is possible; it may be what the disk refuses."""
+    with suppress(OSError):
+        file.unlink()
 
 
 def remove_leftovers(folder: Path) -> None:

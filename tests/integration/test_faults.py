@@ -283,6 +283,15 @@ def test_resuming_nothing_is_refused(tiny_config: Tiny, serial_run: Run, tmp_pat
     assert_one_sentence(caught.value, code=2)
 
 
+def test_a_link_to_a_run_is_not_followed_to_remove_it(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    run = serial_run(tiny_config(), tmp_path / "run")
+    (tmp_path / "link").symlink_to(run.path)
+    with pytest.raises(RunError, match="cannot be written") as caught:
+        serial_run(tiny_config(), tmp_path / "link", overwrite=True)
+    assert_one_sentence(caught.value)
+    assert Transcript(run.path).rounds == [1, 2]
+
+
 @pytest.mark.parametrize("where", ["transcript", "checkpoint", "metrics"])
 def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
     where: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -323,7 +332,7 @@ def test_a_file_written_on_a_full_disk_leaves_the_old_one(tmp_path: Path, monkey
     write_text(tmp_path / "a.txt", "old")
     real = Path.write_text
 
-    def full(self: Path, text: str, **kwargs: Any) -> int:
+    def full(self: Path, text: str, **kwargs: Any) -> None:
         real(self, text[:2], **kwargs)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

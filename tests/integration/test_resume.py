@@ -1,0 +1,346 @@
+"""However a run is interrupted, going on gives the same bytes as never having stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import flwr.serverapp.strategy as shipped
+import numpy as np
+import pytest
+import tomli_w
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+import fedsim.transcript
+import strategies.app
+from clients.app import app as client_app
+from fedsim import registry
+from fedsim.config import Config
+from fedsim.engines.serial import InProcessGrid
+from fedsim.errors import ConfigError, RunError
+from fedsim.run_folder import RunFolder, read_rows
+from fedsim.transcript import Transcript
+from strategies.checkpoint import Checkpoint
+
+Run = Callable[..., RunFolder]
+Tiny = Callable[..., Config]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fedavg": {"fraction_train": 0.7},
+    "fedavgm": {"server_learning_rate": 0.8, "server_momentum": 0.9},
+    "fedprox": {"proximal_mu": 0.5},
+    "qfedavg": {"client_learning_rate": 0.1},
+    "krum": {"num_malicious_nodes": 1},
+    "multikrum": {"num_malicious_nodes": 1, "num_nodes_to_select": 3},
+    "bulyan": {"num_malicious_nodes": 1},
+}
+
+
+def measured(folder: RunFolder) -> list[dict[str, str]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
+
+
+def recorded(folder: RunFolder) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
+
+
+def assert_same(one: RunFolder, other: RunFolder) -> None:
+    assert recorded(one) == recorded(other)
+    assert measured(one) == measured(other)
+    assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
+    assert Transcript(one.path).hash() == Transcript(other.path).hash()
+
+
+def with_strategy(tiny_config: Tiny, name: str, rounds: int = 4) -> Config:
+    return tiny_config(
+        strategy={"name": name, **SETTINGS.get(name, {})},
+        federation={"rounds": rounds, "clients": 7, "straggler_probability": 0.0 if name == "bulyan" else 0.1},
+    )
+
+
+# Interrupted at any point of a round.
+
+
+class Killed(BaseException):
+    """Like a signal: nothing catches it."""
+
+
+def interrupt_in_round_three(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    count = {"calls": 0}
+
+    def third(real: Callable[..., Any], after: bool) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            count["calls"] += 1
+            if count["calls"] == 3 and not after:
+                raise Killed
+            result = real(*args, **kwargs)
+            if count["calls"] == 3:
+                raise Killed
+            return result
+
+        return call
+
+    owner, name, after = {
+        "before recording": (fedsim.transcript.Recorder, "write", False),
+        "while recording": (fedsim.transcript, "_write_safetensors", True),
+        "before metrics": (strategies.app, "write_rows", False),
+        "before the checkpoint": (Checkpoint, "save", False),
+        "after the checkpoint": (Checkpoint, "save", True),
+    }[point]
+    monkeypatch.setattr(owner, name, third(getattr(owner, name), after))
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["before recording", "while recording", "before metrics", "before the checkpoint", "after the checkpoint"],
+)
+def test_an_interruption_anywhere_in_a_round_is_made_good(
+    point: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_strategy(tiny_config, "fedavgm")
+    whole = serial_run(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_in_round_three(patch, point)
+        with pytest.raises(Killed):
+            serial_run(config, tmp_path / "run")
+    assert Transcript(tmp_path / "run").rounds[:2] == [1, 2]
+    assert_same(serial_run(config, tmp_path / "run", resume=True), whole)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(n for n in registry.names("strategies") if registry.entry("strategies", n).value.startswith("flwr"))
+)
+def test_every_strategy_remembers_what_it_had_learnt(
+    name: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_strategy(tiny_config, name)
+    whole = serial_run(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_in_round_three(patch, "before the checkpoint")
+        with pytest.raises(Killed):
+            serial_run(config, tmp_path / "run")
+    assert_same(serial_run(config, tmp_path / "run", resume=True), whole)
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedavgm"])
+def test_without_its_memory_a_strategy_would_go_elsewhere(
+    name: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the tests above would show little."""
+    config = with_strategy(tiny_config, name, rounds=5)
+    whole = serial_run(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_in_round_three(patch, "after the checkpoint")
+        with pytest.raises(Killed):
+            serial_run(config, tmp_path / "run")
+    monkeypatch.setattr("strategies.checkpoint._restore", lambda *args: None)
+    assert recorded(serial_run(config, tmp_path / "run", resume=True)) != recorded(whole)
+
+
+def test_a_run_interrupted_before_its_first_checkpoint_begins_again(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*args: Any) -> None:
+        raise Killed
+
+    whole = serial_run(tiny_config(), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", killed)
+        with pytest.raises(Killed):
+            serial_run(tiny_config(), tmp_path / "run")
+    assert_same(serial_run(tiny_config(), tmp_path / "run", resume=True), whole)
+
+
+def test_resuming_a_finished_run_changes_nothing(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    folder = serial_run(tiny_config(), tmp_path / "run")
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    serial_run(tiny_config(), tmp_path / "run", resume=True)
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_run_can_go_on_for_more_rounds(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    longer = with_strategy(tiny_config, "fedyogi", rounds=5)
+    whole = serial_run(longer, tmp_path / "whole")
+    serial_run(with_strategy(tiny_config, "fedyogi", rounds=2), tmp_path / "run")
+    assert_same(serial_run(longer, tmp_path / "run", resume=True), whole)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "header"])
+def test_a_damaged_checkpoint_is_one_sentence_and_leaves_the_recording(
+    damage: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    folder = serial_run(tiny_config(), tmp_path / "run")
+    whole = recorded(folder)
+    raw = bytearray(folder.checkpoint.read_bytes())
+    if damage == "flipped":
+        raw[-2] ^= 1
+    elif damage == "header":
+        raw = bytearray(bytes(raw).replace(b'round\\\\\\": 2', b'round\\\\\\": 1'))
+        assert raw != folder.checkpoint.read_bytes()
+    folder.checkpoint.write_bytes({"truncated": raw[:100], "emptied": b""}.get(damage, raw))
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors: is damaged .*remove it to begin") as caught:
+        serial_run(tiny_config(federation={"rounds": 3}), tmp_path / "run", resume=True)
+    assert "\n" not in str(caught.value)
+    assert recorded(folder) == whole
+    folder.checkpoint.unlink()
+    serial_run(tiny_config(), tmp_path / "run", resume=True)
+    assert recorded(folder) == whole
+
+
+# The checkpoint by itself.
+
+
+def a_model() -> ArrayRecord:
+    rng = np.random.default_rng(0)
+    model = {"a.b/c": rng.normal(size=(2, 3)).astype(np.float32), "scale": np.array(0.25), "none": np.empty((0, 2))}
+    return ArrayRecord({name: Array(value) for name, value in model.items()})
+
+
+def rounds_of(strategy: Strategy, arrays: ArrayRecord, numbers: range) -> ArrayRecord:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client = int(context.node_config["partition-id"])
+        number = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
+        rng = np.random.default_rng((number, client))
+        after = {k: a.numpy() for k, a in message.content.array_records["arrays"].items()}
+        after = {k: np.asarray((v + rng.normal(size=v.shape)).astype(v.dtype)) for k, v in after.items()}
+        metrics = {"num-examples": 1 + client, "norm_bit": client % 2, "train_loss": 1.0}
+        content = {"arrays": ArrayRecord({k: Array(v) for k, v in after.items()}), "metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+
+    grid = InProcessGrid(app, 4)
+    for number in numbers:
+        np.random.seed(number)  # noqa: NPY002 (Flower's noise)
+        messages = strategy.configure_train(number, arrays, ConfigRecord(), grid)
+        replies = sorted(grid.send_and_receive(messages), key=lambda reply: reply.metadata.src_node_id)
+        aggregate, _ = strategy.aggregate_train(number, replies)
+        assert aggregate is not None
+        arrays = aggregate
+    return arrays
+
+
+def flat(arrays: Mapping[str, Array]) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+    named = {name: array.numpy() for name, array in arrays.items()}
+    return [(name, str(array.dtype), array.shape, array.tobytes()) for name, array in named.items()]
+
+
+def private(**kwargs: Any) -> Strategy:
+    wrapper = shipped.DifferentialPrivacyServerSideAdaptiveClipping
+    return wrapper(shipped.FedAvgM(min_train_nodes=4, **kwargs), noise_multiplier=0.1, num_sampled_clients=4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        FedAvg,
+        lambda: shipped.FedAvgM(server_momentum=0.9, server_learning_rate=0.5),
+        shipped.FedAdam,
+        shipped.FedAdagrad,
+        shipped.FedYogi,
+        lambda: private(server_momentum=0.9),
+    ],
+    ids=["fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "adaptive clipping round fedavgm"],
+)
+def test_a_checkpoint_holds_the_model_and_the_strategys_memory(make: Callable[[], Strategy], tmp_path: Path) -> None:
+    """With scalars, empty arrays and names with dots and slashes in the model."""
+    whole = rounds_of(make(), a_model(), range(1, 6))
+    first, second = make(), make()
+    middle = rounds_of(first, a_model(), range(1, 4))
+    Checkpoint.of(3, middle, first).save(tmp_path / "checkpoint.safetensors")
+    loaded = Checkpoint.load(tmp_path / "checkpoint.safetensors", second)
+    assert loaded is not None
+    assert loaded.round == 3
+    assert flat(loaded.arrays) == flat(middle)
+    assert flat(rounds_of(second, loaded.arrays, range(4, 6))) == flat(whole)
+
+
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    assert Checkpoint.load(tmp_path / "checkpoint.safetensors", FedAvg()) is None
+
+
+# Real signals to a real process.
+
+CLI = "from fedsim.cli import main; main()"
+
+
+def start(config: Config, folder: Path) -> subprocess.Popen[str]:
+    file = folder.parent / "experiment.toml"
+    tables = config.model_dump(mode="json", exclude_none=True)
+    file.write_text(tomli_w.dumps({key: value for key, value in tables.items() if value != []}))
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", CLI, "run", str(file), "--out", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "400"},
+    )
+
+
+def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signals, rounds: int = 4) -> tuple[str, str]:
+    """Send a signal once `rounds` rounds are recorded, and return what was said."""
+    deadline = time.monotonic() + 120
+    while len(list((folder / "transcript").glob("round-*"))) < rounds:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(number)
+    return process.communicate(timeout=120)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedadam"])
+def test_a_run_killed_without_warning_goes_on_to_the_same_end(
+    name: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = with_strategy(tiny_config, name, rounds=40)
+    process = start(config, tmp_path / "run")
+    interrupt(process, tmp_path / "run", signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    done = Transcript(tmp_path / "run").rounds
+    assert done == list(range(1, len(done) + 1))
+    assert 4 <= len(done) < 40
+    for update in Transcript(tmp_path / "run").updates():
+        assert update.num_examples == 24
+    resumed = serial_run(config, tmp_path / "run", resume=True)
+    assert_same(resumed, serial_run(config, tmp_path / "whole"))
+
+
+def test_control_c_is_one_sentence_and_a_usable_recording(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = with_strategy(tiny_config, "fedavgm", rounds=40)
+    process = start(config, tmp_path / "run")
+    _, said = interrupt(process, tmp_path / "run", signal.SIGINT)
+    assert process.returncode == 1
+    assert said.strip() == "fedsim: interrupted; what is recorded stays usable, `fedsim run --resume RUN` goes on"
+    assert 4 <= len(Transcript(tmp_path / "run").rounds) < 40
+    assert_same(serial_run(config, tmp_path / "run", resume=True), serial_run(config, tmp_path / "whole"))
+
+
+# As `flwr run` starts it: a path instead of a checked experiment.
+
+
+def test_a_deployment_resumes_too(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = with_strategy(tiny_config, "fedavgm", rounds=3)
+    file = tmp_path / "experiment.toml"
+
+    def flwr_run(rounds: int, resume: bool) -> None:
+        tables = config.model_dump(mode="json", exclude_none=True)
+        tables["federation"]["rounds"] = rounds
+        file.write_text(tomli_w.dumps({key: value for key, value in tables.items() if value != []}))
+        settings: Any = {"experiment": str(file), "out": str(tmp_path / "run"), "resume": resume}
+        strategies.app.main(InProcessGrid(client_app, nodes=2), Context(1, 1, {}, RecordDict(), settings))
+
+    flwr_run(2, resume=False)
+    with pytest.raises(ConfigError, match="is not empty"):
+        flwr_run(3, resume=False)
+    flwr_run(3, resume=True)
+    assert_same(RunFolder(tmp_path / "run"), serial_run(config, tmp_path / "whole"))
