@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override one setting, e.g. attack.sme.iterations=200.")
 ]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie; FEDSIM_DATA by default.")]
+_INTERRUPTED = "interrupted; what is recorded stays usable, `fedsim run --resume RUN` goes on"
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
@@ -182,18 +184,27 @@ def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) ->
 
 def main() -> None:
     """Entry point of `fedsim`: errors become one sentence and an exit code."""
+    sentence, code = _outcome()
+    if sentence:
+        _say(sentence)
+    sys.exit(code)
+
+
+def _outcome() -> tuple[str, int]:
+    """Do what the command line says; what is to be said of it, and the exit code."""
     try:
         registry.check_installation()
-        sys.exit(cli(standalone_mode=False))
+        code = cli(standalone_mode=False) or 0
     except FedsimError as error:
-        _fail(str(error), error.exit_code)
-    except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted; what is recorded stays usable, `fedsim run --resume RUN` goes on", 1)
+        return str(error), error.exit_code
+    except typer.Abort:
+        return _INTERRUPTED, 1
     except Exception as error:
         if getattr(error, "exit_code", None) == 2 and hasattr(error, "format_message"):
             # Without a command the help page has been printed, and nothing is left to say.
-            _fail(error.format_message(), 2)
+            return error.format_message(), 2
         raise
+    return (_INTERRUPTED, 1) if code == 128 + signal.SIGINT else ("", code)  # what typer makes of Ctrl-C
 
 
 def _attack(audit: Audit) -> list[str]:
@@ -245,12 +256,6 @@ def _finish(failures: list[str]) -> None:
         raise typer.Exit(1)
 
 
-def _fail(sentence: str, code: int) -> None:
-    if sentence:
-        _say(sentence)
-    sys.exit(code)
-
-
 def _say(sentence: str) -> None:
     print(f"fedsim: {sentence}", file=sys.stderr)  # noqa: T201
 
@@ -271,7 +276,7 @@ def _logging_to(folder: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        logger.handlers = []
+        logger.handlers, logger.propagate = [], True
 
 
 class _LogFile(logging.Handler):

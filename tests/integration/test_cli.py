@@ -1,0 +1,289 @@
+"""The program as users start it: a process, its exit code, and what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsim.cli import main
+from fedsim.findings import load_finding
+from fedsim.run_folder import read_rows
+
+FILE = """
+[partition]
+samples_per_client = 6
+
+[model]
+name = "mlp"
+hidden = [16]
+
+[training]
+local_epochs = 1
+batch_size = 6
+learning_rate = 0.1
+
+[federation]
+engine = "serial"
+seed = 3
+clients = 3
+rounds = 2
+
+[adversary]
+victims = [0]
+rounds = [1, 2]
+workers = 1
+
+[[attack]]
+name = "sme"
+iterations = 4
+"""
+
+
+def own(stderr: str) -> str:
+    """Without the leaks that torch's Triton counts, now and then, when a process ends."""
+    return stderr.split("nanobind: leaked")[0]
+
+
+def fedsim(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [str(Path(sys.executable).with_name("fedsim")), *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+    return subprocess.CompletedProcess(result.args, result.returncode, result.stdout, own(result.stderr))
+
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """The same without the seconds that a new process takes to import torch."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        arguments = ["fedsim", *map(str, words)]
+        monkeypatch.setattr("sys.argv", arguments)
+        with pytest.raises(SystemExit) as end:
+            main()
+        return subprocess.CompletedProcess(arguments, int(end.value.code or 0), *capfd.readouterr())
+
+    return call
+
+
+def complains(result: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line of an error; there is no traceback and nothing else on stderr."""
+    assert result.returncode == code, result.stdout + result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in result.stdout
+    return lines[0].removeprefix("fedsim: ")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an experiment file in it."""
+    path = tmp_path_factory.mktemp("home")
+    (path / "tiny.toml").write_text(FILE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def at_end(home: Path) -> subprocess.CompletedProcess[str]:
+    """`fedsim run`, which leaves its results in runs/tiny."""
+    return fedsim("run", "tiny.toml", cwd=home)
+
+
+@pytest.fixture
+def run(home: Path, at_end: subprocess.CompletedProcess[str], tmp_path: Path) -> Path:
+    """A copy of that run to do anything to."""
+    assert at_end.returncode == 0
+    return Path(shutil.copytree(home / "runs" / "tiny", tmp_path / "run"))
+
+
+def tensors(run: Path) -> dict[str, dict[str, torch.Tensor]]:
+    found = {}
+    for path in (run / "findings").glob("*/*.safetensors"):
+        finding, _ = load_finding(path)
+        found[f"{path.parent.name}/{path.name}"] = {
+            "data": finding.data,
+            "labels": finding.labels,
+            **finding.trace,
+        }
+    return found
+
+
+def same(one: Path, other: Path) -> bool:
+    a, b = tensors(one), tensors(other)
+    return (
+        len(a) > 0
+        and a.keys() == b.keys()
+        and all(a[k].keys() == b[k].keys() and all(torch.equal(a[k][t], b[k][t]) for t in a[k]) for k in a)
+    )
+
+
+def test_run_leaves_everything_that_a_run_folder_holds(home: Path, at_end: subprocess.CompletedProcess[str]) -> None:
+    assert at_end.returncode == 0, at_end.stderr
+    assert at_end.stderr == ""
+    folder = home / "runs" / "tiny"
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"experiment.toml", "versions.json", "transcript", "findings", "scores.csv", "image-scores.csv"}
+    assert names >= {"metrics.csv", "report.html", "log.txt"}
+    assert not [name for name in names if name.endswith(".tmp")]
+    assert len(read_rows(folder / "scores.csv")) == 2 * 6
+    said = at_end.stdout
+    assert "round 1/2" in said
+    assert "round 2/2" in said
+    assert "What leaked" in said
+    assert "public class mean" in said or "public mean" in said or "mid-grey" in said
+    assert f"report: {Path('runs/tiny/report.html')}" in said
+    assert "round 2/2" in (folder / "log.txt").read_text()
+    assert "nan" not in said.split("What leaked")[0]
+
+
+def test_attacking_later_and_between_rounds_finds_the_same(here: Call, home: Path, run: Path, tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    shutil.copytree(run, later)
+    shutil.rmtree(later / "findings")
+    result = here("attack", later)
+    assert result.returncode == 0, result.stderr
+    assert same(run, later)
+    between = tmp_path / "between"
+    words = ("--set", "adversary.when=in-round", "--out", between)
+    result = here("run", home / "tiny.toml", *words)
+    assert result.returncode == 0, result.stderr
+    assert same(run, between)
+    assert (between / "transcript" / "round-000001.safetensors").read_bytes() == (
+        run / "transcript" / "round-000001.safetensors"
+    ).read_bytes()
+
+
+def test_attacking_with_a_file_and_overrides(here: Call, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "attack.toml").write_text(
+        "[adversary]\nvictims = [2]\nworkers = 1\n"
+        '[[attack]]\nname = "inverting-gradients"\niterations = 3\nlabel = "ig"\n'
+    )
+    result = here("attack", run, tmp_path / "attack.toml", "--set", "attack.ig.iterations=5")
+    assert result.returncode == 0, result.stderr
+    finding, about = load_finding(run / "findings" / "ig" / "round-1-client-2-repeat-0.safetensors")
+    assert len(finding.trace["objective"]) == 5
+    assert about["victim"] == 2
+    assert {row["attack"] for row in read_rows(run / "scores.csv")} == {"sme", "ig"}
+
+
+def test_attacking_twice_skips_what_is_there(here: Call, run: Path) -> None:
+    result = here("attack", run)
+    assert result.returncode == 0
+    assert result.stdout.count("already there") == 2
+    assert "nan" not in result.stdout
+    assert "What leaked" in result.stdout
+
+
+def test_a_damaged_round_fails_with_code_1_and_the_other_is_attacked(here: Call, run: Path) -> None:
+    shutil.rmtree(run / "findings")
+    path = run / "transcript" / "round-000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    result = fedsim("attack", run)
+    assert "round-000001.safetensors: is damaged" in complains(result, 1)
+    assert [path.name for path in (run / "findings").glob("*/*.safetensors")] == [
+        "round-2-client-0-repeat-0.safetensors"
+    ]
+    assert "What leaked" in result.stdout
+    assert "report: " in result.stdout
+    result = here("inspect", run)
+    assert "is damaged" in complains(result, 1)
+    assert re.findall(r"│ 2 +│ (\d)", result.stdout) == ["0", "1", "2"]
+    assert "is damaged" in complains(here("inspect", "--hash", run), 1)
+
+
+def test_inspect_says_what_is_recorded_and_its_hash(here: Call, home: Path, run: Path) -> None:
+    result = here("inspect", run)
+    assert result.returncode == 0
+    assert result.stdout.count("train_loss") == 6
+    first, again = here("inspect", "--hash", run), here("inspect", "--hash", home / "runs" / "tiny" / "transcript")
+    assert re.fullmatch(r"[0-9a-f]{64}\n", first.stdout)
+    assert first.stdout == again.stdout
+
+
+def test_report_is_written_anew(here: Call, run: Path) -> None:
+    (run / "report.html").unlink()
+    result = here("report", run)
+    assert result.returncode == 0, result.stderr
+    assert (run / "report.html").stat().st_size > 1000
+
+
+def test_a_finished_run_is_neither_overwritten_nor_lost(here: Call, home: Path, run: Path) -> None:
+    again = here("run", home / "tiny.toml", "--out", run)
+    said = complains(again, 2)
+    assert said == f"{run}: is not empty; choose another --out, continue with --resume, or pass --overwrite"
+    stamp = (run / "transcript" / "round-000001.safetensors").stat().st_mtime_ns
+    resumed = here("run", "--resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert (run / "transcript" / "round-000001.safetensors").stat().st_mtime_ns == stamp
+    fewer = ("--set", "federation.rounds=1", "--set", "adversary.rounds=[1]")
+    anew = here("run", home / "tiny.toml", "--out", run, "--overwrite", *fewer)
+    assert anew.returncode == 0, anew.stderr
+    assert [path.name for path in (run / "transcript").iterdir()] == ["round-000001.safetensors"]
+
+
+@pytest.mark.parametrize("group", ["attacks", "defenses", "strategies", "datasets", "models"])
+def test_list_begins_each_line_with_a_name(here: Call, group: str) -> None:
+    from fedsim import registry
+
+    result = here("list", group)
+    assert result.returncode == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == registry.names(group)  # type: ignore[arg-type]
+    assert "does not load" not in result.stdout
+
+
+def test_help_names_every_command() -> None:
+    result = fedsim("--help")
+    assert result.returncode == 0
+    for command in ("run", "attack", "report", "inspect", "list", "show"):
+        assert re.search(rf"\b{command}\b", result.stdout)
+    assert fedsim().returncode == 2
+
+
+def test_no_hyperparameter_is_a_flag(here: Call) -> None:
+    """They live in the experiment file; the flags are frozen here."""
+    flags = {
+        command: set(re.findall(r"--[a-z][a-z-]*", here(command, "--help").stdout)) - {"--help"}
+        for command in ("run", "attack")
+    }
+    assert flags["run"] == {"--set", "--out", "--resume", "--overwrite", "--data-dir"}
+    assert flags["attack"] == {"--set", "--data-dir"}
+
+
+def test_ctrl_c_says_how_to_go_on_and_that_works(here: Call, home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cut"
+    command = [str(Path(sys.executable).with_name("fedsim")), "run", "tiny.toml", "--out", str(out)]
+    command += ["--set", "federation.rounds=4000", "--set", "adversary.when=never"]
+    process = subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(list(out.glob("transcript/round-*"))) < 3:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert own(error).strip() == "fedsim: interrupted; what is recorded stays usable, `fedsim run --resume RUN` goes on"
+    recorded = len(list(out.glob("transcript/round-*")))
+    text = (out / "experiment.toml").read_text()
+    (out / "experiment.toml").write_text(text.replace("rounds = 4000", f"rounds = {recorded + 2}"))
+    resumed = here("run", "--resume", out)
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(list(out.glob("transcript/round-*"))) == recorded + 2
+    assert [int(row["round"]) for row in read_rows(out / "metrics.csv")] == list(range(1, recorded + 3))
