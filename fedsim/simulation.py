@@ -39,9 +39,9 @@ def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwri
             "federation.engine: 'flower' is started by Flower itself, with `flwr run`; "
             "see README, 'On a Flower deployment', or use engine 'serial' or 'ray'"
         )
+    server_app, client_app = _app("server"), _app("client")
     config = resolve(config)
     Experiment(config).check()
-    server_app, client_app = _app("server"), _app("client")
     folder.prepare(resume=resume, overwrite=overwrite)
     if not resume:
         folder.write_experiment(config)

@@ -1,0 +1,175 @@
+"""A stranger's package: installed into a scratch folder, found by name, run, scored and cited.
+
+The package is the one that docs/add-a-plugin.md walks through, so that page is tested too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedsim.findings import load_finding
+from fedsim.run_folder import read_rows
+
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-plugin.md"
+
+BROKEN = """
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "broken-plugins"
+version = "0.1.0"
+
+[tool.setuptools]
+py-modules = ["broken_plugins"]
+
+[project.entry-points."fedsim.attacks"]
+does-not-import = "broken_plugins:Attack"
+sign-only = "my_plugins:FirstLayerMean"
+
+[project.entry-points."fedsim.defenses"]
+sign-only = "broken_plugins:Defense"
+"""
+
+
+def files_of_the_page() -> dict[str, str]:
+    """File name to content, of every code block that a file name introduces."""
+    found = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return dict(found)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A folder of installed packages, and one to work in."""
+
+    packages: Path
+    work: Path
+
+    def install(self, source: Path) -> None:
+        """Without a network, and beside the packages of this environment."""
+        pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install")
+        offline = ("--no-deps", "--no-build-isolation", "--no-index")
+        done = subprocess.run(
+            [*pip, *offline, "--target", str(self.packages), str(source)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def fedsim(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(Path(sys.executable).with_name("fedsim")), *words],
+            cwd=self.work,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+            env=os.environ | {"PYTHONPATH": str(self.packages), "COLUMNS": "200"},
+        )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The page's package, installed; the page's experiment file, in the working folder."""
+    home = tmp_path_factory.mktemp("stranger")
+    source = home / "my-plugins"
+    site = Site(packages=home / "site", work=home / "work")
+    for folder in (source, site.packages, site.work):
+        folder.mkdir()
+    files = files_of_the_page()
+    assert set(files) >= {"pyproject.toml", "my_plugins.py", "compare.toml"}
+    for name in ("pyproject.toml", "my_plugins.py"):
+        (source / name).write_text(files[name])
+    (site.work / "compare.toml").write_text(files["compare.toml"])
+    site.install(source)
+    return site
+
+
+@pytest.fixture(scope="module")
+def run(site: Site) -> subprocess.CompletedProcess[str]:
+    """The page's experiment, shortened."""
+    shorter = ("training.local_epochs=2", "partition.samples_per_client=6", "attack.sme.iterations=5")
+    shorter += ("model.hidden=[16]", "adversary.victims=[0, 1]", "adversary.workers=1")
+    return site.fedsim("run", "compare.toml", *(word for setting in shorter for word in ("--set", setting)))
+
+
+def test_it_is_listed_and_shown_beside_ours(site: Site) -> None:
+    listed = site.fedsim("list", "attacks")
+    lines = {line.split()[0]: line for line in listed.stdout.splitlines()}
+    assert lines.keys() >= {"sme", "inverting-gradients", "first-layer-mean"}
+    assert lines["first-layer-mean"].endswith("[my-plugins]")
+    assert "Guess every example as one mixture" in lines["first-layer-mean"]
+    shown = site.fedsim("show", "first-layer-mean")
+    assert "attacks, from my-plugins" in shown.stdout
+    for word in ("contrast", "float", "1.0", "needs: input_shape, value_range", "An example", "References:"):
+        assert word in shown.stdout, word
+
+
+def test_it_runs_by_name_and_its_findings_are_saved(site: Site, run: subprocess.CompletedProcess[str]) -> None:
+    assert run.returncode == 0, run.stderr
+    for client in (0, 1):
+        path = site.work / f"runs/compare/findings/first-layer-mean/round-1-client-{client}-repeat-0.safetensors"
+        finding, about = load_finding(path)
+        assert finding.data.shape == (6, 1, 8, 8)
+        assert dict(about["settings"]) == {"contrast": 1.5}  # type: ignore[call-overload]
+
+
+def test_it_is_scored_under_the_same_rules(site: Site, run: subprocess.CompletedProcess[str]) -> None:
+    assert run.returncode == 0, run.stderr
+    rows = read_rows(site.work / "runs" / "compare" / "scores.csv")
+    theirs = [row for row in rows if row["attack"] == "first-layer-mean"]
+    assert [row["metric"] for row in theirs] == ["psnr", "ssim", "mse", "lpips", "label_accuracy"] * 2
+    assert all(row["floor"] and row["floor_guess"] for row in theirs if not row["missing"])
+    ours = {(r["victim"], r["metric"]): r for r in rows if r["attack"] == "sme"}
+    for row in theirs:  # these guesses do not depend on what an attack claims, so they are the same for everyone
+        other = ours[row["victim"], row["metric"]]
+        if {row["floor_guess"], other["floor_guess"]} <= {"noise", "mid-grey", "public mean"}:
+            assert row["floor"] == other["floor"]
+
+
+def test_the_report_names_and_cites_it(site: Site, run: subprocess.CompletedProcess[str]) -> None:
+    assert run.returncode == 0, run.stderr
+    page = (site.work / "runs" / "compare" / "report.html").read_text()
+    for word in ("first-layer-mean", "sign-only", "An example", "Nobody"):
+        assert word in page, word
+
+
+def test_its_settings_are_checked_like_ours(site: Site) -> None:
+    wrong = site.fedsim("run", "compare.toml", "--set", "attack.first-layer-mean.contarst=2", "--out", "x")
+    assert wrong.returncode == 2
+    assert "attack.first-layer-mean.contarst: unknown setting" in wrong.stderr
+    assert "did you mean 'contrast'?" in wrong.stderr
+    assert not (site.work / "x").exists()
+
+
+def test_a_broken_package_breaks_only_itself(site: Site, tmp_path: Path) -> None:
+    """One module that does not import, and one name that another distribution has already."""
+    (tmp_path / "pyproject.toml").write_text(BROKEN)
+    (tmp_path / "broken_plugins.py").write_text("import a_module_that_nobody_has\n")
+    both = Site(packages=tmp_path / "site", work=site.work)
+    both.packages.mkdir()
+    both.install(tmp_path)
+    env = f"{both.packages}{os.pathsep}{site.packages}"
+    joined = Site(packages=Path(env), work=site.work)
+
+    listed = joined.fedsim("list", "attacks")
+    assert listed.returncode == 0
+    lines = {line.split()[0]: line for line in listed.stdout.splitlines()}
+    assert "does not load" in lines["does-not-import"]
+    assert "a_module_that_nobody_has" in lines["does-not-import"]
+    assert "broken-plugins" in lines["does-not-import"]
+    assert "does not load" not in lines["sme"] + lines["first-layer-mean"]
+
+    refused = joined.fedsim("run", "compare.toml", "--out", "y")
+    assert refused.returncode == 2
+    assert "'sign-only' is registered by broken-plugins and my-plugins; uninstall one of them" in refused.stderr
+    assert not (site.work / "y").exists()

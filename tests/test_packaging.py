@@ -1,0 +1,184 @@
+"""What is installed, under which names, and who may import whom."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distribution, entry_points
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("fedsim", "strategies", "adversaries", "clients")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+WITHOUT = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {missing!r}:
+            raise ImportError("refused: " + name)
+sys.meta_path.insert(0, Refuse())
+{code}
+"""
+
+
+def python(code: str, cwd: Path, missing: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(missing=missing, code=code)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def declared() -> list[tuple[str, str, str]]:
+    groups = PROJECT["project"]["entry-points"]
+    return [(group, name, value) for group, entries in groups.items() for name, value in entries.items()]
+
+
+@pytest.mark.parametrize(("group", "name", "value"), declared(), ids=lambda part: str(part).replace(":", "-"))
+def test_every_declared_entry_point_is_installed_and_loads(group: str, name: str, value: str) -> None:
+    installed = {entry.name: entry for entry in entry_points(group=group)}
+    assert installed[name].value == value, "pyproject.toml changed: install again (`pip install -e .`)"
+    assert installed[name].load()
+
+
+def test_the_program_is_installed() -> None:
+    [script] = [e for e in distribution("fedsim-curious").entry_points if e.group == "console_scripts"]
+    assert (script.name, script.value) == ("fedsim", "fedsim.cli:main")
+
+
+def test_the_rooms_lie_beside_the_core_and_say_whose_they_are() -> None:
+    for name in PACKAGES:
+        module = importlib.import_module(name)
+        assert Path(str(module.__file__)).parent == ROOT / name
+        if name != "fedsim":
+            assert module.PART_OF == "fedsim"
+
+
+def test_the_core_reaches_the_rooms_by_name_only() -> None:
+    """Not even an import inside a function; import-linter sees those, but not strings."""
+    for path in (ROOT / "fedsim").rglob("*.py"):
+        for line in path.read_text().splitlines():
+            assert not re.match(r"\s*(from|import) (strategies|adversaries|clients)\b", line), f"{path}: {line}"
+            assert not re.search(r"import_module\(\s*[\"'](strategies|adversaries|clients)", line), f"{path}: {line}"
+
+
+def test_import_contracts_hold() -> None:
+    result = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"Contracts: [3-9] kept, 0 broken", result.stdout)
+
+
+def test_an_attack_that_looks_at_the_truth_breaks_the_contract(tmp_path: Path) -> None:
+    """The contract is not vacuous: with one such import added, it fails and names it."""
+    for name in PACKAGES:
+        copy = tmp_path / name
+        copy.mkdir()
+        for path in (ROOT / name).rglob("*.py"):
+            target = copy / path.relative_to(ROOT / name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(path.read_text())
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    with (tmp_path / "adversaries" / "labels.py").open("a") as file:
+        file.write("\nfrom fedsim.scoring import Truth\n")
+    result = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "No attack can reach the truth BROKEN" in result.stdout
+    assert "adversaries.labels" in result.stdout
+
+
+def test_no_test_folder_is_a_package() -> None:
+    """The editable install makes every folder of the checkout importable; `tests/clients` would become `clients`."""
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+    assert not {path.name for path in (ROOT / "tests").rglob("*") if path.is_dir()} & set(PACKAGES)
+
+
+def test_attacks_scores_and_recordings_work_without_flower_and_ray(tmp_path: Path) -> None:
+    code = """
+import adversaries.inverting_gradients, adversaries.surrogate_model
+import fedsim.audit, fedsim.cli, fedsim.metrics, fedsim.scoring, fedsim.training, fedsim.transcript
+from fedsim import registry
+assert registry.names("attacks")
+assert not {"flwr", "ray"} & set(sys.modules)
+"""
+    result = python(code, tmp_path, ("flwr", "ray"))
+    assert result.returncode == 0, result.stderr
+
+
+def test_without_flower_a_federation_says_what_to_install(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+from fedsim.config import Config
+from fedsim.errors import FedsimError
+from fedsim.run_folder import RunFolder
+from fedsim.simulation import federate
+try:
+    federate(Config(), RunFolder(Path("run")))
+except FedsimError as error:
+    print(type(error).__name__, error.exit_code, error)
+"""
+    result = python(code, tmp_path, ("flwr", "ray"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("\n") == 1
+    assert " 2 " in result.stdout
+    assert "pip install 'fedsim-curious[federation]'" in result.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_importing_changes_nothing_global(tmp_path: Path) -> None:
+    code = """
+import torch, numpy, logging, os
+states = torch.random.get_rng_state(), str(numpy.random.get_state()), dict(os.environ)
+handlers = list(logging.getLogger().handlers)
+threads = torch.get_num_threads()
+import fedsim.cli, fedsim.audit, fedsim.simulation, adversaries.surrogate_model, clients.gaussian_noise
+assert torch.equal(states[0], torch.random.get_rng_state())
+assert states[1] == str(numpy.random.get_state())
+assert states[2] == dict(os.environ), set(os.environ) ^ set(states[2])
+assert handlers == logging.getLogger().handlers
+assert threads == torch.get_num_threads()
+"""
+    result = python(code, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_help_comes_without_waiting_for_torch(tmp_path: Path) -> None:
+    result = python("import fedsim.cli; assert 'torch' not in sys.modules and 'flwr' not in sys.modules", tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_distribution_cannot_be_uploaded_by_accident() -> None:
+    """The import name is taken on the public index by another simulator."""
+    assert "Private :: Do Not Upload" in PROJECT["project"]["classifiers"]
+    assert PROJECT["project"]["name"] == "fedsim-curious"
+    assert PROJECT["tool"]["setuptools"]["package-dir"] == {"": "."}
+
+
+def test_typed_and_templated_files_are_packaged() -> None:
+    assert (ROOT / "fedsim" / "py.typed").is_file()
+    packaged = PROJECT["tool"]["setuptools"]["package-data"]["fedsim"]
+    for path in (ROOT / "fedsim").iterdir():
+        if path.is_file() and path.suffix != ".py":
+            assert any(path.match(pattern) for pattern in packaged), f"{path.name} would be left out of a wheel"
