@@ -10,14 +10,18 @@ delegates. The aggregate is bit-identical with and without it.
 from __future__ import annotations
 
 import logging
+import math
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
 
 from fedsim.background import Background
 from fedsim.errors import RunError
@@ -152,8 +156,22 @@ def _only(records: Mapping[str, _Record]) -> _Record:
 
 
 def _state(record: ArrayRecord) -> State:
-    """An own copy, whatever the inner strategy does with `record` afterwards."""
-    return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+    """The tensors of `record`, whatever the inner strategy does with it afterwards.
+
+    They share memory with Flower's bytes, which nobody can write to; copying them would be felt in
+    the round loop.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return {name: torch.from_numpy(_view(array)) for name, array in record.items()}
+
+
+def _view(array: Array) -> NDArray[Any]:
+    """What `array.numpy()` returns, without the copy and the parsing: a view of its .npy bytes."""
+    dtype = np.dtype(array.dtype)
+    start = len(array.data) - math.prod(array.shape) * dtype.itemsize
+    order: Literal["C", "F"] = "F" if b"'fortran_order': True" in array.data[:start] else "C"
+    return np.frombuffer(array.data, dtype, offset=start).reshape(array.shape, order=order)
 
 
 def _facts(content: RecordDict) -> dict[str, object]:
