@@ -20,7 +20,9 @@ from fedsim.messages import State
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What is proved: (epsilon, delta)-differential privacy of everything one client sends in a run.
+    """What is proved: (epsilon, delta)-differential privacy of the weights that one client sends in a run.
+
+    N and the metrics that a client reports beside them travel in the clear and are not covered.
 
     Attributes:
         epsilon: privacy loss, dimensionless.

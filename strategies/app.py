@@ -104,7 +104,8 @@ def _round(
         failed = _failures(replies, number)
         aggregate, _ = strategy.aggregate_train(number, replies)
         if aggregate is None:
-            raise RunError(f"round {number}: the strategy aggregated nothing; lower the number of failing clients")
+            log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
+            aggregate = arrays
         every = federation.evaluate_every
         measured = _evaluate(experiment, strategy, grid, number, aggregate) if every and number % every == 0 else []
     seconds = time.monotonic() - started
