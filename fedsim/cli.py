@@ -235,10 +235,15 @@ def _attack(audit: Audit) -> list[str]:
 def _score_table(rows: list[dict[str, Any]]) -> Table:
     from fedsim.summary import summarise
 
-    names = (Column(name, no_wrap=True) for name in ("attack", "metric"))
-    table = Table(*names, "score", "floor (best guess)", "better", title="What leaked")
+    columns = (Column(name, no_wrap=True) for name in ("attack", "metric", "score"))
+    table = Table(*columns, "floor (best guess)", "better", title="What leaked")
+    missing = set()
     for item in summarise(rows):
-        table.add_row(item.attack, item.metric, item.text, item.floor_text, "" if item.missing else item.direction)
+        if item.missing:
+            missing.add(f"{item.metric} {item.text}")
+        else:
+            table.add_row(item.attack, item.metric, item.text, item.floor_text, item.direction)
+    table.caption = "; ".join(sorted(missing))
     return table
 
 

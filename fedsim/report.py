@@ -232,7 +232,7 @@ def _defense(table: PluginTable, defense: Defense, rounds: int) -> str:
     if proved is None:
         return f"{_described(table)}: no formal guarantee"
     privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {rounds} rounds"
-    return f"{_described(table)}: {privacy}; {proved.neighbours}; {proved.accountant}; of the weights, not of N and the reported metrics"
+    return f"{_described(table)}: {privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
 
 
 def _versions(folder: RunFolder) -> str:

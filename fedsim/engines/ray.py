@@ -16,6 +16,8 @@ from flwr.serverapp import ServerApp
 
 from fedsim.errors import FedsimError, InstallationError, RunError
 
+log = logging.getLogger("fedsim." + __name__)
+
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -45,6 +47,7 @@ def launch(
             f"engine 'ray' needs Flower with Ray ({error}); pip install 'flwr[simulation]' or use engine 'serial'"
         ) from error
 
+    log.info("starting Ray%s", f", cluster at {address}" if address else f" with {actors} actors on this machine")
     init: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     init |= {"address": address} if address else {"num_cpus": actors}
     try:
