@@ -6,6 +6,7 @@ Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Ex
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -184,6 +185,9 @@ def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) ->
 
 def main() -> None:
     """Entry point of `fedsim`: errors become one sentence and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
     sentence, code = _outcome()
     if sentence:
         _say(sentence)

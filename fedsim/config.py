@@ -180,6 +180,14 @@ class AttackFile(Table):
     attack: list[AttackTable] = []
     truth: dict[str, str] = {}
 
+    @field_validator("truth")
+    @classmethod
+    def _keys_are_clients(cls, truth: dict[str, str]) -> dict[str, str]:
+        for key in truth:
+            if not key.isdigit():
+                raise ValueError(f"expected client ids as keys, got '{key}'")
+        return truth
+
     @model_validator(mode="after")
     def _titles_differ(self) -> AttackFile:
         titles = [table.title for table in self.attack]
@@ -238,7 +246,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
 def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """The tables of a TOML file with overrides applied, unchecked."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

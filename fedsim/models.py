@@ -37,6 +37,10 @@ class SmeCnn:
     channels: tuple[int, int] = (32, 64)
     hidden: int = 100
 
+    def __post_init__(self) -> None:
+        if min(*self.channels, self.hidden) < 1:
+            raise ConfigError(f"channels and hidden: expected at least 1 each, got {self.channels} and {self.hidden}")
+
     def build(self, input_shape: Sequence[int], num_classes: int) -> nn.Module:
         """See `ModelPlugin`. `input_shape` is `channel height width`, at least 4 x 4."""
         if len(input_shape) != 3 or min(input_shape[1:]) < 4:
@@ -73,10 +77,14 @@ class Mlp:
     batch_norm: bool = False
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        if min(self.hidden, default=1) < 1:
+            raise ConfigError(f"hidden: expected layers of at least 1 unit, got {list(self.hidden)}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
+
     def build(self, input_shape: Sequence[int], num_classes: int) -> nn.Module:
         """See `ModelPlugin`. Inputs of any shape are flattened."""
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"model.dropout: expected a value in [0, 1), got {self.dropout}")
         layers: list[nn.Module] = [nn.Flatten()]
         width = math.prod(input_shape)
         for units in self.hidden:

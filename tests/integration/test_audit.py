@@ -131,6 +131,19 @@ def test_repeats_start_elsewhere_and_are_all_scored(run: Path) -> None:
     assert {row["repeat"] for row in audit.score()} == {0, 1, 2}
 
 
+def test_another_run_seed_is_another_random_start(run: Path, tmp_path: Path) -> None:
+    """And nothing else: the messages are the same."""
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    text = (other / "experiment.toml").read_text()
+    (other / "experiment.toml").write_text(text.replace("seed = 0", "seed = 1"))
+    for path in (run, other):
+        assert open_audit(path, attack_file([ATTACKS[0]], adversary={"rounds": [1], "victims": [0]})).run() == []
+    [one], [two] = findings(run).values(), findings(other).values()
+    assert one.snapshots is not None
+    assert two.snapshots is not None
+    assert not torch.equal(one.snapshots[0], two.snapshots[0])
+
+
 def test_no_attack_asks_for_the_truth(
     run: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tomli_w
 
+from fedsim import registry
 from fedsim.config import AttackFile, Config, check, load_config, read_toml
 from fedsim.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.experiment import Experiment, resolve
@@ -101,6 +102,11 @@ def build(path: Path, *overrides: str) -> Config:
         ("training.local_epochs=0", "training.local_epochs: expected at least 1, got 0"),
         ("training.learning_rate=-1", "training.learning_rate: expected a finite value of at least 0, got -1"),
         ("training.learning_rate=nan", "training.learning_rate: input should be a finite number, got nan"),
+        ("model.hidden=[0]", "model: hidden: expected layers of at least 1 unit, got [0]"),
+        ("model.hidden=[8, -1]", "model: hidden: expected layers of at least 1 unit, got [8, -1]"),
+        ("model.dropout=1.0", "model: dropout: expected a value in [0, 1), got 1.0"),
+        ("model={name='sme-cnn', hidden=0}", "model: channels and hidden: expected at least 1 each"),
+        ("truth.zero='x'", "truth: expected client ids as keys, got 'zero'"),
         ("attack.sme.iterations=0", "attack.sme: iterations: expected at least 1, got 0"),
         ("attack.sme.step_size=inf", "attack.sme: step_size: expected a finite value above 0, got inf"),
         ("attack.sme.step_size=-1", "attack.sme: step_size: expected a finite value above 0, got -1"),
@@ -295,5 +301,11 @@ def test_a_data_folder_that_is_not_given_or_not_there(file: Path, monkeypatch: p
 
 
 def test_a_network_that_does_not_fit_the_data(file: Path) -> None:
-    with pytest.raises(FedsimError, match=r"model\.dropout: expected a value in"):
-        build(file, "model.dropout=1.5")
+    narrow = check(Config, {"model": {"name": "sme-cnn"}}, "x")
+    with pytest.raises(FedsimError, match=r"sme-cnn takes images of at least 4 x 4, got inputs of shape \(1, 3, 3\)"):
+        registry.build("models", narrow.model.name, {}, "model").build((1, 3, 3), 10)
+
+
+def test_a_file_of_a_windows_editor_is_read(file: Path) -> None:
+    file.write_text(TEXT, encoding="utf-8-sig")
+    assert build(file).federation.clients == 4
