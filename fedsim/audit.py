@@ -202,6 +202,17 @@ class Audit:
         text = json.dumps([repr(job.attack), granted, labels, self.seed, headers], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def _settings(self) -> dict[str, Any]:
+        """What each attack of the file is made with now, by title; see `_made_with`."""
+        granted = grant(self.spec.adversary, self.experiment, self.beside).granted()
+        labels = ["labels"] if self.spec.adversary.knowledge.labels else []
+        return {
+            table.title: _made_with(
+                {"plugin": table.name, "settings": dataclasses.asdict(attack), "granted": granted + labels}
+            )
+            for table, attack in build_attacks(self.spec)
+        }
+
     @property
     def seed(self) -> int:
         """Seed of the run; 0 for recordings made elsewhere."""
@@ -224,13 +235,21 @@ class Audit:
         return Public(data=test.inputs(slice(0, 5000)), labels=test.labels[:5000])
 
     def score(self) -> list[dict[str, Any]]:
-        """Judge every finding in the folder and write `scores.csv` and `image-scores.csv`."""
+        """Judge every finding in the folder and write `scores.csv` and `image-scores.csv`.
+
+        Findings of attacks that the file no longer names are judged too; those that an attack of the
+        same title made with other settings or other knowledge are not, or they would share its mean.
+        """
         rows, images = [], []
+        now = self._settings()
         weights = folder / "weights" if (folder := data_folder()) else None
         public = self.public()
         for path in _findings(self.folder):
             try:
                 finding, about = load_finding(path)
+                if now.get(str(about["attack"]), _made_with(about)) != _made_with(about):
+                    log.warning("%s/%s: not scored: made with other settings or knowledge", path.parent.name, path.name)
+                    continue
                 truth = self.truth(int(str(about["victim"])))
                 if truth is None:
                     continue
@@ -341,6 +360,11 @@ def _findings(folder: RunFolder) -> list[Path]:
         return path.parent.name, [int(part) for part in path.stem.split("-") if part.isdigit()]
 
     return sorted(folder.findings.glob("*/*.safetensors"), key=key)
+
+
+def _made_with(about: Mapping[str, Any]) -> str:
+    """Plug-in, settings and knowledge of a finding in a form that compares."""
+    return json.dumps([about["plugin"], about["settings"], sorted(about["granted"])], sort_keys=True)
 
 
 def _row(item: Score, examples: int) -> dict[str, Any]:

@@ -122,6 +122,37 @@ def test_a_finding_of_another_threat_model_is_not_taken_for_done(run: Path, chan
     assert before["fingerprint"] != after["fingerprint"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"attacks": [ATTACKS[0] | {"iterations": 5}, ATTACKS[1]]}, {"adversary": {"knowledge": {"labels": True}}}],
+    ids=["settings", "knowledge"],
+)
+def test_findings_of_other_settings_do_not_enter_the_mean(
+    run: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two victims as the file has it, then one of them differently: the other's finding is no longer comparable."""
+    audit = open_audit(run, attack_file(adversary={"rounds": [1]}))
+    audit.run()
+    assert {(r["attack"], r["victim"]) for r in audit.score()} == {("sme", 0), ("sme", 2), ("ig", 0), ("ig", 2)}
+    change = {"adversary": {}} | change
+    again = open_audit(
+        run, attack_file(**change | {"adversary": change["adversary"] | {"rounds": [1], "victims": [0]}})
+    )
+    again.run()
+    scored = {(r["attack"], r["victim"]) for r in again.score()}
+    assert ("sme", 0) in scored
+    assert ("sme", 2) not in scored
+    assert ("ig", 2) in scored or "knowledge" in change["adversary"]
+    assert "sme/round-1-client-2-repeat-0.safetensors: not scored: made with other settings or knowledge" in caplog.text
+
+
+def test_attacks_that_the_file_no_longer_names_stay_scored(run: Path) -> None:
+    open_audit(run, attack_file([ATTACKS[0]])).run()
+    other = open_audit(run, attack_file([ATTACKS[1]]))
+    other.run()
+    assert {row["attack"] for row in other.score()} == {"sme", "ig"}
+
+
 def test_repeats_start_elsewhere_and_are_all_scored(run: Path) -> None:
     audit = open_audit(run, attack_file([ATTACKS[0]], adversary={"repeats": 3, "rounds": [2], "victims": [2]}))
     assert audit.run() == []
