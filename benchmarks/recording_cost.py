@@ -1,27 +1,25 @@
-"""What recording costs: the round loop with and without `Curious`, side by side in one process.
+"""What recording costs: the share of the round loop's time that `Curious` adds, measured within one run.
 
-    python benchmarks/recording_cost.py [--blocks 9]
+    python benchmarks/recording_cost.py [--rounds 25]
 
-Two federations of the same experiment take turns, five rounds at a time, one under `Curious` (until
-everything is on disk), one under the bare strategy; so drift of the machine hits both alike. Printed
-are medians over these blocks of wall and CPU seconds a round, and their ratio pair by pair. CPU time
-includes every thread.
+In each round the clock is read round `Curious` and round the strategy inside it. The difference is what
+recording costs (copying, hashing, writing); it is divided by the rest of the round (broadcast, ten
+clients' training in this process, aggregation; no evaluation). Printed are medians over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import logging
 import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from clients.app import app as client_app
@@ -34,9 +32,8 @@ from strategies.app import _protocol, _record, _simulation
 from strategies.curious import Curious
 
 DEMO = Path(__file__).parent.parent / "examples" / "quickstart.toml"
-BLOCK = 5
 SETTINGS = {
-    "demo (mlp, 15 k parameters, 20 steps)": [],
+    "demo: mlp, 15 k parameters, 20 steps": [],
     "sme-cnn, 1.03 M parameters, 10 steps of 10 MNIST images": [
         'data.name="mnist"',
         'partition={name="iid", samples_per_client=10}',
@@ -46,53 +43,72 @@ SETTINGS = {
 }
 
 
-def blocks(experiment: Experiment, strategy: Strategy) -> Iterator[tuple[float, float]]:
-    """Wall and CPU seconds a round, one block after the other: broadcast, training, recording, aggregation."""
+class Stopwatch:
+    """Adds up the seconds spent in functions that it has wrapped."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, timed."""
+
+        def timed(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return timed
+
+
+def timed(strategy: Strategy) -> tuple[Strategy, Stopwatch]:
+    """`strategy` with a stopwatch on the two methods that see a round's messages."""
+    watch = Stopwatch()
+    strategy.configure_train = watch.wrap(strategy.configure_train)  # type: ignore[method-assign]
+    strategy.aggregate_train = watch.wrap(strategy.aggregate_train)  # type: ignore[method-assign]
+    return strategy, watch
+
+
+def measure(experiment: Experiment, rounds: int, folder: Path) -> list[tuple[float, float]]:
+    """Seconds that recording took, and seconds of the rest, in each round."""
+    inner, inside = timed(experiment.new_strategy())
+    curious, outside = timed(Curious(inner, Recorder(folder)))
     grid = CohortGrid(InProcessGrid(client_app), experiment.config.federation.clients, _simulation(experiment), [2])
-    arrays: ArrayRecord = _record(experiment.initial_state())
-    for number in itertools.count(1):
-        if number % BLOCK == 1:
-            wall, cpu = time.perf_counter(), time.process_time()
-        messages = strategy.configure_train(number, arrays, _protocol(experiment), grid)
-        aggregate, _ = strategy.aggregate_train(number, grid.send_and_receive(messages))
+    arrays, samples = _record(experiment.initial_state()), []
+    for number in range(1, rounds + 3):
+        inside.seconds = outside.seconds = 0.0
+        started = time.perf_counter()
+        messages = curious.configure_train(number, arrays, _protocol(experiment), grid)
+        aggregate, _ = curious.aggregate_train(number, grid.send_and_receive(messages))
         assert aggregate is not None
         arrays = aggregate
-        if number % BLOCK == 0:
-            if isinstance(strategy, Curious):
-                strategy.flush()
-            yield (time.perf_counter() - wall) / BLOCK, (time.process_time() - cpu) / BLOCK
-
-
-def compare(experiment: Experiment, count: int) -> None:
-    """Alternate the two federations and print medians and paired ratios."""
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        curious = Curious(experiment.new_strategy(), Recorder(Path(folder) / "transcript"))
-        pair = blocks(experiment, curious), blocks(experiment, experiment.new_strategy())
-        samples = [(next(pair[0]), next(pair[1])) for _ in range(count + 1)][1:]
-        size = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors")) / (count + 1) / BLOCK
-    for place, what in enumerate(("wall", "cpu")):
-        recorded, bare = ([sample[side][place] * 1e3 for sample in samples] for side in (0, 1))
-        ratios = sorted(a / b for a, b in zip(recorded, bare, strict=True))
-        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        print(
-            f"  {what:4}: {statistics.median(recorded):8.1f} ms a round recorded, {statistics.median(bare):8.1f} bare,"
-        )
-        print(f"        ratio {statistics.median(ratios):.3f} (quartiles {low:.3f} to {high:.3f})")
-    print(f"  {size / 1e6:.2f} MB a round on disk")
+        recording = outside.seconds - inside.seconds
+        samples.append((recording, time.perf_counter() - started - recording))
+    return samples[2:]  # the first rounds load the data
 
 
 def main() -> None:
     """Measure both settings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=9)
-    count = parser.parse_args().blocks
+    parser.add_argument("--rounds", type=int, default=25)
+    rounds = parser.parse_args().rounds
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    print(f"{platform.machine()}, torch {torch.__version__}, {count} pairs of blocks of {BLOCK} rounds")
+    print(f"{platform.machine()}, torch {torch.__version__}, one thread, {rounds} rounds, ten clients, serial engine")
     for name, overrides in SETTINGS.items():
         config = check(Config, read_toml(DEMO, [*overrides, 'federation.engine="serial"']), name)
+        with tempfile.TemporaryDirectory() as folder:
+            samples = measure(Experiment(config), rounds, Path(folder) / "transcript")
+            size = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors")) / (rounds + 2)
+        shares = [recording / rest for recording, rest in samples]
+        low, middle, high = statistics.quantiles(shares, n=4)
         print(name)
-        compare(Experiment(config), count)
+        print(
+            f"  recording {statistics.median(s[0] for s in samples) * 1e3:.1f} ms a round, {size / 1e6:.2f} MB on disk"
+        )
+        print(f"  the rest {statistics.median(s[1] for s in samples) * 1e3:.1f} ms a round")
+        print(f"  share {middle:.1%} (quartiles {low:.1%} to {high:.1%})")
 
 
 if __name__ == "__main__":

@@ -45,11 +45,9 @@ class GaussianNoise(Defense):
 
     def __post_init__(self) -> None:
         if not (self.clip > 0 and math.isfinite(self.clip)):
-            raise ConfigError(f"defense.clip: expected a finite value above 0, got {self.clip}")
+            raise ConfigError(f"clip: expected a finite value above 0, got {self.clip}")
         if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise ConfigError(
-                f"defense.noise_multiplier: expected a finite value of at least 0, got {self.noise_multiplier}"
-            )
+            raise ConfigError(f"noise_multiplier: expected a finite value of at least 0, got {self.noise_multiplier}")
 
     def on_update(self, update: State, *, rng: torch.Generator) -> State:
         """See Defense. A zero update stays zero before the noise."""

@@ -76,7 +76,7 @@ def run(
         Audit(folder=folder, spec=config, experiment=Experiment(config), beside=folder.path).check()
     with _logging_to(folder):
         federate(config, folder, resume=resume is not None, overwrite=overwrite)
-        failures = _attack(open_audit(folder.path, None)) if attacked else []
+        failures = _attack(open_audit(folder.path, None, file.parent if file else None)) if attacked else []
         _report(folder.path)
     _finish(failures)
 

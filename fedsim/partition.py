@@ -45,7 +45,7 @@ class Dirichlet:
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise ConfigError(f"partition.alpha: expected a finite value above 0, got {self.alpha}")
+            raise ConfigError(f"alpha: expected a finite value above 0, got {self.alpha}")
 
     def assign(self, labels: NDArray[np.int64], clients: int, rng: np.random.Generator) -> list[Indices]:
         """See `Partition`.

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
+
+from fedsim.errors import AttackError, FedsimError
 
 Item = TypeVar("Item")
 
@@ -32,31 +37,52 @@ def in_processes(
         report: told here of the progress of each item.
     """
     context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        queue, stop = manager.Queue(), manager.Event()
-        with ProcessPoolExecutor(workers, context, _start, (prepare, arguments, queue, stop)) as pool:
+    with ExitStack() as stack:
+        with _uninterrupted():
+            manager = stack.enter_context(context.Manager())
+            queue, stop = manager.Queue(), manager.Event()
+            pool = stack.enter_context(ProcessPoolExecutor(workers, context, _start, (prepare, arguments, queue, stop)))
             pending: dict[Future[None], Item] = {
                 pool.submit(_work, place, item): item for place, item in enumerate(items)
             }
-            try:
-                while pending:
-                    done, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                    while not queue.empty():
-                        place, iteration, iterations, values = queue.get()
-                        report(items[place], iteration, iterations, values)
-                    for future in done:
-                        yield pending.pop(future), future.exception()
-            except BaseException:
-                stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        try:
+            while pending:
+                done, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                while not queue.empty():
+                    place, iteration, iterations, values = queue.get()
+                    report(items[place], iteration, iterations, values)
+                for future in done:
+                    yield pending.pop(future), _told(future.exception())
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started here inherit that Ctrl-C is not for them: the parent hears it, and then says stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _told(error: BaseException | None) -> BaseException | None:
+    if isinstance(error, BrokenProcessPool):
+        return AttackError("a worker process died, most likely for want of memory; lower adversary.workers and go on")
+    return error
 
 
 def _start(
     prepare: Callable[..., Callable[[Any, Any], None]], arguments: tuple[Any, ...], queue: Any, stop: Any
 ) -> None:
     global _state
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then says stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _state = prepare(*arguments), queue, stop
 
 
@@ -69,4 +95,9 @@ def _work(place: int, item: Any) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
 
-    work(item, progress)
+    try:
+        work(item, progress)
+    except FedsimError:
+        raise
+    except Exception as error:  # a stranger's exception may not survive the way back
+        raise AttackError(f"{type(error).__name__}: {error}") from None

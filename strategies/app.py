@@ -79,18 +79,13 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
         grid, config.federation.clients, _simulation(experiment), _nodes(grid, config.federation.timeout)
     )
     with _little_garbage(), _attacker(experiment, folder) as attack:
-        try:
-            for number in range(done + 1, config.federation.rounds + 1):
-                arrays, measured = _round(experiment, strategy, logical, number, arrays)
-                rows += measured
-                write_rows(folder.metrics, METRICS, rows)
-                checkpoint = Checkpoint.of(number, arrays, strategy.strategy)
-                strategy.background.submit(checkpoint.save, folder.checkpoint)  # after the round's recording
-                if attack is not None:
-                    strategy.flush()
-                    attack(number)
-        finally:
-            strategy.flush()
+        for number in range(done + 1, config.federation.rounds + 1):
+            arrays, measured = _round(experiment, strategy, logical, number, arrays)
+            rows += measured
+            write_rows(folder.metrics, METRICS, rows)
+            Checkpoint.of(number, arrays, strategy.strategy).save(folder.checkpoint)
+            if attack is not None:
+                attack(number)
 
 
 def _round(

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedsim.background import Background
 from fedsim.errors import RunError
 from fedsim.messages import State, Update
 from fedsim.transcript import Recorder
@@ -55,7 +54,6 @@ class Curious(Strategy):
         self.recorder = (
             recording if isinstance(recording, Recorder) else Recorder(Path(recording).resolve() / "transcript")
         )
-        self.background = Background()
         self._sent: dict[int, State] = {}
         self._config: dict[str, object] = {}
 
@@ -84,36 +82,17 @@ class Curious(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Record the replies, and let `strategy` aggregate them.
-
-        Hashing and writing go on in the background until the next round's replies are here, so at
-        most one round is in flight.
+        """Record the replies, then let `strategy` aggregate them.
 
         Raises:
-            RunError: the round before could not be written.
+            RunError: the round could not be written.
         """
         replies = list(replies)
         if self._sent:
             failures = {r.metadata.src_node_id: r.error.reason or "no reason given" for r in replies if r.has_error()}
             updates = [self._update(server_round, r) for r in replies if not r.has_error()]
-            self.flush()
-            self.background.submit(self.recorder.write, server_round, updates, failures, self._config)
+            self.recorder.write(server_round, updates, failures, self._config)
         return self.strategy.aggregate_train(server_round, replies)
-
-    def flush(self) -> None:
-        """Return once every round that was seen is on disk.
-
-        Raises:
-            RunError: one could not be written.
-        """
-        self.background.wait()
-
-    def start(self, *arguments: Any, **keywords: Any) -> Result:
-        """See Strategy; returns once everything is recorded."""
-        try:
-            return super().start(*arguments, **keywords)
-        finally:
-            self.flush()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

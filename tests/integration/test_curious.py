@@ -147,8 +147,6 @@ def federate(
         if aggregate is not None:
             arrays = aggregate
         results.append((b"".join(array.data for array in arrays.values()), metrics and dict(metrics)))
-    if isinstance(strategy, Curious):
-        strategy.flush()
     return results
 
 
@@ -255,7 +253,6 @@ def one_round(
     curious = Curious(strategy or FedAvg(), folder)
     messages = curious.configure_train(1, ArrayRecord({"w": Array(np.zeros(2, np.float32))}), ConfigRecord(), grid)
     curious.aggregate_train(1, grid.send_and_receive(messages))
-    curious.flush()
     return Transcript(folder)
 
 

@@ -57,7 +57,14 @@ def claim(folder, data, *, attack="sme", number=1, victim=0, repeat=0, granted=(
         snapshots=torch.stack([torch.rand_like(data), data]),
         snapshot_iterations=torch.tensor([0, 20]),
     )
-    about = {"attack": attack, "plugin": attack, "round": number, "victim": victim, "repeat": repeat, "granted": list(granted)}
+    about = {
+        "attack": attack,
+        "plugin": attack,
+        "round": number,
+        "victim": victim,
+        "repeat": repeat,
+        "granted": list(granted),
+    }
     place = folder.findings / re.sub(r"\W", "", attack) / f"round-{number}-client-{victim}-repeat-{repeat}.safetensors"
     save_finding(finding, place, about)
     return place.with_suffix(".png")
