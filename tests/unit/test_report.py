@@ -60,6 +60,7 @@ def claim(folder, data, *, attack="sme", number=1, victim=0, repeat=0, granted=(
     about = {
         "attack": attack,
         "plugin": attack,
+        "settings": {},
         "round": number,
         "victim": victim,
         "repeat": repeat,
@@ -97,8 +98,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     png = claim(folder, held.flip(0))
     rows = [{"round": r, "client": c, "accuracy": 0.5, "loss": 1.0} for r in (1, 2) for c in ("server", 0, 1)]
     write_rows(folder.metrics, ("round", "client", "accuracy", "loss"), rows)
-    audit = Audit(folder=folder, spec=config(), experiment=Experiment(config()), beside=folder.path)
-    audit.score()
+    Audit(folder=folder, spec=AttackFile(), experiment=Experiment(config()), beside=folder.path).score()
     html = page(folder)
     text = text_of(html)
     assert png.is_file()
