@@ -240,8 +240,8 @@ def _attack(audit: Audit) -> list[str]:
 def _score_table(rows: list[dict[str, Any]]) -> Table:
     from fedsim.summary import summarise
 
-    columns = (Column(name, no_wrap=True) for name in ("attack", "metric", "score"))
-    table = Table(*columns, "floor (best guess)", "better", title="What leaked")
+    names = (Column(name, no_wrap=True) for name in ("attack", "metric"))
+    table = Table(*names, "score", "floor (best guess)", Column("better", no_wrap=True), title="What leaked")
     missing = set()
     for item in summarise(rows):
         if item.missing:
