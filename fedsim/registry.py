@@ -20,6 +20,14 @@ from fedsim.errors import ConfigError, InstallationError, PluginError, did_you_m
 Group = Literal["attacks", "defenses", "strategies", "datasets", "models"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 ROOMS = ("strategies", "adversaries", "clients")
+_OFFERS: Mapping[Group, str] = {
+    "attacks": "run",
+    "defenses": "on_update",
+    "strategies": "aggregate_train",
+    "datasets": "load",
+    "models": "build",
+}
+"""The method by which a class is known for a plug-in of its group."""
 
 
 def check_installation() -> None:
@@ -73,13 +81,21 @@ def entry(group: Group, name: str) -> EntryPoint:
 
 
 def load(group: Group, name: str) -> Any:
-    """The class registered as `name`, or the object at `module:attribute`.
+    """The class registered as `name`, or the one at `module:attribute`.
+
+    An experiment file may come with somebody else's run, so nothing is called that is no plug-in:
+    `os:system` is not a model.
 
     Raises:
-        PluginError: the name is unknown, or its module does not import.
+        PluginError: the name is unknown, its module does not import, or it is no plug-in of `group`.
     """
-    if ":" in name:
-        return load_object(name)
+    loaded = load_object(name) if ":" in name else _load_entry(group, name)
+    if not isinstance(loaded, type) or not hasattr(loaded, _OFFERS[group]):
+        raise PluginError(f"{group}: '{name}' is no class with a method '{_OFFERS[group]}'; name another plug-in")
+    return loaded
+
+
+def _load_entry(group: Group, name: str) -> Any:
     found = entry(group, name)
     try:
         return found.load()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,14 @@ def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path
 
 
 def _protocol(experiment: Experiment) -> dict[str, Any]:
-    """What the server of a federation knows anyway: it wrote the protocol."""
+    """What the server of a federation knows anyway: it wrote the protocol.
+
+    The model is handed over as copies of a network: a method of the experiment would carry the data.
+    """
     channels = experiment.dataset.input_shape[0]
     standard = {"input_mean": [0.0] * channels, "input_std": [1.0] * channels} if experiment.data.standardise else {}
     return standard | {
-        "model": experiment.new_model,
+        "model": partial(deepcopy, experiment.new_model()),
         "loss": cross_entropy,
         "input_shape": experiment.dataset.input_shape,
         "num_classes": experiment.dataset.num_classes,

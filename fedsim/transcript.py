@@ -389,6 +389,12 @@ def _read_header(path: Path, number: int) -> Header:
         if fields["round"] != number:
             raise _damaged(path, f"it holds round {fields['round']}")
         replies = [Reply(**reply) for reply in fields.pop("replies")]
+        for reply in replies:  # a stranger's file: client ids become names of files
+            numbers = (reply.client, reply.num_examples, reply.broadcast)
+            if not all(type(number) is int for number in numbers) or not 0 <= reply.broadcast < len(
+                fields["broadcasts"]
+            ):
+                raise ValueError(f"client, N and broadcast are {numbers}")
         failures = {int(client): why for client, why in fields.pop("failures").items()}
         return Header(replies=replies, failures=failures, **fields)
     except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from fedsim.audit import Audit, attack_round, open_audit
 from fedsim.config import AttackFile, Config, check
 from fedsim.errors import ConfigError, DataError, KnowledgeError, TranscriptError
 from fedsim.findings import Reconstruction, load_finding
 from fedsim.run_folder import RunFolder, read_rows
+from fedsim.threat_model import grant
 
 ATTACKS = [{"name": "sme", "iterations": 4}, {"name": "inverting-gradients", "label": "ig", "iterations": 4}]
 
@@ -191,6 +194,15 @@ def test_no_attack_asks_for_the_truth(
     seeing, unseeing = findings(run), findings(blind)
     assert seeing.keys() == unseeing.keys()
     assert all(same(seeing[key], unseeing[key]) for key in seeing)
+
+
+def test_the_granted_model_carries_no_experiment(run: Path) -> None:
+    audit = open_audit(run, None)
+    model = grant(audit.spec.adversary, audit.experiment, run).model
+    assert isinstance(model, partial)
+    assert not hasattr(model.func, "__self__")
+    assert [type(argument) for argument in model.args] == [nn.Sequential]
+    assert model() is not model()
 
 
 NET = """

@@ -124,10 +124,20 @@ def test_settings_reach_the_class() -> None:
 
 
 def test_something_else_registered_as_an_attack_is_refused(attacks: list[EntryPoint]) -> None:
-    attacks.append(entry("path", "pathlib:PurePosixPath", "stranger"))
-    spec = check(AttackFile, {"attack": [{"name": "path"}]}, "x")
-    with pytest.raises(PluginError, match=r"pathlib\.PurePosixPath does not derive from Attack"):
+    attacks.append(entry("worker", "multiprocessing:Process", "stranger"))
+    spec = check(AttackFile, {"attack": [{"name": "worker"}]}, "x")
+    with pytest.raises(PluginError, match=r"multiprocessing\.context\.Process does not derive from Attack"):
         build_attacks(spec)
+
+
+@pytest.mark.parametrize("group", registry.GROUPS)
+@pytest.mark.parametrize("name", ["os:system", "subprocess:Popen", "os:environ"])
+def test_what_is_no_plugin_is_not_called(group: registry.Group, name: str, tmp_path: Path) -> None:
+    """An experiment file may lie in somebody else's run folder."""
+    made = tmp_path / "made"
+    with pytest.raises(PluginError, match=f"'{name}' is no class with a method"):
+        registry.build(group, name, {"command": f"touch {made}"}, "here")
+    assert not made.exists()
 
 
 def test_an_object_beside_the_file_is_found_by_module_and_name(tmp_path: Path) -> None:

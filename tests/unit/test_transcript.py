@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -329,6 +330,22 @@ def test_a_strangers_safetensors_file_is_refused(damaged: Path, seal: str | None
     with pytest.raises(TranscriptError) as caught:
         read_round_two(damaged)
     assert_one_sentence_about(damaged, caught.value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"client": "../../../elsewhere"}, {"num_examples": 2.5}, {"broadcast": 1}, {"broadcast": -1}]
+)
+def test_a_strangers_header_names_numbers_where_numbers_belong(tmp_path: Path, change: dict[str, Any]) -> None:
+    """It is sealed as it should be, but client ids become names of files."""
+    path = record(tmp_path, rounds=1) / PATH.format(1)
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(json.loads(file.metadata()["fedsim"])["header"])
+    header["replies"][0] |= change
+    text = json.dumps(header)
+    sealed = {"header": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    save_file({"w": torch.zeros(1)}, path, metadata={"fedsim": json.dumps(sealed)})
+    with pytest.raises(TranscriptError, match="client, N and broadcast are"):
+        Transcript(path.parent).clients(1)
 
 
 def test_a_recording_of_a_later_format_is_told_apart_from_damage(tmp_path: Path, monkeypatch: Any) -> None:
