@@ -28,6 +28,7 @@ from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
 
 if TYPE_CHECKING:
     from fedsim.audit import Audit, Job
+    from fedsim.messages import Update
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
@@ -136,9 +137,8 @@ def inspect(
             header = transcript.header(number)
             for client in transcript.clients(number):
                 update = transcript.update(number, client)
-                norm = sum(t.double().square().sum().item() for t in update.pseudo_gradient.values()) ** 0.5
                 reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
-                table.add_row(str(number), str(client), str(update.num_examples), reported, f"{norm:.4g}")
+                table.add_row(str(number), str(client), str(update.num_examples), reported, _norm(update))
             for client, why in header.failures.items():
                 table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", style="yellow")
         except FedsimError as error:
@@ -250,6 +250,15 @@ def _score_table(rows: list[dict[str, Any]]) -> Table:
             table.add_row(item.attack, item.metric, item.text, item.floor_text, item.direction)
     table.caption = "; ".join(sorted(missing))
     return table
+
+
+def _norm(update: Update) -> str:
+    """L2 norm of w_t - w_T, all tensors together; a dash where the client returned other tensors."""
+    after = update.after
+    if any(name not in after or after[name].shape != tensor.shape for name, tensor in update.before.items()):
+        return "-"
+    moved = (tensor.double() - after[name].double() for name, tensor in update.before.items())
+    return f"{sum(t.square().sum().item() for t in moved) ** 0.5:.4g}"
 
 
 def _report(path: Path, audit: Audit | None = None) -> None:

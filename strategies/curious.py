@@ -111,13 +111,18 @@ class Curious(Strategy):
         }
         return Update(
             round=server_round,
-            client=int(metrics.pop("partition-id", node)),
+            client=_count(metrics.pop("partition-id", node), node),
             before=self._sent[node],
             after=_state(_only(content.array_records)),
-            num_examples=int(metrics.pop(_weight_key(self.strategy), 0)),
+            num_examples=_count(metrics.pop(_weight_key(self.strategy), 0), 0),
             metrics=metrics,
             config=self._config,
         )
+
+
+def _count(reported: float, otherwise: int) -> int:
+    """What a client reports as a count, `otherwise` where it is none: no reply may stop the federation here."""
+    return int(reported) if math.isfinite(reported) and reported >= 0 else otherwise
 
 
 def _weight_key(strategy: Strategy) -> str:

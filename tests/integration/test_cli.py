@@ -17,7 +17,9 @@ import torch
 
 from fedsim.cli import main
 from fedsim.findings import load_finding
+from fedsim.messages import Update
 from fedsim.run_folder import read_rows
+from fedsim.transcript import Recorder
 
 FILE = """
 [partition]
@@ -208,6 +210,19 @@ def test_a_damaged_round_fails_with_code_1_and_the_other_is_attacked(here: Call,
     assert "is damaged" in complains(result, 1)
     assert re.findall(r"│ 2 +│ (\d)", result.stdout) == ["0", "1", "2"]
     assert "is damaged" in complains(here("inspect", "--hash", run), 1)
+
+
+def test_inspect_shows_replies_of_other_tensors_than_were_sent(here: Call, tmp_path: Path) -> None:
+    """As from an app whose clients return a part of the model, or whose model keeps flags."""
+    recorder = Recorder(tmp_path / "odd" / "transcript")
+    flags = {"w": torch.zeros(2), "flag": torch.zeros(1, dtype=torch.bool)}
+    moved = {"w": torch.tensor([3.0, 4.0]), "flag": torch.zeros(1, dtype=torch.bool)}
+    recorder.write(1, [Update(round=1, client=0, before=flags, after=moved, num_examples=2)])
+    recorder.write(2, [Update(round=2, client=0, before=flags, after={"v": torch.ones(1)}, num_examples=2)])
+    result = here("inspect", tmp_path / "odd")
+    assert result.returncode == 0, result.stderr
+    lines = [line.split("│")[-2].strip() for line in result.stdout.splitlines() if line.startswith("│")]
+    assert lines == ["5", "-"]
 
 
 def test_inspect_says_what_is_recorded_and_its_hash(here: Call, home: Path, run: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -238,6 +239,18 @@ def test_a_broadcast_of_her_own_is_recorded_for_each_client(tmp_path: Path) -> N
 # Whom an update is from, and of how many examples.
 
 
+class Unweighted(FedAvg):
+    """Takes the first reply, whatever it weighs."""
+
+    def __init__(self) -> None:
+        super().__init__(weighted_by_key="n")
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return next(iter(replies)).content.array_records["a"], None
+
+
 def one_round(
     folder: Path, metrics: Callable[[int], dict[str, Any]], strategy: Strategy | None = None, nodes: int = 3
 ) -> Transcript:
@@ -267,6 +280,14 @@ def test_a_reported_partition_id_names_the_client_and_is_no_metric(tmp_path: Pat
     assert transcript.clients(1) == [8, 9, 10]
     assert [float(u.after["w"][0]) for u in transcript.updates()] == [3, 2, 1]
     assert all(dict(u.metrics) == {"x": 0.5} for u in transcript.updates())
+
+
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -1.0])
+def test_nonsense_for_a_number_does_not_stop_the_federation(tmp_path: Path, nonsense: float) -> None:
+    """The strategy does not weigh by N, so nothing but the recording reads it."""
+    transcript = one_round(tmp_path, lambda client: {"n": nonsense, "partition-id": nonsense}, Unweighted())
+    assert transcript.clients(1) == [2, 3, 4]
+    assert [u.num_examples for u in transcript.updates()] == [0, 0, 0]
 
 
 def test_one_partition_id_for_two_nodes_is_refused(tmp_path: Path) -> None:
