@@ -17,11 +17,13 @@ from scipy import stats
 class Summary:
     """One metric of one attack over all its victims.
 
-    Random starts on the same update are no new evidence about the next victim, so they are averaged
-    first; only where there is but one update do they give the interval.
+    Other rounds of the same victim, and other random starts on the same update, are no new evidence
+    about the next victim, so they are averaged first; only where there is but one victim do its
+    rounds give the interval, and only where there is but one update do the starts.
 
     Attributes:
-        count: number of updates attacked, or of random starts where there is but one.
+        count: number of victims, or of updates where there is but one victim, or of random starts
+            where there is but one update.
         mean: mean score, each the mean over a victim's images; NaN where `missing`.
         margin: half the width of the 95 % confidence interval of `mean` (Student's t); NaN for one score.
         error: standard error of `mean`; NaN for one score.
@@ -98,13 +100,16 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
 
 
 def _units(rows: list[Mapping[str, Any]], column: str) -> NDArray[np.float64]:
-    """One value an update, or one a random start where there is but one update."""
-    updates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    """One value a victim; of a single victim one an update, of a single update one a random start."""
+    victims: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        updates[str(row["victim"]), str(row["round"])].append(float(row[column]))
-    if len(updates) == 1:
-        return np.array(next(iter(updates.values())))
-    return np.array([np.mean(starts) for starts in updates.values()])
+        victims[str(row["victim"])][str(row["round"])].append(float(row[column]))
+    means = [[np.mean(starts) for starts in updates.values()] for updates in victims.values()]
+    if len(means) > 1:
+        return np.array([np.mean(updates) for updates in means])
+    if means and len(means[0]) > 1:
+        return np.array(means[0])
+    return np.array([start for updates in victims.values() for starts in updates.values() for start in starts])
 
 
 def _interval(values: NDArray[np.float64]) -> tuple[float, float, float]:

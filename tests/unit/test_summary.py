@@ -99,6 +99,17 @@ def test_random_starts_on_one_update_are_no_new_victims() -> None:
     assert math.isfinite(alone.margin)
 
 
+def test_other_rounds_of_a_victim_are_no_new_victims() -> None:
+    rows = [
+        row(value, victim=victim, round=number)
+        for victim, number, value in [(0, 1, 20.0), (0, 2, 22.0), (0, 2, 24.0), (1, 1, 30.0), (1, 2, 32.0)]
+    ]
+    [summary] = summarise(rows)
+    assert (summary.count, summary.mean) == (2, (21.5 + 31.0) / 2)
+    [alone] = summarise(rows[:3])
+    assert (alone.count, alone.mean) == (2, 21.5)
+
+
 def test_the_advantage_over_the_floor_is_paired_by_victim() -> None:
     rows = [row(value, floor=value - 3.0) for value in (10.0, 20.0, 60.0)]
     [summary] = summarise(rows)
