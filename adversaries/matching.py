@@ -125,8 +125,8 @@ def invert(
 ) -> Reconstruction:
     """Minimise L_sim(w_0 - w_T, grad of the dummy data) + lambda TV(dummy data)     (SME, Eqs. 1 and 5).
 
-    The returned objective is that of the last iterate, which is also the result; nothing is picked
-    with hindsight.
+    The result is the last iterate; nothing is picked with hindsight. Curves hold each iteration's
+    values before its step, as in SME's released code, so their last is that of the last iterate but one.
 
     Raises:
         AttackError: a zero update, buffers that were not shared, or an objective that became NaN.

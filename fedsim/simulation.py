@@ -1,4 +1,4 @@
-"""Run a federation: wire names to objects, start an engine, attack, score, report."""
+"""Run a federation: check the experiment, prepare its folder, start an engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_LOG_LEVEL": "WARNING",
-    "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 

@@ -124,7 +124,7 @@ def _failures(replies: list[Message], number: int) -> dict[int, str]:
     for client, why in failed.items():
         log.warning("round %d, client %d: %s", number, client, why)
     if len(failed) == len(replies):
-        example = next(((client, why) for client, why in failed.items()), None)
+        example = next(iter(failed.items()), None)
         detail = f"client {example[0]}: {example[1]}" if example else "none was sampled"
         raise RunError(
             f"round {number}: all {len(replies)} clients failed ({detail}); "
