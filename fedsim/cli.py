@@ -72,13 +72,12 @@ def run(
         assert file is not None
         config = load_config(file, overrides or [])
         folder = RunFolder(out) if out else default_folder(file)
-    beside = file.parent if file else folder.path
     attacked = config.adversary.when != "never" and bool(config.attack)
     if attacked:
-        Audit(folder=folder, spec=config, experiment=Experiment(config), beside=beside).check()
+        Audit(folder=folder, spec=config, experiment=Experiment(config), beside=folder.path).check()
     with _logging_to(folder):
         federate(config, folder, resume=resume is not None, overwrite=overwrite)
-        failures = _attack(open_audit(folder.path, None, beside)) if attacked else []
+        failures = _attack(open_audit(folder.path, None)) if attacked else []
         _report(folder.path)
     _finish(failures)
 

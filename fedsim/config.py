@@ -220,6 +220,14 @@ class Config(AttackFile):
         ):
             if isinstance(chosen, list):
                 _check_choice(where, chosen, count, what)
+        # A run folder may come from a stranger: what it holds names no code and no files.
+        if isinstance(self.adversary.knowledge.model, str):
+            raise ValueError(
+                "adversary.knowledge.model: a federation has a model of its own, so give true or false; "
+                "'module:callable' belongs in the attack file of a recording made elsewhere"
+            )
+        if self.truth:
+            raise ValueError("truth: a federation has its own; [truth] belongs in an attack file")
         return self
 
 
