@@ -16,7 +16,12 @@ class InvertingGradients(GradientMatching):
     With more than one local step the update is no gradient at w_0. The error that makes
     (SME, Eq. 2) is what `sme` removes.
 
-    Args: see `GradientMatching`.
+    Args:
+        iterations: K.                                                        [SME App. D: 1000]
+        step_size: Adam's for the dummy data, in standard deviations of the inputs. [App. D: 1]
+        tv_weight: lambda, dimensionless.                                     [App. D: 0.01]
+        signed: feed Adam the sign of each pixel's gradient.    [Geiping et al.: yes; SME: no]
+        decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the way. [released code of both papers]
 
     References:
         Geiping et al.: Inverting Gradients, NeurIPS 2020, as run in Zhu et al.: Surrogate Model

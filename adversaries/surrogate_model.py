@@ -19,7 +19,12 @@ class SurrogateModelExtension(GradientMatching):
     iteration, alpha's gradient being the inner product of Eq. 11, and alpha stays in [0, 1]. Needs
     no knowledge of E, B or the learning rate.
 
-    Args: see `GradientMatching`, and
+    Args:
+        iterations: K.                                                        [SME App. D: 1000]
+        step_size: Adam's for the dummy data, in standard deviations of the inputs. [App. D: 1]
+        tv_weight: lambda, dimensionless.                                     [App. D: 0.01]
+        signed: feed Adam the sign of each pixel's gradient.    [Geiping et al.: yes; SME: no]
+        decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the way. [released code of both papers]
         alpha: start, 1 is the broadcast model.                                  [Algorithm 1: 0.5]
         alpha_step_size: Adam's, for alpha.                                      [App. D: 0.001]
 

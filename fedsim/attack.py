@@ -14,7 +14,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import AttackError, KnowledgeError
+from fedsim.errors import AttackError, KnowledgeError, PluginError, did_you_mean
 from fedsim.findings import Finding
 from fedsim.messages import Update, non_finite
 from fedsim.transcript import Transcript
@@ -130,6 +130,10 @@ class Attack(ABC):
     @final
     def check(self, knowledge: Knowledge, granted: Sequence[str] = ()) -> None:
         """Raise KnowledgeError unless `knowledge`, or what will be `granted`, covers `needs`."""
+        for name in self.needs - set(KNOWLEDGE):
+            raise PluginError(
+                f"{type(self).__name__}.needs: '{name}' is nothing that can be known, {did_you_mean(name, KNOWLEDGE)}"
+            )
         missing = sorted(self.needs - set(knowledge.granted()) - set(granted))
         if missing:
             raise KnowledgeError(

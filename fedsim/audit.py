@@ -31,7 +31,7 @@ from fedsim.threat_model import grant
 from fedsim.transcript import Transcript
 from fedsim.workers import in_processes
 
-log = logging.getLogger("fedsim." + __name__)
+log = logging.getLogger(__name__)
 
 SCORES = (
     "attack", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess", "ceiling",
@@ -367,7 +367,7 @@ def _findings(folder: RunFolder) -> list[Path]:
 
 def _made_with(about: Mapping[str, Any]) -> str:
     """Plug-in, settings and knowledge of a finding in a form that compares."""
-    return json.dumps([about["plugin"], about["settings"], sorted(about["granted"])], sort_keys=True)
+    return json.dumps([about.get("plugin"), about.get("settings"), sorted(about["granted"])], sort_keys=True)
 
 
 def _row(item: Score, examples: int) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Table
 
 from fedsim import registry
 from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
@@ -29,6 +30,7 @@ from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
 if TYPE_CHECKING:
     from fedsim.audit import Audit, Job
     from fedsim.messages import Update
+    from fedsim.summary import Summary
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
@@ -175,7 +177,9 @@ def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) ->
         table = Table("setting", "type", "default")
         for key, parameter in registry.parameters(cls).items():
             default = "required" if parameter.default is parameter.empty else repr(parameter.default)
-            table.add_row(key, escape(str(parameter.annotation)), escape(default))
+            table.add_row(
+                key, escape(getattr(parameter.annotation, "__name__", str(parameter.annotation))), escape(default)
+            )
         console.print(table if table.rows else "no settings")
         if needs := getattr(cls, "needs", None):
             console.print(f"needs: {', '.join(sorted(needs))}")
@@ -191,6 +195,11 @@ def main() -> None:
     sentence, code = _outcome()
     if sentence:
         _say(sentence)
+    if sentence is _INTERRUPTED:  # Flower's server thread would go on waiting for clients that are gone
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 
@@ -212,6 +221,8 @@ def _outcome() -> tuple[str, int]:
 
 
 def _attack(audit: Audit) -> list[str]:
+    from fedsim.summary import summarise
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -231,23 +242,22 @@ def _attack(audit: Audit) -> list[str]:
 
         failures = audit.run(follow)
     rows = audit.score()
-    if rows:
-        console.print(_score_table(rows))
+    for attack, items in groupby(summarise(rows), key=lambda item: item.attack):
+        console.print(_score_table(attack, items))
     return failures
 
 
-def _score_table(rows: list[dict[str, Any]]) -> Table:
-    from fedsim.summary import summarise
-
-    names = (Column(name, no_wrap=True) for name in ("attack", "metric"))
-    table = Table(*names, "score", "floor (best guess)", Column("better", no_wrap=True), title="What leaked")
-    missing = set()
-    for item in summarise(rows):
+def _score_table(attack: str, items: Iterable[Summary]) -> Table:
+    """One attack's scores; narrow enough for 80 columns."""
+    table = Table("metric", "score", "n", "floor", "best guess", "leak is", title=f"What leaked to {attack}")
+    missing = []
+    for item in items:
         if item.missing:
-            missing.add(f"{item.metric} {item.text}")
+            missing.append(f"{item.metric} {item.text}")
         else:
-            table.add_row(item.attack, item.metric, item.text, item.floor_text, item.direction)
-    table.caption = "; ".join(sorted(missing))
+            floor = f"{item.floor:.4g}"
+            table.add_row(item.metric, item.interval_text, str(item.count), floor, item.floor_guess, item.direction)
+    table.caption = "; ".join(missing)
     return table
 
 

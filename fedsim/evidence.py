@@ -19,7 +19,7 @@ from fedsim.run_folder import RunFolder
 from fedsim.scoring import Truth
 from fedsim.transcript import Header, Transcript
 
-log = logging.getLogger("fedsim." + __name__)
+log = logging.getLogger(__name__)
 
 IMAGES = 16
 """Most images shown of a finding."""
@@ -83,7 +83,7 @@ def read_recording(folder: RunFolder, notes: list[str]) -> Recording:
         except FedsimError as error:
             recording.damaged[number] = str(error)
     if recording.headers and whole:
-        intact = transcript.only(header.round for header in recording.headers)
+        intact = Transcript(transcript.folder, [header.round for header in recording.headers])
         recording.hash = intact.hash()
         update = next(intact.updates(), None)
         recording.values = sum(tensor.numel() for tensor in update.before.values()) if update else 0

@@ -29,7 +29,7 @@ from fedsim.evidence import IMAGES, Found, Recording, attack_classes, own_audit,
 from fedsim.run_folder import RunFolder, read_rows, write_text
 from fedsim.summary import Summary, summarise
 
-log = logging.getLogger("fedsim." + __name__)
+log = logging.getLogger(__name__)
 
 PICTURES, ROUNDS = 12, 200
 """Most findings shown, and most rounds listed."""

@@ -14,7 +14,7 @@ from fedsim.errors import ConfigError, InstallationError
 from fedsim.experiment import Experiment, resolve
 from fedsim.run_folder import RunFolder
 
-log = logging.getLogger("fedsim." + __name__)
+log = logging.getLogger(__name__)
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -49,12 +49,14 @@ class Summary:
     missing: str
 
     @property
+    def interval_text(self) -> str:
+        """`mean ± margin`."""
+        return f"{self.mean:.4g}" + (f" ± {self.margin:.2g}" if math.isfinite(self.margin) else "")
+
+    @property
     def text(self) -> str:
         """`mean ± margin (n = count)`, or why there is none."""
-        if self.missing:
-            return f"not computed: {self.missing}"
-        interval = f" ± {self.margin:.2g}" if math.isfinite(self.margin) else ""
-        return f"{self.mean:.4g}{interval} (n = {self.count})"
+        return f"not computed: {self.missing}" if self.missing else f"{self.interval_text} (n = {self.count})"
 
     @property
     def floor_text(self) -> str:

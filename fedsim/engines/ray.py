@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 
 from fedsim.errors import FedsimError, InstallationError, RunError
 
-log = logging.getLogger("fedsim." + __name__)
+log = logging.getLogger(__name__)
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -23,7 +23,7 @@ from fedsim.messages import Update
 from fedsim.report import bibtex, read_off, write_report
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.summary import Summary
-from fedsim.transcript import Recorder
+from fedsim.transcript import Recorder, Transcript
 
 SME = AttackTable(name="sme")
 CONFIG = {
@@ -117,6 +117,11 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
         assert words in text
     assert html.count("<img") == 1 + 2 + 3  # pictures, training, objective and L_sim and PSNR
     assert "hidden = [" in text  # the experiment file, verbatim
+
+
+def test_the_page_and_the_command_line_say_the_same_hash(folder):
+    record(folder)
+    assert Transcript(folder.path).hash()[:16] in page(folder)
 
 
 def test_the_page_needs_nothing_but_itself(folder, held):
