@@ -126,7 +126,7 @@ def read_off(item: Summary) -> tuple[str, str]:
     """A verdict in a word or two, and what weakens it.
 
     `leaks` means that the whole 95 % interval of the advantage over the floor, paired by victim, is
-    above zero; with one score there is no interval, only a score above the floor.
+    above zero; with one score there is no interval, only a score beyond the floor.
     """
     if item.missing:
         return "", ""
@@ -137,7 +137,7 @@ def read_off(item: Summary) -> tuple[str, str]:
     if item.gain <= 0:
         return "no better than guessing", ""
     if not np.isfinite(item.gain_margin):
-        return "above the floor", "no interval"
+        return "beyond the floor", "no interval"
     if item.gain <= item.gain_margin:
         return "undecided", "the interval reaches the floor"
     return "leaks", ""
@@ -149,7 +149,7 @@ def _headline(leaks: Sequence[Leak]) -> str:
     judged = [leak for leak in judged if leak.metric == judged[0].metric]
     if not judged:
         return ""
-    better = [leak.summary.attack for leak in judged if leak.verdict in ("leaks", "above the floor")]
+    better = [leak.summary.attack for leak in judged if leak.verdict in ("leaks", "beyond the floor")]
     who = f": {', '.join(better)}" if better else ""
     count = f"{len(better) or 'none'} of {len(judged)} attack{'s' * (len(judged) > 1)}"
     metric = judged[0].metric.split(",")[0]

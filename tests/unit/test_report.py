@@ -261,10 +261,10 @@ def test_colour_images_keep_their_colours():
     [
         (5.0, 1.0, "leaks"),
         (5.0, 6.0, "undecided"),
-        (5.0, math.nan, "above the floor"),
+        (5.0, math.nan, "beyond the floor"),
         (-1.0, 5.0, "no better than guessing"),
         (0.0, 0.0, "no better than guessing"),
-        (math.inf, math.nan, "above the floor"),
+        (math.inf, math.nan, "beyond the floor"),
         (math.nan, math.nan, ""),
     ],
 )
