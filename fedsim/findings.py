@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.errors import AttackError, RunError, TranscriptError
+from fedsim.transcript import discard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> N
         save_file(own, temporary, metadata={"about": json.dumps(dict(about), sort_keys=True)})
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
+        discard(temporary)
         raise RunError(f"{path}: cannot be written ({error}); make room and attack again") from error
 
 
