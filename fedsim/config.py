@@ -86,9 +86,13 @@ class TrainingTable(Table):
 class FederationTable(Table):
     """[federation]: how many clients and rounds, on which engine.
 
-    `actors` is the number of Ray actors (default: one a core), `address` a Ray cluster to join,
-    `evaluate_every` the rounds between two evaluations (0 for none), `timeout` how many seconds a
-    round waits for its clients.
+    `evaluate_every` is the rounds between two evaluations (0 for none), `timeout` how many seconds a
+    round waits for its clients, `device` where clients train.
+
+    Engine `ray`: `actors` is the number of Ray actors (default: one a core, on a cluster as many as
+    fit), `address` a Ray cluster to join, `gpus_per_actor` the share of a GPU that each actor takes
+    when `device` is `cuda`. Engine `flower`: `supernodes` is how many of them to start, or, under
+    `flwr run`, to wait for; `port` is where the SuperLink listens on loopback (default: a free one).
     """
 
     engine: Literal["serial", "ray", "flower"] = "serial"
@@ -98,8 +102,12 @@ class FederationTable(Table):
     straggler_probability: float = Field(default=0.0, ge=0, le=1)
     evaluate_every: int = Field(default=1, ge=0)
     timeout: float = Field(default=3600.0, gt=0)
+    device: Literal["cpu", "cuda"] = "cpu"
     actors: int | None = Field(default=None, ge=1)
     address: str | None = None
+    gpus_per_actor: float = Field(default=1.0, gt=0)
+    supernodes: int = Field(default=2, ge=1)
+    port: int | None = Field(default=None, ge=1, le=65535)
 
 
 class RecordingTable(Table):
