@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsim import registry
 from fedsim.config import Config
-from fedsim.errors import ConfigError, InstallationError
+from fedsim.errors import InstallationError
 from fedsim.experiment import Experiment, resolve
 from fedsim.run_folder import RunFolder
 
@@ -33,11 +33,6 @@ def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwri
     os.environ.update({key: value for key, value in _QUIET.items() if key not in os.environ})
     registry.check_installation()
     engine = config.federation.engine
-    if engine == "flower":
-        raise ConfigError(
-            "federation.engine: 'flower' is started by Flower itself, with `flwr run`; "
-            "see README, 'On a Flower deployment', or use engine 'serial' or 'ray'"
-        )
     server_app, client_app = _app("server"), _app("client")
     config = resolve(config)
     Experiment(config).check()
@@ -49,6 +44,16 @@ def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwri
         from fedsim.engines import serial
 
         serial.launch(server_app, client_app, context)
+    elif engine == "flower":
+        from fedsim.engines import flower
+
+        flower.launch(
+            context.run_config,
+            folder.path,
+            supernodes=config.federation.supernodes,
+            port=config.federation.port,
+            address=config.federation.address,
+        )
     else:
         from fedsim.engines import ray
 
