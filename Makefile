@@ -5,7 +5,7 @@ ifneq ($(wildcard ../shared/data),)
 export FEDSIM_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow lint benchmark setup clean
+.PHONY: demo test test-slow lint benchmark benchmark-engines setup clean
 
 demo: .venv/ready
 	.venv/bin/fedsim run examples/quickstart.toml --overwrite
@@ -25,6 +25,15 @@ lint: .venv/ready
 
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/recording_cost.py
+
+# Beside two other simulators, in an environment of their own (another 6 GB).
+benchmark-engines: .venv/ready .venv-peers/ready
+	.venv/bin/python benchmarks/engines.py --out runs/engines.json
+
+.venv-peers/ready:
+	test -x .venv-peers/bin/pip || .venv/bin/python -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet torch==2.15.0 'pfl[pytorch]==0.6.0' fluke-fl==0.8.1
+	touch .venv-peers/ready
 
 setup: .venv/ready
 
