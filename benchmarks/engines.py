@@ -63,6 +63,8 @@ DEMO_IMPORTS = [
     "fedsim.engines.serial",
     "strategies.app",
     "clients.app",
+    "adversaries.surrogate_model",
+    "sklearn.datasets",
 ]
 
 

@@ -40,8 +40,8 @@ def experiment(task: Task, engine: str) -> dict[str, Any]:
 
 def run_on(engine: str, task: Task) -> Mapping[str, Tensor]:
     """The final global model."""
-    from frameworks.strategy import TimedFedAvg
-
     with tempfile.TemporaryDirectory() as folder:
         federate(check(Config, experiment(task, engine), "benchmark"), RunFolder(Path(folder) / "run"))
+    from frameworks.strategy import TimedFedAvg  # not before fedsim has told Flower to be quiet
+
     return {name: torch.tensor(array.numpy()) for name, array in TimedFedAvg.latest.items()}

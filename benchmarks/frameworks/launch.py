@@ -18,7 +18,8 @@ PROJECT = BENCHMARKS.parent
 OURS = PROJECT / ".venv" / "bin"
 PEERS = PROJECT / ".venv-peers" / "bin"
 _ENVIRONMENT = {
-    "PYTHONPATH": str(BENCHMARKS),  # Ray's actors inherit it and so find the plug-ins
+    # This checkout, whatever is installed; Ray's actors inherit it and so find the plug-ins.
+    "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), str(PROJECT)]),
     "OMP_NUM_THREADS": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
