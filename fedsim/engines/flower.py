@@ -61,7 +61,7 @@ def launch(
         InstallationError: Flower's commands are not installed.
         RunError: the deployment could not be started, or the run failed.
     """
-    logs = said(folder).parent
+    logs = said(folder.resolve()).parent
     home = logs / "flower-home"
     with suppress(FileNotFoundError):
         shutil.rmtree(logs)  # of the run that is now resumed
@@ -147,6 +147,16 @@ def _follow(processes: Processes, servers: Sequence[Started], relay: Relay, conn
     if not answer.get("success"):
         raise RunError(f"flwr run: {answer.get('error-message', answer)}")
     run = str(answer["run-id"])
+    try:
+        _wait_for_end(processes, servers, relay, connection, run)
+    except BaseException:
+        if not servers:  # the SuperLink of somebody else goes on; the run shall not
+            processes.call("stop", [flwr, "stop", run, connection], _PATIENCE)
+        raise
+
+
+def _wait_for_end(processes: Processes, servers: Sequence[Started], relay: Relay, connection: str, run: str) -> None:
+    flwr = executable("flwr")
     alive = {server.name: server for server in servers}
     while True:
         stream = processes.start("run", [flwr, "log", run, connection, "--stream"])  # ends with the run
@@ -154,10 +164,8 @@ def _follow(processes: Processes, servers: Sequence[Started], relay: Relay, conn
             relay()
             _check(alive)
             time.sleep(_PAUSE)
-        listed = _json(
-            processes.call("status", [flwr, "ls", connection, "--run-id", run, "--format", "json"], _PATIENCE)
-        )
-        status = listed["runs"][0]["status"]
+        text = processes.call("status", [flwr, "ls", connection, "--run-id", run, "--format", "json"], _PATIENCE)
+        status = _json(text)["runs"][0]["status"]
         relay()
         if status == "finished:completed":
             return
@@ -174,12 +182,12 @@ def _check(alive: dict[str, Started]) -> None:
             del alive[name]
             if not any(other.startswith("supernode") for other in alive):
                 _check_alive(server)
-            log.warning("%s ended (%s); its clients fail from now on", name, server.last_line())
+            log.warning("%s ended (%s); its clients fail from now on", name, server.last_words())
 
 
 def _check_alive(server: Started) -> None:
     if server.ended:
-        raise RunError(f"{server.name} ended ({server.last_line()}); see {server.log}")
+        raise RunError(f"{server.name} ended ({server.last_words()}); see {server.log}")
 
 
 def _json(text: str) -> dict[str, Any]:

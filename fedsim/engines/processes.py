@@ -41,10 +41,11 @@ class Started:
         """What it has written so far, without colours."""
         return _COLOUR.sub("", self.log.read_text(encoding="utf-8", errors="replace"))
 
-    def last_line(self) -> str:
-        """The last thing it wrote, as evidence for an error."""
-        lines = [line.strip() for line in self.said().splitlines() if line.strip()]
-        return lines[-1] if lines else "it wrote nothing"
+    def last_words(self) -> str:
+        """Its last error, or else the last thing that it wrote: evidence for a complaint."""
+        lines = [" ".join(line.split()) for line in self.said().splitlines() if line.strip()]
+        errors = [place for place, line in enumerate(lines) if "ERROR" in line]
+        return " ".join(lines[errors[-1] :][:3] if errors else lines[-1:]) or "it wrote nothing"
 
 
 class Processes:
@@ -91,7 +92,7 @@ class Processes:
             time.sleep(_PAUSE)
         if started.leader.wait():
             self._started.remove(started)
-            raise RunError(f"{name}: failed ({started.last_line()}); see {started.log}")
+            raise RunError(f"{name}: failed ({started.last_words()}); see {started.log}")
         self._started.remove(started)
         return started.said()
 
