@@ -42,8 +42,7 @@ class Network(nn.Module):
         self.network = network
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """What is minimised."""
-        self.train()
+        """What is minimised; the network is in training mode from the start."""
         return cross_entropy(self.network(inputs), labels)
 
     def metrics(self, inputs: Tensor, labels: Tensor) -> dict[str, Any]:
