@@ -32,10 +32,17 @@ class Started:
     leader: subprocess.Popen[bytes]
 
     @property
+    def exit_code(self) -> int | None:
+        """As of `subprocess.Popen`, but the process id stays ours until `Processes` ends; None while it runs."""
+        ended = os.waitid(os.P_PID, self.leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    @property
     def ended(self) -> bool:
-        """Whether the command has ended. Its number stays taken until `Processes` ends."""
-        waited = os.waitid(os.P_PID, self.leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return waited is not None
+        """Whether the command has ended."""
+        return self.exit_code is not None
 
     def said(self) -> str:
         """What it has written so far, without colours."""
@@ -90,10 +97,8 @@ class Processes:
             if time.monotonic() > deadline:
                 raise RunError(f"{name}: no end after {seconds:.0f} s; see {started.log}")
             time.sleep(_PAUSE)
-        if started.leader.wait():
-            self._started.remove(started)
+        if started.exit_code != 0:
             raise RunError(f"{name}: failed ({started.last_words()}); see {started.log}")
-        self._started.remove(started)
         return started.said()
 
     def __enter__(self) -> Processes:
