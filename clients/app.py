@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from clients.mods import as_mod
+from fedsim.cohort_training import Share, local_updates
+from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT, play_cohort
-from fedsim.errors import RunError
+from fedsim.engines.readiness import READY, TROUBLE, versions
+from fedsim.errors import ConfigError, FedsimError, RunError
 from fedsim.experiment import Experiment
-from fedsim.messages import State
+from fedsim.messages import State, non_finite
 from fedsim.randomness import generator, numpy_generator, one_thread
 from fedsim.training import LocalTraining, evaluate, local_update
 
 app = ClientApp()
+
+_TRAINED = "trained-"
 
 
 @app.query(COHORT.split(".")[1])
 def cohort(message: Message, context: Context) -> Message:
     """Play several clients for one message; see `fedsim.engines.cohort`."""
     with one_thread():  # the same bytes on every engine
-        return play_cohort(app, message, context)
+        return play_cohort(app, message, context, _train_together)
+
+
+@app.query(READY.split(".")[1])
+def ready(message: Message, context: Context) -> Message:
+    """Say which versions this node runs, and what keeps it from training; see `fedsim.engines.readiness`."""
+    del context
+    answer: dict[str, Any] = {"host": platform.node(), **versions()}
+    try:
+        experiment = _experiment(message)
+        _device(experiment)
+        experiment.data.train(0)
+    except FedsimError as error:
+        answer[TROUBLE] = str(error)
+    return Message(RecordDict({"node": ConfigRecord(answer)}), reply_to=message)
 
 
 @app.train()
@@ -33,43 +55,65 @@ def train(message: Message, context: Context) -> Message:
     """Train on the client's data and return (w_T, N), unless the client straggles this round."""
     experiment = _experiment(message)
     client = int(context.node_config["partition-id"])
-    config = message.content.config_records["config"]
-    number = int(config["server-round"])  # type: ignore[arg-type]
-    key = (experiment.seed, "train", number, client)
-    if numpy_generator(*key, "straggler").random() < experiment.config.federation.straggler_probability:
-        raise RunError(f"straggler: did not return in round {number}")
-    defenses = experiment.defenses
-    mods = [as_mod(defense, generator(*key, "update", place)) for place, defense in enumerate(defenses)]
-
-    def work(message: Message, context: Context) -> Message:
-        del context
-        data = experiment.data
-        inputs, labels = data.train(client)
-        after, loss = local_update(
-            experiment.model,
-            _state(message),
-            data.to_model(inputs),
-            labels,
-            _settings(config),
-            key=key,
-            defenses=defenses,
-        )
-        arrays = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in after.items()})
-        metrics = MetricRecord({"num-examples": len(labels), "train_loss": loss})
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-
-    call: ClientAppCallable = work
+    key = _key(experiment, message, client)
+    probability = experiment.config.federation.straggler_probability
+    if probability and numpy_generator(*key, "straggler").random() < probability:
+        raise RunError(f"straggler: did not return in round {key[2]}")
+    mods = [as_mod(defense, generator(*key, "update", place)) for place, defense in enumerate(experiment.defenses)]
+    call: ClientAppCallable = partial(_work, client)
     for mod in mods:
         call = partial(_through, mod, call)
     return call(message, context)
+
+
+def _work(client: int, message: Message, context: Context) -> Message:
+    """The client's update, unless she has trained already together with others."""
+    del context
+    if f"{_TRAINED}arrays" in message.content:
+        records = {name: message.content[f"{_TRAINED}{name}"] for name in ("arrays", "metrics")}
+        return Message(RecordDict(records), reply_to=message)
+    experiment = _experiment(message)
+    device = _device(experiment)
+    share = _share(experiment, message, client)
+    after, loss = local_update(
+        experiment.model.to(device),
+        _state(message),
+        share.inputs.to(device),
+        share.labels.to(device),
+        _settings(message),
+        key=share.key,
+        defenses=experiment.defenses,
+    )
+    return Message(RecordDict(_update(after, loss, share)), reply_to=message)
+
+
+def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:
+    """The updates of `clients` under the names that `_work` looks for; of none where the loop is to be taken."""
+    if message.metadata.message_type != MessageType.TRAIN:
+        return {}
+    experiment = _experiment(message)
+    if not experiment.vectorised:
+        return {}
+    try:
+        shares = [_share(experiment, message, client) for client in clients]
+        updates = local_updates(experiment.model, _state(message), shares, _settings(message))
+    except Exception:  # the loop will find out whose fault it is, and fail that client alone
+        return {}
+    return {
+        client: {f"{_TRAINED}{name}": record for name, record in _update(after, loss, share).items()}
+        for client, share, (after, loss) in zip(clients, shares, updates, strict=True)
+        if not non_finite(after)
+    }
 
 
 @app.evaluate()
 def test(message: Message, context: Context) -> Message:
     """Evaluate the broadcast model on what this client holds out."""
     experiment = _experiment(message)
+    device = _device(experiment)
     inputs, labels = experiment.data.test(int(context.node_config["partition-id"]))
-    loss, accuracy = evaluate(experiment.model, _state(message), experiment.data.to_model(inputs), labels)
+    inputs = experiment.data.to_model(inputs).to(device)
+    loss, accuracy = evaluate(experiment.model.to(device), _state(message), inputs, labels.to(device))
     metrics = MetricRecord({"num-examples": len(labels), "loss": loss, "accuracy": accuracy})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
@@ -88,13 +132,38 @@ def _parse(experiment: str) -> Experiment:
     return Experiment.from_json(experiment)
 
 
+def _device(experiment: Experiment) -> torch.device:
+    """Where clients train."""
+    name = experiment.config.federation.device
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("federation.device: 'cuda', but PyTorch finds no GPU here; use 'cpu'")
+    return torch.device(name)
+
+
+def _share(experiment: Experiment, message: Message, client: int) -> Share:
+    inputs, labels = experiment.data.train(client)
+    return Share(inputs=experiment.data.to_model(inputs), labels=labels, key=_key(experiment, message, client))
+
+
+def _key(experiment: Experiment, message: Message, client: int) -> tuple[int | str, ...]:
+    """The key of a client's randomness in the round that the message belongs to."""
+    number = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
+    return experiment.seed, "train", number, client
+
+
 def _state(message: Message) -> State:
-    arrays = message.content.array_records["arrays"]
-    return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    return state_in(message.content.array_records["arrays"])
 
 
-def _settings(config: ConfigRecord) -> LocalTraining:
+def _update(after: State, loss: float, share: Share) -> dict[str, Any]:
+    return {
+        "arrays": record_of({name: tensor.cpu() for name, tensor in after.items()}),
+        "metrics": MetricRecord({"num-examples": len(share.labels), "train_loss": loss}),
+    }
+
+
+def _settings(message: Message) -> LocalTraining:
     """The protocol facts that the server sent; FedProx's server adds `proximal-mu`."""
-    sent = {key.replace("-", "_"): value for key, value in config.items()}
+    sent = {key.replace("-", "_"): value for key, value in message.content.config_records["config"].items()}
     known = {item.name for item in dataclasses.fields(LocalTraining)}
     return LocalTraining(**{key: value for key, value in sent.items() if key in known})  # type: ignore[arg-type]

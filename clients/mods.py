@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedsim.defense import Defense
+from fedsim.engines.arrays import record_of, state_in
 from fedsim.errors import RunError
 from fedsim.messages import State, non_finite
 
@@ -30,18 +31,18 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         sent = next(iter(message.content.array_records.values()), None)
-        before = {} if sent is None else {name: torch.from_numpy(a.numpy()) for name, a in sent.items()}
+        before = {} if sent is None else state_in(sent)
         reply = call_next(message, context)
         if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
             return reply
         for key, record in reply.content.array_records.items():
-            after = {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+            after = dict(state_in(record))
             update = _update(defense, before, after)
             defended = defense.on_update(update, rng=source)
             if broken := non_finite(defended):
                 raise RunError(f"{type(defense).__name__}: the update of '{broken[0]}' is NaN or infinite")
             after |= {n: before[n] + value for n, value in defended.items() if value is not update[n]}
-            reply.content[key] = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in after.items()})
+            reply.content[key] = record_of(after)
         return reply
 
     return mod

@@ -87,7 +87,8 @@ class FederationTable(Table):
     """[federation]: how many clients and rounds, on which engine.
 
     `evaluate_every` is the rounds between two evaluations (0 for none), `timeout` how many seconds a
-    round waits for its clients, `device` where clients train.
+    round waits for its clients, `device` where clients train, `vectorise` whether clients with small
+    networks train several at once (`fedsim.cohort_training`) or each in a loop of its own.
 
     Engine `ray`: `actors` is the number of Ray actors (default: one a core, on a cluster as many as
     fit), `address` a Ray cluster to join, `gpus_per_actor` the share of a GPU that each actor takes
@@ -103,6 +104,7 @@ class FederationTable(Table):
     evaluate_every: int = Field(default=1, ge=0)
     timeout: float = Field(default=3600.0, gt=0)
     device: Literal["cpu", "cuda"] = "cpu"
+    vectorise: bool = True
     actors: int | None = Field(default=None, ge=1)
     address: str | None = None
     gpus_per_actor: float = Field(default=1.0, gt=0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedsim import registry
 from fedsim.attack import Attack
+from fedsim.cohort_training import fits
 from fedsim.config import AttackFile, AttackTable, Config, PartitionTable, check
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense
@@ -111,6 +112,12 @@ class Experiment:
     def training(self) -> LocalTraining:
         """How clients train, before the server adds anything to it."""
         return LocalTraining(**self.config.training.model_dump())
+
+    @cached_property
+    def vectorised(self) -> bool:
+        """Whether clients train several at once."""
+        federation = self.config.federation
+        return federation.vectorise and federation.device == "cpu" and fits(self.model, self.training, self.defenses)
 
     @cached_property
     def defenses(self) -> list[Defense]:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.errors import AttackError, RunError, TranscriptError
-from fedsim.transcript import discard
+from fedsim.files import in_one_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +57,12 @@ def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> N
     tensors |= {f"trace/{name}": values for name, values in finding.trace.items()}
     if finding.snapshots is not None and finding.snapshot_iterations is not None:
         tensors |= {"snapshots": finding.snapshots, "snapshot_iterations": finding.snapshot_iterations}
-    temporary = path.with_name(f".{path.name}.tmp")
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(own, temporary, metadata={"about": json.dumps(dict(about), sort_keys=True)})
-        temporary.replace(path)
+        with in_one_step(path) as temporary:
+            save_file(own, temporary, metadata={"about": json.dumps(dict(about), sort_keys=True)})
     except (OSError, SafetensorError) as error:
-        discard(temporary)
         raise RunError(f"{path}: cannot be written ({error}); make room and attack again") from error
 
 

@@ -42,7 +42,9 @@ class Update:
 
 def non_finite(state: State) -> list[str]:
     """Names of the tensors in `state` that hold NaN or infinity."""
-    return [name for name, t in state.items() if t.is_floating_point() and not torch.isfinite(t).all()]
+    floats = {name: t for name, t in state.items() if t.is_floating_point() and t.numel()}
+    # A minimum and a maximum of finite numbers are finite, and NaN is passed on.
+    return [name for name, t in floats.items() if not torch.isfinite(torch.stack(torch.aminmax(t))).all()]
 
 
 def by_name(state: State, names: Mapping[str, torch.Size]) -> State | None:

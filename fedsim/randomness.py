@@ -36,19 +36,23 @@ def numpy_generator(*key: Key) -> np.random.Generator:
 def seeded(*key: Key) -> Iterator[None]:
     """Run code that draws from the global generators (Flower's sampling, dropout) under `key`.
 
-    The global states of `random`, NumPy and torch (CPU) are restored on leaving.
+    The global states of `random`, NumPy and torch (CPU) are restored on leaving; a GPU that is in
+    use is seeded as well.
     """
     seed = seed_for(*key)
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    torch_state = torch.default_generator.get_state()
     try:
-        with torch.random.fork_rng(devices=[]):
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            torch.manual_seed(seed)
-            yield
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed_all(seed)
+        yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
+        torch.default_generator.set_state(torch_state)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import tomli_w
 
 from fedsim.config import Config, check, read_toml
 from fedsim.errors import ConfigError, RunError
-from fedsim.transcript import discard, remove_leftovers
+from fedsim.files import in_one_step, remove_leftovers
 
 _VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
 
@@ -122,12 +122,10 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        with in_one_step(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        discard(temporary)
         raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
 
 

@@ -99,7 +99,7 @@ def local_update(
     noise = generator(*key, "defense")
     losses: list[Tensor] = []
     with seeded(*key, "dropout"):
-        for index in _batches(len(inputs), settings, order):
+        for index in batches(len(inputs), settings, order):
             batch, targets = inputs[index], labels[index]
             for defense in defenses:
                 batch, targets = defense.on_batch(batch, targets, rng=noise)
@@ -147,7 +147,8 @@ def load_state(model: nn.Module, state: State) -> None:
     model.load_state_dict({**model.state_dict(), **state})
 
 
-def _batches(count: int, settings: LocalTraining, order: torch.Generator) -> Iterator[Tensor]:
+def batches(count: int, settings: LocalTraining, order: torch.Generator) -> Iterator[Tensor]:
+    """The examples of each local step, drawn from `order`."""
     steps = settings.steps(count)
     while steps > 0:
         for index in torch.split(torch.randperm(count, generator=order), settings.batch_size)[:steps]:

@@ -13,9 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -23,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedsim.errors import RunError, TranscriptError
+from fedsim.files import in_one_step, remove_leftovers, write_all
 from fedsim.messages import State, Update
 
 FORMAT = 1
@@ -42,6 +41,10 @@ _DTYPES = {
     torch.complex64: "C64",
     torch.bool: "BOOL",
 }
+# Room for the header of a round's file, generously.
+_BYTES_PER_ROUND, _BYTES_PER_REPLY, _BYTES_PER_TENSOR = 4096, 512, 128
+_LARGEST_HEADER = 100_000_000  # the library refuses to read larger ones
+_PIECE = 1 << 24
 _FILE = "round-{:06d}.safetensors"
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
@@ -138,68 +141,145 @@ class Recorder:
         updates: Iterable[Update],
         failures: Mapping[int, str] | None = None,
         config: Mapping[str, object] | None = None,
+        *,
+        expected: int | None = None,
     ) -> None:
         """Write round `number` in one step: all of it or nothing.
 
+        A sequence is written by ascending client. What a generator yields is written as it comes,
+        so that it need not hold more than one update.
         Updates whose `before` is the same state share its copy on disk.
+
+        Args:
+            failures: client to reason; read when `updates` has come to its end.
+            config: protocol facts.
+            expected: about how many updates will come, for those who cannot ask for the length.
 
         Raises:
             RunError: the disk is full or the folder cannot be written, or two updates are of one
                 client; earlier rounds stay.
         """
         if not self.plan.keeps_round(number):
+            for update in updates:
+                del update
             return
-        tensors: dict[str, Tensor] = {}
-        broadcasts: list[str] = []
-        seen: dict[int, int] = {}
-        replies: list[Reply] = []
-        for update in sorted(updates, key=lambda u: u.client):
-            if not self.plan.keeps_client(update.client):
-                continue
-            if replies and replies[-1].client == update.client:
-                raise RunError(
-                    f"round {number}: two replies say that they come from client {update.client}; "
-                    "give every node a partition-id of its own"
-                )
-            if id(update.before) not in seen:
-                digest = hash_state(update.before)
-                if digest not in broadcasts:
-                    _store(tensors, f"broadcast/{len(broadcasts)}", update.before)
-                    broadcasts.append(digest)
-                seen[id(update.before)] = broadcasts.index(digest)
-            _store(tensors, f"client/{update.client}", update.after)
-            replies.append(
-                Reply(
-                    client=update.client,
-                    num_examples=update.num_examples,
-                    broadcast=seen[id(update.before)],
-                    sha256=hash_state(update.after),
-                    metrics=dict(update.metrics),
-                )
-            )
-        header = Header(
-            version=FORMAT,
-            round=number,
-            broadcasts=broadcasts,
-            replies=replies,
-            failures=dict(sorted((failures or {}).items())),
-            config=dict(config or {}),
-        )
-        self._write(_FILE.format(number), tensors, header)
-
-    def _write(self, name: str, tensors: dict[str, Tensor], header: Header) -> None:
-        text = json.dumps(asdict(header), sort_keys=True)
-        sealed = json.dumps({"header": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
-        temporary = self.folder / f".{name}.tmp"
+        path = self.folder / _FILE.format(number)
+        if isinstance(updates, Sequence):
+            updates, expected = sorted(updates, key=lambda update: update.client), len(updates)
         try:
-            _write_safetensors(temporary, tensors, {"fedsim": sealed})
-            temporary.replace(self.folder / name)
+            with in_one_step(path) as temporary, _RoundFile(temporary, number, expected or 1) as file:
+                for update in updates:
+                    if self.plan.keeps_client(update.client):
+                        file.add(update)
+                file.finish(failures or {}, config or {})
         except OSError as error:
-            discard(temporary)
             raise RunError(
-                f"{self.folder / name}: cannot be written ({error.strerror}); "
+                f"{path}: cannot be written ({error.strerror}); "
                 "the rounds before it are kept, make room and resume the run"
             ) from error
+
+
+class _RoundFile:
+    """One round in the safetensors format, written straight from the tensors' memory as updates come.
+
+    The format begins with a header that says where everything lies, so room is left for it; should
+    it not suffice, everything behind is moved. The library's own writer wants all tensors at once,
+    copies each twice and holds the interpreter lock; files are read and checked by the library.
+    """
+
+    def __init__(self, path: Path, number: int, expected: int) -> None:
+        self._file = path.open("w+b", buffering=0)
+        self._number = number
+        self._expected = expected
+        self._room = 0
+        self._end = 0
+        self._entries: dict[str, object] = {}
+        self._broadcasts: list[str] = []
+        self._seen: dict[int, tuple[State, int]] = {}
+        self._replies: dict[int, Reply] = {}
+
+    def __enter__(self) -> _RoundFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def add(self, update: Update) -> None:
+        if update.client in self._replies:
+            raise RunError(
+                f"round {self._number}: two replies say that they come from client {update.client}; "
+                "give every node a partition-id of its own"
+            )
+        if not self._room:
+            self._leave_room(update)
+        if id(update.before) not in self._seen:
+            digest = hash_state(update.before)
+            if digest not in self._broadcasts:
+                self._store(f"broadcast/{len(self._broadcasts)}", update.before)
+                self._broadcasts.append(digest)
+            # Keeping the state keeps its id from being given to another one.
+            self._seen[id(update.before)] = (update.before, self._broadcasts.index(digest))
+        self._store(f"client/{update.client}", update.after)
+        self._replies[update.client] = Reply(
+            client=update.client,
+            num_examples=update.num_examples,
+            broadcast=self._seen[id(update.before)][1],
+            sha256=hash_state(update.after),
+            metrics=dict(update.metrics),
+        )
+
+    def finish(self, failures: Mapping[int, str], config: Mapping[str, object]) -> None:
+        header = Header(
+            version=FORMAT,
+            round=self._number,
+            broadcasts=self._broadcasts,
+            replies=[self._replies[client] for client in sorted(self._replies)],
+            failures=dict(sorted(failures.items())),
+            config=dict(config),
+        )
+        text = json.dumps(asdict(header), sort_keys=True)
+        sealed = json.dumps({"header": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+        head = json.dumps({"__metadata__": {"fedsim": sealed}, **self._entries}, separators=(",", ":")).encode()
+        size = len(head) + -len(head) % 8
+        if size > _LARGEST_HEADER:
+            raise RunError(
+                f"round {self._number}: {len(self._entries)} tensors are more than one file can name; "
+                "record fewer clients ([recording] clients)"
+            )
+        if size > self._room:
+            self._move(size)
+        self._file.seek(0)
+        write_all(self._file, memoryview(self._room.to_bytes(8, "little") + head.ljust(self._room)))
+
+    def _leave_room(self, update: Update) -> None:
+        state = sum(len(name) + _BYTES_PER_TENSOR for name in (*update.before, *update.after))
+        self._room = _BYTES_PER_ROUND + self._expected * (_BYTES_PER_REPLY + state)
+        self._room += -self._room % 8
+        self._file.seek(8 + self._room)
+
+    def _store(self, prefix: str, state: State) -> None:
+        """Write `state`, the widest types first; readers want values at a multiple of their width."""
+        places = {name: place for place, name in enumerate(state)}
+        for name, tensor in sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0])):
+            if padding := -self._end % tensor.element_size():
+                self._write(f"padding/{self._end}", "U8", [padding], memoryview(bytes(padding)))
+            self._write(
+                f"{prefix}/{places[name]:04d}/{name}", _DTYPES[tensor.dtype], list(tensor.shape), _bytes(tensor)
+            )
+
+    def _write(self, key: str, dtype: str, shape: list[int], data: memoryview) -> None:
+        write_all(self._file, data)
+        self._entries[key] = {"dtype": dtype, "shape": shape, "data_offsets": [self._end, self._end + len(data)]}
+        self._end += len(data)
+
+    def _move(self, room: int) -> None:
+        """Make the header's room larger, from the last piece to the first."""
+        for start in reversed(range(0, self._end, _PIECE)):
+            self._file.seek(8 + self._room + start)
+            piece = self._file.read(min(_PIECE, self._end - start))
+            self._file.seek(8 + room + start)
+            write_all(self._file, memoryview(piece))
+        self._room = room
 
 
 class Transcript:
@@ -315,18 +395,6 @@ class Transcript:
         return state
 
 
-def discard(file: Path) -> None:
-    """Remove a half-written file where that is possible; it may be what the disk refuses."""
-    with suppress(OSError):
-        file.unlink()
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process left half written in `folder`: our temporary files and safetensors' own."""
-    for leftover in (*folder.glob(".*.tmp"), *folder.glob(".tmp??????")):
-        leftover.unlink()
-
-
 def hash_state(state: State) -> str:
     """SHA-256 over the names, types, shapes and bytes of `state`, in its own order."""
     digest = hashlib.sha256()
@@ -336,40 +404,10 @@ def hash_state(state: State) -> str:
     return digest.hexdigest()
 
 
-def _write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write the safetensors format straight from the tensors' memory.
-
-    The library's own writer copies every tensor twice and holds the interpreter lock, which is felt
-    in the round loop (benchmarks/recording_cost.py); files are read and checked by the library.
-    """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    entries: dict[str, object] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for name, tensor in ordered:
-        end = offset + tensor.nbytes
-        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb", buffering=0) as file:
-        head = memoryview(len(text).to_bytes(8, "little") + text)
-        for data in chain([head], (_bytes(tensor) for _, tensor in ordered)):
-            while data:  # in pieces that stay in the cache: a fifth of the time of one large write
-                data = data[file.write(data[:_PIECE]) :]
-
-
-_PIECE = 1 << 18
-
-
 def _bytes(tensor: Tensor) -> memoryview:
     """The memory of `tensor`, in C order, without a copy where it lies so already."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-
-
-def _store(tensors: dict[str, Tensor], prefix: str, state: State) -> None:
-    for position, (name, tensor) in enumerate(state.items()):
-        tensors[f"{prefix}/{position:04d}/{name}"] = tensor
 
 
 def _position(key: str, prefix: str) -> tuple[int, str]:

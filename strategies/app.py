@@ -10,19 +10,21 @@ import gc
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.audit import attack_round
+from fedsim.cohort_training import TOGETHER
 from fedsim.config import load_config
+from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import CohortGrid
+from fedsim.engines.readiness import check_nodes, wait_for_nodes
 from fedsim.errors import RunError
 from fedsim.experiment import Experiment, resolve
 from fedsim.randomness import seeded
@@ -73,11 +75,9 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     strategy = Curious(experiment.new_strategy(), Recorder(folder.transcript, plan, resume=resume))
     start = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
     done = start.round if start else 0
-    arrays = start.arrays if start else _record(experiment.initial_state())
+    arrays = start.arrays if start else record_of(experiment.initial_state())
     rows = [row for row in read_rows(folder.metrics) if int(row["round"]) <= done] if start else []
-    logical = CohortGrid(
-        grid, config.federation.clients, _simulation(experiment), _nodes(grid, config.federation.timeout)
-    )
+    logical = _logical(experiment, folder, grid)
     with _little_garbage(), _attacker(experiment, folder) as attack:
         for number in range(done + 1, config.federation.rounds + 1):
             arrays, measured = _round(experiment, strategy, logical, number, arrays)
@@ -88,15 +88,24 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
                 attack(number)
 
 
+def _logical(experiment: Experiment, folder: RunFolder, grid: Grid) -> CohortGrid:
+    """A node for each client, over nodes that are ready to work."""
+    federation, simulation = experiment.config.federation, _simulation(experiment)
+    nodes = wait_for_nodes(grid, federation.supernodes if federation.engine == "flower" else None)
+    check_nodes(grid, nodes, simulation, federation.timeout)
+    together = TOGETHER if experiment.vectorised else 1
+    return CohortGrid(grid, federation.clients, simulation, nodes, together=together, parking=folder.path)
+
+
 def _round(
     experiment: Experiment, strategy: Curious, grid: CohortGrid, number: int, arrays: ArrayRecord
 ) -> tuple[ArrayRecord, list[dict[str, Any]]]:
     started = time.monotonic()
     federation = experiment.config.federation
     with seeded(experiment.seed, "server", number):
-        messages = strategy.configure_train(number, arrays, _protocol(experiment), grid)
-        replies = list(grid.send_and_receive(messages, timeout=federation.timeout))
-        failed = _failures(replies, number)
+        messages = list(strategy.configure_train(number, arrays, _protocol(experiment), grid))
+        failed: set[int] = set()
+        replies = _watched(grid.send_and_receive(messages, timeout=federation.timeout), number, failed)
         aggregate, _ = strategy.aggregate_train(number, replies)
         if aggregate is None:
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
@@ -112,25 +121,29 @@ def _round(
         number,
         federation.rounds,
         text,
-        len(replies) - len(failed),
-        len(replies),
+        len(messages) - len(failed),
+        len(messages),
         seconds,
     )
     return aggregate, measured or [server]
 
 
-def _failures(replies: list[Message], number: int) -> dict[int, str]:
-    failed = {reply.metadata.src_node_id: reply.error.reason or "" for reply in replies if reply.has_error()}
-    for client, why in failed.items():
-        log.warning("round %d, client %d: %s", number, client, why)
-    if len(failed) == len(replies):
-        example = next(iter(failed.items()), None)
-        detail = f"client {example[0]}: {example[1]}" if example else "none was sampled"
+def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Iterator[Message]:
+    """Pass `replies` on and note who failed; an error if that were all."""
+    count, example = 0, "none was sampled"
+    for reply in replies:
+        count += 1
+        if reply.has_error():
+            client, why = reply.metadata.src_node_id, reply.error.reason or "no reason given"
+            failed.add(client)
+            example = f"client {client}: {why}"
+            log.warning("round %d, client %d: %s", number, client, why)
+        yield reply
+    if len(failed) == count:
         raise RunError(
-            f"round {number}: all {len(replies)} clients failed ({detail}); "
+            f"round {number}: all {count} clients failed ({example}); "
             "the rounds before it are kept, mend the cause and resume the run"
         )
-    return failed
 
 
 def _evaluate(
@@ -139,8 +152,7 @@ def _evaluate(
     """The global model on the public test set, and on what each client holds out."""
     test = experiment.dataset.test
     inputs = experiment.data.to_model(test.inputs())
-    state = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
-    loss, accuracy = evaluate(experiment.model, state, inputs, test.labels)
+    loss, accuracy = evaluate(experiment.model, state_in(arrays), inputs, test.labels)
     rows: list[dict[str, Any]] = [
         {"round": number, "client": "server", "accuracy": accuracy, "loss": loss, "num_examples": len(test)}
     ]
@@ -173,23 +185,6 @@ def _simulation(experiment: Experiment) -> ConfigRecord:
     """What simulated clients need and no real server would know; `CohortGrid` keeps it from the strategy."""
     hidden = {"adversary", "attack", "truth", "recording", "strategy"}
     return ConfigRecord({"experiment": experiment.config.model_dump_json(exclude=hidden)})
-
-
-def _record(state: dict[str, torch.Tensor]) -> ArrayRecord:
-    return ArrayRecord({name: Array(tensor.numpy()) for name, tensor in state.items()})
-
-
-def _nodes(grid: Grid, timeout: float) -> list[int]:
-    """The physical nodes, once their number stands still; the ServerApp may start before they do."""
-    deadline = time.monotonic() + timeout
-    before: list[int] = []
-    while time.monotonic() < deadline:
-        nodes = sorted(grid.get_node_ids())
-        if nodes and nodes == before:
-            return nodes
-        before = nodes
-        time.sleep(0.1)
-    raise RunError(f"no node connected within {timeout:.0f} s; start the nodes first")
 
 
 @contextmanager

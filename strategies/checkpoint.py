@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedsim.errors import RunError
-from fedsim.transcript import discard
+from fedsim.files import in_one_step
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -79,13 +79,11 @@ class Checkpoint:
             RunError: the disk is full or the folder cannot be written.
         """
         header = json.dumps({"round": self.round, "model": list(self.arrays), "memory": self.memory})
-        temporary = path.with_name(f".{path.name}.tmp")
+        sealed = {"header": header, "sha256": _digest(header, self.tensors)}
         try:
-            sealed = {"header": header, "sha256": _digest(header, self.tensors)}
-            save_file(self.tensors, temporary, metadata={"fedsim": json.dumps(sealed)})
-            temporary.replace(path)
+            with in_one_step(path) as temporary:
+                save_file(self.tensors, temporary, metadata={"fedsim": json.dumps(sealed)})
         except (OSError, SafetensorError) as error:
-            discard(temporary)
             raise RunError(f"{path}: cannot be written ({error}); make room and resume the run") from error
 
 

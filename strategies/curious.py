@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
-import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
+from fedsim.engines.arrays import state_in
 from fedsim.errors import RunError
 from fedsim.messages import State, Update
 from fedsim.transcript import Recorder
@@ -73,7 +70,7 @@ class Curious(Strategy):
             for message in messages:
                 record = _only(message.content.array_records)
                 if id(record) not in states:
-                    states[id(record)] = _state(record)
+                    states[id(record)] = state_in(record)
                 self._sent[message.metadata.dst_node_id] = states[id(record)]
             if messages:
                 self._config = _facts(messages[0].content)
@@ -87,12 +84,25 @@ class Curious(Strategy):
         Raises:
             RunError: the round could not be written.
         """
-        replies = list(replies)
-        if self._sent:
-            failures = {r.metadata.src_node_id: r.error.reason or "no reason given" for r in replies if r.has_error()}
-            updates = [self._update(server_round, r) for r in replies if not r.has_error()]
-            self.recorder.write(server_round, updates, failures, self._config)
-        return self.strategy.aggregate_train(server_round, replies)
+        if not self._sent:
+            return self.strategy.aggregate_train(server_round, replies)
+        seen: list[Message] = []
+        failures: dict[int, str] = {}
+        updates: Iterable[Update] = self._updates(server_round, replies, seen, failures)
+        if isinstance(replies, Sequence):
+            updates = list(updates)  # they are all here: record them by client, not as they came
+        self.recorder.write(server_round, updates, failures, self._config, expected=len(self._sent))
+        return self.strategy.aggregate_train(server_round, seen)
+
+    def _updates(
+        self, server_round: int, replies: Iterable[Message], seen: list[Message], failures: dict[int, str]
+    ) -> Iterator[Update]:
+        for reply in replies:
+            seen.append(reply)
+            if reply.has_error():
+                failures[reply.metadata.src_node_id] = reply.error.reason or "no reason given"
+            else:
+                yield self._update(server_round, reply)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -113,7 +123,7 @@ class Curious(Strategy):
             round=server_round,
             client=_count(metrics.pop("partition-id", node), node),
             before=self._sent[node],
-            after=_state(_only(content.array_records)),
+            after=state_in(_only(content.array_records)),
             num_examples=_count(metrics.pop(_weight_key(self.strategy), 0), 0),
             metrics=metrics,
             config=self._config,
@@ -137,25 +147,6 @@ def _only(records: Mapping[str, _Record]) -> _Record:
     if len(records) != 1:
         raise RunError(f"expected one record of each kind in a message, got {sorted(records)}")
     return next(iter(records.values()))
-
-
-def _state(record: ArrayRecord) -> State:
-    """The tensors of `record`, whatever the inner strategy does with it afterwards.
-
-    They share memory with Flower's bytes, which nobody can write to; copying them would be felt in
-    the round loop.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return {name: torch.from_numpy(_view(array)) for name, array in record.items()}
-
-
-def _view(array: Array) -> NDArray[Any]:
-    """What `array.numpy()` returns, without the copy and the parsing: a view of its .npy bytes."""
-    dtype = np.dtype(array.dtype)
-    start = len(array.data) - math.prod(array.shape) * dtype.itemsize
-    order: Literal["C", "F"] = "F" if b"'fortran_order': True" in array.data[:start] else "C"
-    return np.frombuffer(array.data, dtype, offset=start).reshape(array.shape, order=order)
 
 
 def _facts(content: RecordDict) -> dict[str, object]:

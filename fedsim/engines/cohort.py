@@ -5,25 +5,40 @@ about as much as training a small network. Here one physical message carries the
 names the logical clients that its node shall play; the strategy still sees one message a client.
 Logical node ids are partition ids, so sampling and recordings do not depend on Flower's random ids,
 and replies are handed over in the order of those ids, so sums do not depend on who was faster.
+
+Replies stream: a node gets the next message when it has answered the last, and of a large round
+only what a few messages hold, and `Parking` allows, lies in memory.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from fedsim.engines.arrays import Parking, hold
 from fedsim.errors import FedsimError
 
 COHORT = "query.cohort"
 _ORDER = "cohort"
 _FAILED = 2
+_MESSAGE_BYTES = 64 << 20
+_MEMORY_BYTES = 512 << 20
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.25
+
+Answers = dict[int, dict[str, Any]]
+Ahead = Mapping[int, Mapping[str, Any]]
 
 
 class CohortGrid(Grid):
@@ -34,14 +49,28 @@ class CohortGrid(Grid):
         clients: number of logical clients.
         simulation: sent along for the ClientApp alone (which data to load, which defenses to use);
             the strategy, and so the curious server, never sees it.
-        nodes: ids of the physical nodes; client `k` is played by node `k` modulo their number.
+        nodes: ids of the physical nodes; any of them can play any client.
+        together: clients that train as one batch of computations. Who is in one depends on the
+            messages of the round alone, so that nodes and engines change no bit.
+        parking: folder for the replies of large rounds; None is the system's for temporary files.
     """
 
-    def __init__(self, physical: Grid, clients: int, simulation: ConfigRecord, nodes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        physical: Grid,
+        clients: int,
+        simulation: ConfigRecord,
+        nodes: Sequence[int],
+        *,
+        together: int = 1,
+        parking: Path | None = None,
+    ) -> None:
         self._physical = physical
         self._clients = clients
         self._simulation = simulation
         self._nodes = nodes
+        self._together = together
+        self._parking = parking
         self._replies: dict[str, Message] = {}
         self._sent = 0
 
@@ -67,9 +96,9 @@ class CohortGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Exchange `messages` at once; replies are kept for `pull_messages`."""
         ids = []
-        for reply, message in self._exchange(list(messages), timeout=None):
+        for reply in self.send_and_receive(messages):
             self._sent += 1
-            ids.append(f"{message.metadata.dst_node_id}-{self._sent}")
+            ids.append(f"{reply.metadata.src_node_id}-{self._sent}")
             self._replies[ids[-1]] = reply
         return ids
 
@@ -77,80 +106,126 @@ class CohortGrid(Grid):
         """See Grid."""
         return [self._replies.pop(i) for i in list(message_ids) if i in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """One reply a message, ascending by client; who did not answer has an error reply."""
-        return [reply for reply, _ in self._exchange(list(messages), timeout)]
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """One reply a message, ascending by client, as they come; who did not answer has an error reply.
 
-    def _exchange(self, messages: Sequence[Message], timeout: float | None) -> list[tuple[Message, Message]]:
-        alike: dict[tuple[int, str], list[Message]] = defaultdict(list)
-        for message in messages:
-            alike[id(message.content), message.metadata.message_type].append(message)
-        orders = [order for group in alike.values() for order in self._pack(group)]
-        answers: dict[int, dict[str, Any]] = defaultdict(dict)
-        broken: dict[int, str] = {}
-        for answer in self._physical.send_and_receive(orders, timeout=timeout):
-            if answer.has_error():
-                broken[answer.metadata.src_node_id] = answer.error.reason or "its node failed"
-                continue
-            for key, record in answer.content.items():
-                owner, name = key.split("/", 1)
-                answers[int(owner)][name] = record
-        pairs = []
-        for message in sorted(messages, key=lambda m: m.metadata.dst_node_id):
-            client = message.metadata.dst_node_id
-            why = broken.get(self._node_of(client), "no reply in time")
-            pairs.append((_reply(answers.get(client), why, message), message))
-        return pairs
+        A reply's arrays lie in memory when it is handed over. When the next one is asked for, they
+        may move to disk, from where they are read again as often as somebody wants them.
+        """
+        parking = Parking(self._parking, _MEMORY_BYTES)
+        for message, reply in self._exchange(list(messages), timeout):
+            yield _reply(reply, message)
+            for record in reply.values():
+                if isinstance(record, ArrayRecord):
+                    parking.take(record)
 
-    def _node_of(self, client: int) -> int:
-        return self._nodes[client % len(self._nodes)]
+    def _exchange(self, messages: Sequence[Message], timeout: float | None) -> Iterator[tuple[Message, dict[str, Any]]]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        orders = self._orders(sorted(messages, key=lambda m: m.metadata.dst_node_id))
+        idle = deque(self._nodes)
+        under_way: dict[str, tuple[int, int]] = {}
+        answered: dict[int, Answers | str] = {}
+        sent, wait = 0, _SHORTEST_WAIT
+        for place, order in enumerate(orders):
+            while place not in answered:
+                late = deadline is not None and time.monotonic() > deadline
+                # No node runs far ahead of the slowest one: what it sends back has to wait in memory.
+                while idle and not late and sent < min(len(orders), place + 2 * len(self._nodes)):
+                    node = idle.popleft()
+                    names = [name for name in self._physical.push_messages([self._pack(orders[sent], node)]) if name]
+                    if names:
+                        under_way[names[0]] = (sent, node)
+                        sent += 1
+                answers = list(self._physical.pull_messages(list(under_way))) if under_way else []
+                for answer in answers:
+                    which, node = under_way.pop(answer.metadata.reply_to_message_id)
+                    answered[which] = _unpack(answer)
+                    idle.append(node)
+                if answers:
+                    wait = _SHORTEST_WAIT
+                elif late:
+                    answered[place] = "no reply in time"
+                elif not under_way:
+                    answered[place] = "no node takes messages any more"
+                else:
+                    time.sleep(wait)
+                    wait = min(2 * wait, _LONGEST_WAIT)
+            got = answered.pop(place)
+            for message in order:
+                nothing = {"error": {"reason": got if isinstance(got, str) else "no reply"}}
+                yield message, nothing if isinstance(got, str) else got.pop(message.metadata.dst_node_id, nothing)
 
-    def _pack(self, group: Sequence[Message]) -> Iterable[Message]:
-        members: dict[int, list[int]] = defaultdict(list)
-        for message in group:
-            members[self._node_of(message.metadata.dst_node_id)].append(message.metadata.dst_node_id)
-        for node, clients in members.items():
-            order = ConfigRecord(
-                {
-                    "clients": sorted(clients),
-                    "num-partitions": self._clients,
-                    "message-type": group[0].metadata.message_type,
-                }
-            )
-            content = RecordDict({**group[0].content, "simulation": self._simulation, _ORDER: order})
-            yield Message(content, dst_node_id=node, message_type=COHORT)
+    def _orders(self, messages: Sequence[Message]) -> list[list[Message]]:
+        """Runs of messages with one content, short enough to keep all nodes busy and messages small."""
+        orders: list[list[Message]] = []
+        for _, group in groupby(messages, key=lambda m: (id(m.content), m.metadata.message_type)):
+            alike = list(group)
+            fewest = max(len(self._nodes), -(-len(alike) * _size(alike[0].content) // _MESSAGE_BYTES))
+            length = -(-len(alike) // fewest)
+            length += -length % self._together
+            orders += [alike[start : start + length] for start in range(0, len(alike), length)]
+        return orders
+
+    def _pack(self, order: Sequence[Message], node: int) -> Message:
+        names = ConfigRecord(
+            {
+                "clients": [message.metadata.dst_node_id for message in order],
+                "together": self._together,
+                "num-partitions": self._clients,
+                "message-type": order[0].metadata.message_type,
+            }
+        )
+        content = RecordDict({**order[0].content, "simulation": self._simulation, _ORDER: names})
+        return Message(content, dst_node_id=node, message_type=COHORT)
 
 
-def play_cohort(app: ClientApp, message: Message, context: Context) -> Message:
+def play_cohort(
+    app: ClientApp, message: Message, context: Context, ahead: Callable[[Message, Sequence[int]], Ahead] | None = None
+) -> Message:
     """Let `app` answer for every logical client that a cohort message names.
 
     A client that raises, or answers with an error, becomes an error reply of that client alone.
+
+    Args:
+        ahead: called with a message to one client and all who shall work together with her; the
+            records that it returns for a client are added to the message to that client.
     """
     order: dict[str, Any] = dict(message.content.config_records[_ORDER])
     shared = {key: record for key, record in message.content.items() if key != _ORDER}
+    clients, together = order["clients"], order["together"]
     answers = RecordDict()
-    for client in order["clients"]:
-        address = _addressed(message.metadata, client, order["message-type"])
-        logical = Message(content=RecordDict(shared), metadata=address)  # type: ignore[call-overload]
-        own = Context(
-            run_id=context.run_id,
-            node_id=client,
-            node_config={"partition-id": client, "num-partitions": order["num-partitions"]},
-            state=RecordDict(),
-            run_config=context.run_config,
-        )
-        try:
-            reply = app(logical, own)
-        except Exception as error:
-            reason = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
-            answers[f"{client}/error"] = ConfigRecord({"reason": reason})
-            continue
-        if reply.has_error():
-            answers[f"{client}/error"] = ConfigRecord({"reason": reply.error.reason or "no reason given"})
-            continue
-        for key, record in reply.content.items():
-            answers[f"{client}/{key}"] = record
+    for start in range(0, len(clients), together):
+        group = clients[start : start + together]
+        extra = ahead(_logical(message, shared, group[0], order["message-type"]), group) if ahead else {}
+        for client in group:
+            logical = _logical(message, {**shared, **extra.get(client, {})}, client, order["message-type"])
+            own = Context(
+                run_id=context.run_id,
+                node_id=client,
+                node_config={"partition-id": client, "num-partitions": order["num-partitions"]},
+                state=RecordDict(),
+                run_config=context.run_config,
+            )
+            for name, record in _answer(app, logical, own).items():
+                answers[f"{client}/{name}"] = record
     return Message(answers, reply_to=message)
+
+
+def _answer(app: ClientApp, message: Message, context: Context) -> Mapping[str, Any]:
+    try:
+        reply = app(message, context)
+    except Exception as error:
+        reason = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
+        return {"error": ConfigRecord({"reason": reason})}
+    if reply.has_error():
+        return {"error": ConfigRecord({"reason": reply.error.reason or "no reason given"})}
+    return reply.content
+
+
+def _logical(physical: Message, records: Mapping[str, Any], client: int, message_type: str) -> Message:
+    """The message to one client, as an engine would have delivered it."""
+    address = _addressed(physical.metadata, client, message_type)
+    return Message(content=RecordDict(dict(records)), metadata=address)  # type: ignore[call-overload, no-any-return]
 
 
 def _addressed(physical: Metadata, client: int, message_type: str) -> Metadata:
@@ -169,10 +244,27 @@ def _addressed(physical: Metadata, client: int, message_type: str) -> Metadata:
     )
 
 
-def _reply(answer: dict[str, Any] | None, why: str, message: Message) -> Message:
+def _unpack(answer: Message) -> Answers | str:
+    """What each client sent back, or why none did."""
+    if answer.has_error():
+        return answer.error.reason or "its node failed"
+    answers: Answers = {}
+    for key, record in answer.content.items():
+        owner, name = key.split("/", 1)
+        answers.setdefault(int(owner), {})[name] = record
+        if isinstance(record, ArrayRecord):
+            hold(record)
+    return answers
+
+
+def _reply(answer: dict[str, Any], message: Message) -> Message:
     """The ordinary Flower reply to one logical message."""
-    if answer is None:
-        return Message(Error(code=_FAILED, reason=why), reply_to=message)
     if "error" in answer:
         return Message(Error(code=_FAILED, reason=str(answer["error"]["reason"])), reply_to=message)
     return Message(RecordDict(answer), reply_to=message)
+
+
+def _size(content: RecordDict) -> int:
+    return sum(
+        math.prod(a.shape) * np.dtype(a.dtype).itemsize for r in content.array_records.values() for a in r.values()
+    )

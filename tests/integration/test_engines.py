@@ -120,7 +120,7 @@ def test_ray_records_the_same_bytes_with_any_number_of_actors(
 
 
 def test_a_recorded_update_is_what_the_client_computed(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = tiny_config()
+    config = tiny_config(federation={"vectorise": False})
     transcript = Transcript(serial_run(config, tmp_path / "run").path)
     experiment = Experiment(config)
     for update in transcript.updates():

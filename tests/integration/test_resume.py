@@ -91,7 +91,7 @@ def interrupt_in_round_three(monkeypatch: pytest.MonkeyPatch, point: str) -> Non
 
     owner, name, after = {
         "before recording": (fedsim.transcript.Recorder, "write", False),
-        "while recording": (fedsim.transcript, "_write_safetensors", True),
+        "while recording": (fedsim.transcript._RoundFile, "finish", True),
         "before metrics": (strategies.app, "write_rows", False),
         "before the checkpoint": (Checkpoint, "save", False),
         "after the checkpoint": (Checkpoint, "save", True),

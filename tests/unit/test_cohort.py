@@ -27,18 +27,19 @@ class Counting(InProcessGrid):
         self.silent: set[int] = set()
         self.dead: set[int] = set()
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
-        self.sent += messages
-        replies = []
-        for message in messages:
-            node = message.metadata.dst_node_id
-            reply = list(super().send_and_receive([message]))
-            if node in self.dead:
-                replies.append(Message(Error(code=2, reason="actor died"), reply_to=message))
-            elif node not in self.silent:
-                replies += reply
-        return replies[::-1]
+        names = list(super().push_messages(messages))
+        for message, name in zip(messages, names, strict=True):
+            self.sent.append(message)
+            if message.metadata.dst_node_id in self.dead:
+                self._replies[name] = Message(Error(code=2, reason="actor died"), reply_to=message)
+            elif message.metadata.dst_node_id in self.silent:
+                del self._replies[name]
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return super().pull_messages([name for name in message_ids if name in self._replies][-1:])
 
 
 def make(clients: int, nodes: int, train: Any = None) -> tuple[CohortGrid, Counting]:
@@ -92,8 +93,8 @@ def test_one_broadcast_travels_once_a_node() -> None:
     list(grid.send_and_receive(broadcast(range(10))))
     assert len(physical.sent) == 2
     assert sorted(list(m.content.config_records["cohort"]["clients"]) for m in physical.sent) == [
-        [0, 2, 4, 6, 8],
-        [1, 3, 5, 7, 9],
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
     ]
 
 
@@ -148,9 +149,9 @@ def test_the_clients_of_a_dead_or_silent_node_have_error_replies() -> None:
     grid, physical = make(clients=6, nodes=3)
     dead, silent, alive = list(physical.get_node_ids())
     physical.dead, physical.silent = {dead}, {silent}
-    replies = list(grid.send_and_receive(broadcast(range(6))))
+    replies = list(grid.send_and_receive(broadcast(range(6)), timeout=0.2))
     reasons = {r.metadata.src_node_id: r.error.reason for r in replies if r.has_error()}
-    assert reasons == {0: "actor died", 3: "actor died", 1: "no reply in time", 4: "no reply in time"}
+    assert reasons == {0: "actor died", 1: "actor died", 2: "no reply in time", 3: "no reply in time"}
     assert [r.metadata.src_node_id for r in replies] == list(range(6))
     assert alive is not None
 

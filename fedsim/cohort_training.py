@@ -1,0 +1,150 @@
+"""Local training of several clients at once: one batched computation instead of a loop, for small networks.
+
+A small network's step is mostly overhead, which a batch of clients pays once. The result is that of
+`fedsim.training.local_update`, the reference, up to the order of float sums: relative to the size of
+the update they differ by less than `TOLERANCE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.functional import cross_entropy
+
+from fedsim.defense import Defense
+from fedsim.messages import State
+from fedsim.randomness import generator
+from fedsim.training import LocalTraining, batches
+
+TOGETHER = 16
+"""Clients that train at once."""
+TOLERANCE = 1e-4
+"""Largest L2 distance to the reference's update, relative to its L2 norm."""
+_LARGEST = 200_000  # parameters; from there on the loop is as fast (benchmarks/engines.py)
+_KNOWN = (nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.Identity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one client brings: her data, and the key of her randomness.
+
+    Attributes:
+        inputs: `example ...` in model units.
+        labels: `example`, class indices.
+        key: as in `fedsim.training.local_update`.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    key: tuple[int | str, ...]
+
+
+def fits(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense]) -> bool:
+    """Whether clients can train at once, and gain by it.
+
+    That is: fully connected layers only, few parameters, SGD, and no defense inside local training.
+    """
+    hooks = ("on_batch", "on_gradient")
+    return (
+        settings.optimizer == "sgd"
+        and all(type(module) in _KNOWN for module in model.modules())
+        and sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST
+        and all(getattr(type(d), hook) is getattr(Defense, hook) for d in defenses for hook in hooks)
+    )
+
+
+def local_updates(
+    model: nn.Module, before: State, shares: Sequence[Share], settings: LocalTraining
+) -> list[tuple[State, float]]:
+    """Train each of `shares` from `before`; (w_T, mean training loss) of each, in their order.
+
+    A client with fewer steps than others waits for them; a batch with fewer examples is filled up
+    with examples of weight zero.
+    """
+    plan = _Plan.of(shares, settings)
+    state: dict[str, Tensor] = dict(before)
+    momentum: dict[str, Tensor] = {}
+    losses = torch.zeros(len(shares))
+    for step in range(plan.index.shape[1]):
+        inputs, labels, weights = plan.batch(step)
+        every = 0 if step else None  # all clients begin at the same weights
+        losses_now, gradient = _gradients(model, state, inputs, labels, weights, every)
+        losses += losses_now
+        active = plan.active(step)
+        for name, start in before.items():
+            towards = gradient[name]
+            if settings.proximal_mu:
+                towards = towards + settings.proximal_mu * (state[name] - start)
+            if settings.weight_decay:
+                towards = towards + settings.weight_decay * state[name]
+            if settings.momentum:
+                momentum[name] = towards + settings.momentum * momentum[name] if step else towards
+                towards = momentum[name]
+            rate = settings.learning_rate * active.reshape(-1, *[1] * start.ndim)
+            # In place: fresh memory for all clients at once costs more than the arithmetic.
+            state[name] = state[name].sub_(rate * towards) if step else (towards * -rate).add_(start)
+    means = (losses / plan.steps).tolist()
+    return [({name: state[name][place] for name in before}, means[place]) for place in range(len(shares))]
+
+
+def _gradients(
+    model: nn.Module, state: State, inputs: Tensor, labels: Tensor, weights: Tensor, every: int | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradient of each client's batch."""
+
+    def loss(state: State, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        logits = functional_call(model, dict(state), (inputs,))
+        return (cross_entropy(logits, labels, reduction="none") * weights).sum()
+
+    gradient, value = vmap(grad_and_value(loss), in_dims=(every, 0, 0, 0))(state, inputs, labels, weights)
+    return value, gradient
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Who uses which examples in which step.
+
+    Attributes:
+        inputs: `client example ...`, filled up with zeros.
+        labels: `client example`.
+        index: `client step place`, into the examples.
+        weights: `client step place`, one over the size of the batch, zero where there is no example.
+        steps: `client`, how many steps each takes.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    index: Tensor
+    weights: Tensor
+    steps: Tensor
+
+    @classmethod
+    def of(cls, shares: Sequence[Share], settings: LocalTraining) -> _Plan:
+        most = max(len(share.labels) for share in shares)
+        drawn = [list(batches(len(s.labels), settings, generator(*s.key, "order"))) for s in shares]
+        steps = max(map(len, drawn))
+        width = max(len(batch) for own in drawn for batch in own)
+        inputs = torch.zeros(len(shares), most, *shares[0].inputs.shape[1:])
+        labels = torch.zeros(len(shares), most, dtype=torch.int64)
+        index = torch.zeros(len(shares), steps, width, dtype=torch.int64)
+        weights = torch.zeros(len(shares), steps, width)
+        for place, (share, own) in enumerate(zip(shares, drawn, strict=True)):
+            inputs[place, : len(share.labels)] = share.inputs
+            labels[place, : len(share.labels)] = share.labels
+            for step, batch in enumerate(own):
+                index[place, step, : len(batch)] = batch
+                weights[place, step, : len(batch)] = 1 / len(batch)
+        return cls(inputs, labels, index, weights, torch.tensor([len(own) for own in drawn]))
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """`client place ...` each: inputs, labels, weights."""
+        rows, index = torch.arange(len(self.index))[:, None], self.index[:, step]
+        return self.inputs[rows, index], self.labels[rows, index], self.weights[:, step]
+
+    def active(self, step: int) -> Tensor:
+        """`client`, one while she trains and zero when she has finished."""
+        return (self.steps > step).float()

@@ -1,0 +1,146 @@
+"""Flower arrays that stay as they are, in memory or on disk, until somebody asks for bytes.
+
+Flower's `Array` is the bytes of an .npy file: each hand that passes one on writes or parses a file.
+That costs about as much as training a small network does, and all replies of a round have to lie in
+memory until the strategy has seen the last of them.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.errors import RunError
+from fedsim.files import write_all
+from fedsim.messages import State
+
+_NUMPY = "numpy.ndarray"
+
+
+class Held(Array):
+    """An Array that holds its values themselves; `numpy` copies them, `data` makes Flower's bytes.
+
+    Args:
+        values: what it holds; nobody may write to them afterwards.
+    """
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self.dtype, self.shape, self.stype = str(values.dtype), tuple(values.shape), _NUMPY
+        self._values: NDArray[Any] | None = values
+        self._parked: tuple[BinaryIO, int] | None = None
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The bytes of an .npy file."""
+        buffer = io.BytesIO()
+        np.save(buffer, self.view(), allow_pickle=False)
+        return buffer.getvalue()
+
+    def numpy(self) -> NDArray[Any]:
+        """A copy of the values, as from any Array."""
+        return self.view().copy() if self._values is not None else self.view()
+
+    def view(self) -> NDArray[Any]:
+        """The values, without a copy where they lie in memory."""
+        if self._values is not None:
+            return self._values
+        assert self._parked is not None
+        file, start = self._parked
+        values = np.empty(self.shape, self.dtype)
+        left = _bytes(values)
+        while left:
+            count = os.preadv(file.fileno(), [left], start)
+            start, left = start + count, left[count:]
+        return values
+
+    def park(self, file: BinaryIO) -> None:
+        """Move the values to the end of `file`."""
+        if self._values is not None:
+            start = file.seek(0, os.SEEK_END)
+            write_all(file, _bytes(np.ascontiguousarray(self._values)))
+            self._values, self._parked = None, (file, start)
+
+
+class Parking:
+    """Where the replies of one round wait for the strategy: in memory up to a limit, then in a file without a name.
+
+    Args:
+        folder: holds the file; None is the system's folder for temporary files.
+        limit: bytes that may stay in memory.
+    """
+
+    def __init__(self, folder: Path | None, limit: int) -> None:
+        self._folder = folder
+        self._left = limit
+        self._file: BinaryIO | None = None
+
+    def take(self, record: ArrayRecord) -> None:
+        """Move the arrays of `record` to disk, unless there is room for them in memory.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        held = [array for array in record.values() if isinstance(array, Held)]
+        size = sum(array.view().nbytes for array in held)
+        if size <= self._left:
+            self._left -= size
+            return
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - lives as its arrays do
+            for array in held:
+                array.park(self._file)
+        except OSError as error:
+            raise RunError(
+                f"{self._folder}: no room for the updates of this round ({error.strerror}); "
+                "the rounds before it are kept, make room and resume the run"
+            ) from error
+
+
+def record_of(state: Mapping[str, Tensor]) -> ArrayRecord:
+    """An ArrayRecord that shares the memory of `state`, which nobody may write to afterwards."""
+    record = ArrayRecord()  # given a dict, its constructor would turn each array into bytes
+    for name, tensor in state.items():
+        record[name] = Held(tensor.numpy())
+    return record
+
+
+def state_in(record: ArrayRecord) -> State:
+    """The tensors of `record`; they share memory with it, so nobody may write to them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return {name: torch.from_numpy(_view(array)) for name, array in record.items()}
+
+
+def hold(record: ArrayRecord) -> None:
+    """Make the arrays of `record` Held ones, sharing the memory of Flower's bytes."""
+    for name, array in record.items():
+        if not isinstance(array, Held) and array.stype == _NUMPY:
+            record[name] = Held(_view(array))
+
+
+def _view(array: Array) -> NDArray[Any]:
+    """What `array.numpy()` returns, without the copy and the parsing: a view of its .npy bytes."""
+    if isinstance(array, Held):
+        return array.view()
+    dtype = np.dtype(array.dtype)
+    start = len(array.data) - math.prod(array.shape) * dtype.itemsize
+    order: Literal["C", "F"] = "F" if b"'fortran_order': True" in array.data[:start] else "C"
+    return np.frombuffer(array.data, dtype, offset=start).reshape(array.shape, order=order)
+
+
+def _bytes(values: NDArray[Any]) -> memoryview:
+    """The memory of `values`, which lie in C order."""
+    return values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")
