@@ -49,7 +49,9 @@ def run(task: Task) -> Mapping[str, Tensor]:
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = TimedFedAvg(fraction_evaluate=0.0, min_available_nodes=task.clients)
+        # The nodes appear one by one, and the first round would take a fraction of those that it sees.
+        everybody = {"min_train_nodes": task.clients, "min_available_nodes": task.clients}
+        strategy = TimedFedAvg(fraction_evaluate=0.0, **everybody)
         config = ConfigRecord({"job": task.job})
         arrays = ArrayRecord(task.work.network().state_dict())
         strategy.start(grid=grid, initial_arrays=arrays, num_rounds=task.rounds, train_config=config)
