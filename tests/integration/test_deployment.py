@@ -152,7 +152,7 @@ def test_a_supernode_that_dies_at_start_is_quoted(tmp_path: Path, monkeypatch: p
         monkeypatch,
         superlink=f"cd {tmp_path}; {serve}",
         superexec="sleep 60",
-        supernode="echo 'SuperNode ID: 7'; case \"$*\" in *partition-id=1*) echo bad key; exit 1;; esac; sleep 60",
+        supernode="case \"$*\" in *partition-id=1*) echo bad key; exit 1;; esac; echo 'SuperNode ID: 7'; sleep 60",
     )
     before = offspring(os.getpid())
     with pytest.raises(RunError, match=r"^supernode-1 ended \(bad key\); see"):
