@@ -5,28 +5,25 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from clients.mods import as_mod
+from clients.mods import defended
 from fedsim.cohort_training import Share, local_updates
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT, play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, versions
 from fedsim.errors import ConfigError, FedsimError, RunError
 from fedsim.experiment import Experiment
-from fedsim.messages import State, non_finite
+from fedsim.messages import State
 from fedsim.randomness import generator, numpy_generator, one_thread
 from fedsim.training import LocalTraining, evaluate, local_update
 
 app = ClientApp()
-
-_TRAINED = "trained-"
 
 
 @app.query(COHORT.split(".")[1])
@@ -55,24 +52,8 @@ def train(message: Message, context: Context) -> Message:
     """Train on the client's data and return (w_T, N), unless the client straggles this round."""
     experiment = _experiment(message)
     client = int(context.node_config["partition-id"])
-    key = _key(experiment, message, client)
-    probability = experiment.config.federation.straggler_probability
-    if probability and numpy_generator(*key, "straggler").random() < probability:
-        raise RunError(f"straggler: did not return in round {key[2]}")
-    mods = [as_mod(defense, generator(*key, "update", place)) for place, defense in enumerate(experiment.defenses)]
-    call: ClientAppCallable = partial(_work, client)
-    for mod in mods:
-        call = partial(_through, mod, call)
-    return call(message, context)
-
-
-def _work(client: int, message: Message, context: Context) -> Message:
-    """The client's update, unless she has trained already together with others."""
-    del context
-    if f"{_TRAINED}arrays" in message.content:
-        records = {name: message.content[f"{_TRAINED}{name}"] for name in ("arrays", "metrics")}
-        return Message(RecordDict(records), reply_to=message)
-    experiment = _experiment(message)
+    if _straggles(experiment, message, client):
+        raise RunError(f"straggler: did not return in round {_round(message)}")
     device = _device(experiment)
     share = _share(experiment, message, client)
     after, loss = local_update(
@@ -84,26 +65,27 @@ def _work(client: int, message: Message, context: Context) -> Message:
         key=share.key,
         defenses=experiment.defenses,
     )
-    return Message(RecordDict(_update(after, loss, share)), reply_to=message)
+    return Message(RecordDict(_reply(experiment, message, share, after, loss)), reply_to=message)
 
 
 def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:
-    """The updates of `clients` under the names that `_work` looks for; of none where the loop is to be taken."""
+    """The replies of those of `clients` who can train at once; the others are left to `train`."""
     if message.metadata.message_type != MessageType.TRAIN:
         return {}
     experiment = _experiment(message)
     if not experiment.vectorised:
         return {}
+    present = [client for client in clients if not _straggles(experiment, message, client)]
     try:
-        shares = [_share(experiment, message, client) for client in clients]
+        shares = [_share(experiment, message, client) for client in present]
         updates = local_updates(experiment.model, _state(message), shares, _settings(message))
-    except Exception:  # the loop will find out whose fault it is, and fail that client alone
+        return {
+            client: _reply(experiment, message, share, *update)
+            for client, share, update in zip(present, shares, updates, strict=True)
+            if update is not None
+        }
+    except Exception:  # `train` will find out whose fault it is, and fail that client alone
         return {}
-    return {
-        client: {f"{_TRAINED}{name}": record for name, record in _update(after, loss, share).items()}
-        for client, share, (after, loss) in zip(clients, shares, updates, strict=True)
-        if not non_finite(after)
-    }
 
 
 @app.evaluate()
@@ -118,12 +100,8 @@ def test(message: Message, context: Context) -> Message:
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-def _through(mod: Mod, call_next: ClientAppCallable, message: Message, context: Context) -> Message:
-    return mod(message, context, call_next)
-
-
 def _experiment(message: Message) -> Experiment:
-    return _parse(str(message.content.config_records["simulation"]["experiment"]))
+    return _parse(str(message.content["simulation"]["experiment"]))
 
 
 @lru_cache(maxsize=4)
@@ -140,6 +118,12 @@ def _device(experiment: Experiment) -> torch.device:
     return torch.device(name)
 
 
+def _straggles(experiment: Experiment, message: Message, client: int) -> bool:
+    probability = experiment.config.federation.straggler_probability
+    key = _key(experiment, message, client)
+    return probability > 0 and numpy_generator(*key, "straggler").random() < probability
+
+
 def _share(experiment: Experiment, message: Message, client: int) -> Share:
     inputs, labels = experiment.data.train(client)
     return Share(inputs=experiment.data.to_model(inputs), labels=labels, key=_key(experiment, message, client))
@@ -147,23 +131,28 @@ def _share(experiment: Experiment, message: Message, client: int) -> Share:
 
 def _key(experiment: Experiment, message: Message, client: int) -> tuple[int | str, ...]:
     """The key of a client's randomness in the round that the message belongs to."""
-    number = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
-    return experiment.seed, "train", number, client
+    return experiment.seed, "train", _round(message), client
+
+
+def _round(message: Message) -> int:
+    return int(message.content["config"]["server-round"])  # type: ignore[arg-type]
 
 
 def _state(message: Message) -> State:
-    return state_in(message.content.array_records["arrays"])
+    return state_in(message.content["arrays"])  # type: ignore[arg-type]
 
 
-def _update(after: State, loss: float, share: Share) -> dict[str, Any]:
-    return {
-        "arrays": record_of({name: tensor.cpu() for name, tensor in after.items()}),
-        "metrics": MetricRecord({"num-examples": len(share.labels), "train_loss": loss}),
-    }
+def _reply(experiment: Experiment, message: Message, share: Share, after: State, loss: float) -> dict[str, Any]:
+    """The records that the client sends, her updates defended."""
+    after = {name: tensor.cpu() for name, tensor in after.items()}
+    for place, defense in enumerate(experiment.defenses):
+        after = defended(defense, _state(message), after, generator(*share.key, "update", place))
+    metrics = MetricRecord({"num-examples": len(share.labels), "train_loss": loss})
+    return {"arrays": record_of(after), "metrics": metrics}
 
 
 def _settings(message: Message) -> LocalTraining:
     """The protocol facts that the server sent; FedProx's server adds `proximal-mu`."""
-    sent = {key.replace("-", "_"): value for key, value in message.content.config_records["config"].items()}
+    sent = {key.replace("-", "_"): value for key, value in message.content["config"].items()}
     known = {item.name for item in dataclasses.fields(LocalTraining)}
     return LocalTraining(**{key: value for key, value in sent.items() if key in known})  # type: ignore[arg-type]

@@ -36,19 +36,18 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
             return reply
         for key, record in reply.content.array_records.items():
-            after = dict(state_in(record))
-            update = _update(defense, before, after)
-            defended = defense.on_update(update, rng=source)
-            if broken := non_finite(defended):
-                raise RunError(f"{type(defense).__name__}: the update of '{broken[0]}' is NaN or infinite")
-            after |= {n: before[n] + value for n, value in defended.items() if value is not update[n]}
-            reply.content[key] = record_of(after)
+            reply.content[key] = record_of(defended(defense, before, state_in(record), source))
         return reply
 
     return mod
 
 
-def _update(defense: Defense, before: State, after: State) -> State:
+def defended(defense: Defense, before: State, after: State, rng: torch.Generator) -> State:
+    """What a client sends instead of `after`, having received `before`.
+
+    Raises:
+        RunError: a tensor in `after` was not in `before`, or the defended update is NaN or infinite.
+    """
     floats = {name: tensor for name, tensor in after.items() if tensor.is_floating_point()}
     for name in floats:
         if name not in before:
@@ -56,4 +55,8 @@ def _update(defense: Defense, before: State, after: State) -> State:
                 f"{type(defense).__name__}: '{name}' was not broadcast, so its update cannot be defended; "
                 "broadcast it with the model, or do not send it"
             )
-    return {name: tensor - before[name] for name, tensor in floats.items()}
+    update = {name: tensor - before[name] for name, tensor in floats.items()}
+    sent = defense.on_update(update, rng=rng)
+    if broken := non_finite(sent):
+        raise RunError(f"{type(defense).__name__}: the update of '{broken[0]}' is NaN or infinite")
+    return {**after, **{n: before[n] + value for n, value in sent.items() if value is not update[n]}}

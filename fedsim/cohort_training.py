@@ -59,8 +59,10 @@ def fits(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense])
 
 def local_updates(
     model: nn.Module, before: State, shares: Sequence[Share], settings: LocalTraining
-) -> list[tuple[State, float]]:
+) -> list[tuple[State, float] | None]:
     """Train each of `shares` from `before`; (w_T, mean training loss) of each, in their order.
+
+    None stands for a client whose weights became, or seem to have become, NaN or infinite.
 
     A client with fewer steps than others waits for them; a batch with fewer examples is filled up
     with examples of weight zero.
@@ -88,7 +90,11 @@ def local_updates(
             # In place: fresh memory for all clients at once costs more than the arithmetic.
             state[name] = state[name].sub_(rate * towards) if step else (towards * -rate).add_(start)
     means = (losses / plan.steps).tolist()
-    return [({name: state[name][place] for name in before}, means[place]) for place in range(len(shares))]
+    finite = torch.stack([tensor.flatten(1).sum(1) for tensor in state.values()]).isfinite().all(0).tolist()
+    afters = [
+        dict(zip(before, tensors, strict=True)) for tensors in zip(*(state[name] for name in before), strict=True)
+    ]
+    return [(after, mean) if good else None for after, mean, good in zip(afters, means, finite, strict=True)]
 
 
 def _gradients(

@@ -36,10 +36,12 @@ class Held(Array):
         values: what it holds; nobody may write to them afterwards.
     """
 
+    _values: NDArray[Any] | None
+    _parked: tuple[BinaryIO, int] | None
+
     def __init__(self, values: NDArray[Any]) -> None:
-        self.dtype, self.shape, self.stype = str(values.dtype), tuple(values.shape), _NUMPY
-        self._values: NDArray[Any] | None = values
-        self._parked: tuple[BinaryIO, int] | None = None
+        # Flower watches assignments, to forget hashes that it has computed; here there are none.
+        self.__dict__.update(dtype=str(values.dtype), shape=values.shape, stype=_NUMPY, _values=values, _parked=None)
 
     @property
     def data(self) -> bytes:  # type: ignore[override]

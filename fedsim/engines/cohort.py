@@ -38,7 +38,7 @@ _MEMORY_BYTES = 512 << 20
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.25
 
 Answers = dict[int, dict[str, Any]]
-Ahead = Mapping[int, Mapping[str, Any]]
+Replies = Mapping[int, Mapping[str, Any]]
 
 
 class CohortGrid(Grid):
@@ -180,33 +180,36 @@ class CohortGrid(Grid):
 
 
 def play_cohort(
-    app: ClientApp, message: Message, context: Context, ahead: Callable[[Message, Sequence[int]], Ahead] | None = None
+    app: ClientApp, message: Message, context: Context, ahead: Callable[[Message, Sequence[int]], Replies] | None = None
 ) -> Message:
     """Let `app` answer for every logical client that a cohort message names.
 
     A client that raises, or answers with an error, becomes an error reply of that client alone.
 
     Args:
-        ahead: called with a message to one client and all who shall work together with her; the
-            records that it returns for a client are added to the message to that client.
+        ahead: called with the message to one client and all who can work together with her; those
+            for whom it returns the records of a reply are not asked one by one.
     """
-    order: dict[str, Any] = dict(message.content.config_records[_ORDER])
+    order: dict[str, Any] = dict(message.content[_ORDER])
     shared = {key: record for key, record in message.content.items() if key != _ORDER}
     clients, together = order["clients"], order["together"]
     answers = RecordDict()
     for start in range(0, len(clients), together):
         group = clients[start : start + together]
-        extra = ahead(_logical(message, shared, group[0], order["message-type"]), group) if ahead else {}
+        done = ahead(_logical(message, shared, group[0], order["message-type"]), group) if ahead else {}
         for client in group:
-            logical = _logical(message, {**shared, **extra.get(client, {})}, client, order["message-type"])
-            own = Context(
-                run_id=context.run_id,
-                node_id=client,
-                node_config={"partition-id": client, "num-partitions": order["num-partitions"]},
-                state=RecordDict(),
-                run_config=context.run_config,
-            )
-            for name, record in _answer(app, logical, own).items():
+            if client in done:
+                reply = done[client]
+            else:
+                own = Context(
+                    run_id=context.run_id,
+                    node_id=client,
+                    node_config={"partition-id": client, "num-partitions": order["num-partitions"]},
+                    state=RecordDict(),
+                    run_config=context.run_config,
+                )
+                reply = _answer(app, _logical(message, shared, client, order["message-type"]), own)
+            for name, record in reply.items():
                 answers[f"{client}/{name}"] = record
     return Message(answers, reply_to=message)
 
