@@ -62,8 +62,9 @@ def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwri
             server_app,
             client_app,
             context,
-            actors=federation.actors or os.cpu_count() or 1,
             clients=federation.clients,
+            actors=federation.actors,
+            gpus_per_actor=federation.gpus_per_actor if federation.device == "cuda" else 0.0,
             address=federation.address,
         )
 

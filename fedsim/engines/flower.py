@@ -170,7 +170,8 @@ def _wait_for_end(processes: Processes, servers: Sequence[Started], relay: Relay
         if status == "finished:completed":
             return
         if status.startswith("finished"):
-            raise RunError(relay.error or f"the run ended as '{status}'; see {stream.log.parent}")
+            hint = "" if servers else "; the SuperLink must see the run folder under the same path"
+            raise RunError(relay.error or f"the run ended as '{status}'; see {stream.log.parent}{hint}")
 
 
 def _check(alive: dict[str, Started]) -> None:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from fedsim.engines.readiness import explain_difference, versions
 from fedsim.errors import FedsimError, InstallationError, RunError
 
 log = logging.getLogger(__name__)
@@ -25,17 +31,33 @@ _ENVIRONMENT = {
     "RAY_max_direct_call_object_size": "10000000",
     "RAY_task_rpc_inlined_bytes_limit": "100000000",
 }
+_PATIENCE = 60
+_POOL = "ThreadPoolExecutor"
 NODES_PER_ACTOR = 2
 
 
 def launch(
-    server_app: ServerApp, client_app: ClientApp, context: Context, *, actors: int, clients: int, address: str | None
+    server_app: ServerApp,
+    client_app: ClientApp,
+    context: Context,
+    *,
+    clients: int,
+    actors: int | None,
+    gpus_per_actor: float,
+    address: str | None,
 ) -> None:
     """Run `server_app` with clients in Ray actors on this machine, or on the cluster at `address`.
 
+    Args:
+        clients: number of logical clients.
+        actors: number of Ray actors; by default one a core, on a cluster as many as fit.
+        gpus_per_actor: share of a GPU that each takes; 0 for none.
+        address: a Ray cluster, `host:port`, or `auto` for the one that this machine belongs to.
+
     Raises:
         InstallationError: Ray is not installed.
-        RunError: Ray could not be started or failed.
+        RunError: Ray could not be started or reached, its hosts differ, the GPUs are not there, or
+            the run failed.
     """
     os.environ.update({key: value for key, value in _ENVIRONMENT.items() if key not in os.environ})
     try:
@@ -47,26 +69,27 @@ def launch(
             f"engine 'ray' needs Flower with Ray ({error}); pip install 'flwr[simulation]' or use engine 'serial'"
         ) from error
 
-    log.info("starting Ray%s", f", cluster at {address}" if address else f" with {actors} actors on this machine")
-    init: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    init |= {"address": address} if address else {"num_cpus": actors}
+    # A crashed actor comes back; without this it swallows every later message.
+    resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus_per_actor, "max_restarts": -1, "max_task_retries": 0}
     try:
-        _run_simulation(
-            num_supernodes=node_count(actors, clients),
-            exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-            client_app=client_app,
-            server_app=server_app,
-            server_app_context=context,
-            backend_config={
-                "init_args": init,
-                # A crashed actor comes back; without this it swallows every later message.
-                "client_resources": {"num_cpus": 1, "num_gpus": 0, "max_restarts": -1, "max_task_retries": 0},
-            },
-        )
+        _connect(address, actors)
+        if address:
+            _compare_hosts()
+        count = _actors(resources, actors)
+        log.info("training in %d Ray actors%s", count, f" of the cluster at {address}" if address else "")
+        with _thread_for_each(count):
+            _run_simulation(
+                num_supernodes=node_count(count, clients),
+                exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+                client_app=client_app,
+                server_app=server_app,
+                server_app_context=context,
+                backend_config={"client_resources": resources},
+            )
     except FedsimError:
         raise
     except (RuntimeError, ConnectionError, ValueError) as error:
-        raise RunError(f"engine ray: {error.__cause__ or error}") from error
+        raise RunError(f"engine ray: {_first_line(error.__cause__ or error)}") from error
     finally:
         if ray.is_initialized():
             ray.shutdown()
@@ -75,3 +98,84 @@ def launch(
 def node_count(actors: int, clients: int) -> int:
     """Physical nodes: enough for every actor to have another one in hand, never more than clients."""
     return min(actors * NODES_PER_ACTOR, clients)
+
+
+def _connect(address: str | None, actors: int | None) -> None:
+    """Start Ray, or join a cluster; Flower uses what it finds."""
+    import ray
+
+    path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
+    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        os.environ["PYTHONPATH"] = path  # actors inherit it; as a runtime_env it would cost a second each
+        log.info("starting Ray on this machine")
+        ray.init(num_cpus=actors, **quiet)
+        return
+    log.info("joining the Ray cluster at %s", address)
+    try:
+        ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path, **_ENVIRONMENT}}, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise RunError(
+            f"federation.address: no Ray cluster to join at '{address}' ({_first_line(error)}); "
+            "start one there with `ray start --head`, or leave the address out"
+        ) from error
+
+
+def _compare_hosts() -> None:
+    """Raise a RunError where a host of the cluster has other versions than this one."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0)(versions)
+    hosts = {
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(): node
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    }
+    for answer, node in hosts.items():
+        where = f"the Ray host {node['NodeManagerAddress']} cannot take part"
+        try:
+            there = ray.get(answer, timeout=_PATIENCE)
+        except ray.exceptions.RayError as error:
+            raise RunError(f"{where}: {_first_line(error)}") from error
+        if why := explain_difference(there):
+            raise RunError(f"{where}: {why}")
+
+
+def _actors(resources: dict[str, Any], wanted: int | None) -> int:
+    """How many actors Flower will start: as many as fit."""
+    import ray
+    from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
+
+    there = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    if resources["num_gpus"] and there.get("GPU", 0) < resources["num_gpus"]:
+        raise RunError(
+            f"federation.gpus_per_actor: {resources['num_gpus']:g} asked for, but Ray finds {there.get('GPU', 0):g} "
+            "GPUs; train with device = 'cpu', or lower it"
+        )
+    try:
+        count = pool_size_from_resources(resources)
+    except ValueError as error:
+        raise RunError(
+            f"engine ray: no host has a core and {resources['num_gpus']:g} GPUs to spare for an actor; "
+            "lower federation.gpus_per_actor, or join a larger cluster"
+        ) from error
+    if wanted and count < wanted:
+        log.warning("federation.actors: %d asked for, but there is room for %d", wanted, count)
+    return count
+
+
+@contextmanager
+def _thread_for_each(actors: int) -> Iterator[None]:
+    """Flower keeps actors busy from the threads of a pool of the default size: 32 at most, whatever the cluster."""
+    from flwr.server.superlink.fleet.vce import vce_api
+
+    setattr(vce_api, _POOL, partial(ThreadPoolExecutor, max_workers=actors))
+    try:
+        yield
+    finally:
+        setattr(vce_api, _POOL, ThreadPoolExecutor)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
