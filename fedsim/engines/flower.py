@@ -150,8 +150,9 @@ def _follow(processes: Processes, servers: Sequence[Started], relay: Relay, conn
     try:
         _wait_for_end(processes, servers, relay, connection, run)
     except BaseException:
-        if not servers:  # the SuperLink of somebody else goes on; the run shall not
-            processes.call("stop", [flwr, "stop", run, connection], _PATIENCE)
+        if not servers:  # the SuperLink of somebody else goes on; the run shall not, if it has not ended
+            with suppress(RunError):
+                processes.call("stop", [flwr, "stop", run, connection], _PATIENCE)
         raise
 
 
@@ -165,13 +166,14 @@ def _wait_for_end(processes: Processes, servers: Sequence[Started], relay: Relay
             _check(alive)
             time.sleep(_PAUSE)
         text = processes.call("status", [flwr, "ls", connection, "--run-id", run, "--format", "json"], _PATIENCE)
-        status = _json(text)["runs"][0]["status"]
+        listed = _json(text)["runs"][0]
+        status, why = listed["status"], listed.get("status-details", "N/A")
         relay()
         if status == "finished:completed":
             return
         if status.startswith("finished"):
             hint = "" if servers else "; the SuperLink must see the run folder under the same path"
-            raise RunError(relay.error or f"the run ended as '{status}'; see {stream.log.parent}{hint}")
+            raise RunError(relay.error or f"the run ended as '{status}' ({why}); see {stream.log.parent}{hint}")
 
 
 def _check(alive: dict[str, Started]) -> None:
