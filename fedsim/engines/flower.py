@@ -185,7 +185,7 @@ def _check(alive: dict[str, Started]) -> None:
             del alive[name]
             if not any(other.startswith("supernode") for other in alive):
                 _check_alive(server)
-            log.warning("%s ended (%s); its clients fail from now on", name, server.last_words())
+            log.warning("%s ended (%s); the run goes on without it", name, server.last_words())
 
 
 def _check_alive(server: Started) -> None:
