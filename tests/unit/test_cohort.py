@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import fedsim.engines.cohort
 from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort
 from fedsim.engines.ray import node_count
 from fedsim.engines.serial import InProcessGrid
@@ -224,3 +229,253 @@ def test_an_exception_in_process_is_an_error_reply() -> None:
     assert reply.has_error()
     assert reply.metadata.src_node_id == node
     assert "missing" in str(reply.error.reason)
+
+
+# Replies stream: small messages, a window of them, and whatever nodes do.
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedsim.engines.cohort, "_SHORTEST_WAIT", 0.0001)
+    monkeypatch.setattr(fedsim.engines.cohort, "_LONGEST_WAIT", 0.001)
+
+
+class Slow(Counting):
+    """Answers lie in the node for a random number of pulls and come in any order; notes how many are about."""
+
+    def __init__(self, app: ClientApp, nodes: int, seed: int = 0) -> None:
+        super().__init__(app, nodes)
+        self.rng = random.Random(seed)
+        self.delays: dict[str, int] = {}
+        self.longest = dict.fromkeys(self.get_node_ids(), 4)
+        self.refusing: dict[int, list[Any]] = {}
+        self.refused: list[int] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        (message,) = messages
+        node = message.metadata.dst_node_id
+        if node in self.refusing:
+            self.refused.append(node)
+            return self.refusing[node]
+        (name,) = super().push_messages([message])
+        self.delays[name] = self.rng.randint(0, self.longest[node])
+        return [name]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = list(message_ids)
+        for name in asked:
+            self.delays[name] -= 1
+        ready = [name for name in asked if self.delays[name] < 0]
+        self.rng.shuffle(ready)
+        return InProcessGrid.pull_messages(self, ready)
+
+
+def slow(clients: int, nodes: int, *, together: int = 1, seed: int = 0) -> tuple[CohortGrid, Slow]:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = message.content.array_records["arrays"]["w"].numpy() + int(context.node_config["partition-id"])
+        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(arrays)})}), reply_to=message)
+
+    app.query(COHORT.split(".")[1])(lambda message, context: play_cohort(app, message, context))
+    physical = Slow(app, nodes, seed)
+    return CohortGrid(physical, clients, SECRET, list(physical.get_node_ids()), together=together), physical
+
+
+def sent_to(physical: Counting) -> list[list[int]]:
+    return [[int(c) for c in m.content.config_records["cohort"]["clients"]] for m in physical.sent]
+
+
+def failed(replies: Iterable[Message]) -> dict[int, str | None]:
+    return {reply.metadata.src_node_id: reply.error.reason for reply in replies if reply.has_error()}
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+@pytest.mark.parametrize(("size", "messages"), [(1, 20), (24, 10), (12 * 7, 3), (1 << 20, 1)])
+def test_small_messages_are_many_and_say_the_same(
+    nodes: int, size: int, messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", size)  # a client's arrays take 12 bytes
+    grid, physical = slow(20, nodes)
+    replies = list(grid.send_and_receive(broadcast(range(20))))
+    assert [reply.metadata.src_node_id for reply in replies] == list(range(20))
+    assert [float(reply.content.array_records["arrays"]["w"].numpy()[0]) for reply in replies] == list(range(20))
+    assert len(physical.sent) == max(messages, nodes)
+    assert sorted(client for clients in sent_to(physical) for client in clients) == list(range(20))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_more_replies_wait_than_two_messages_a_node(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 1)
+    nodes = 1 + seed % 4
+    grid, physical = slow(40, nodes, seed=seed)
+    physical.longest[min(physical.longest)] = 30  # one is much slower than the others
+    about = []
+    for taken, reply in enumerate(grid.send_and_receive(broadcast(range(40)))):
+        assert not reply.has_error()
+        about.append(len(physical.sent) - taken)
+    assert len(about) == 40
+    assert max(about) <= 2 * nodes
+    assert max(about) > 1 or nodes == 1, "nodes wait for each other"
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_node_has_one_message_at_a_time(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 1)
+    grid, physical = slow(30, nodes)
+    busy: set[int] = set()
+    push, pull = physical.push_messages, physical.pull_messages
+
+    def pushed(messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:
+            assert message.metadata.dst_node_id not in busy
+            busy.add(message.metadata.dst_node_id)
+        return push(messages)
+
+    def pulled(names: Iterable[str]) -> Iterable[Message]:
+        answers = list(pull(names))
+        busy.difference_update(answer.metadata.src_node_id for answer in answers)
+        return answers
+
+    monkeypatch.setattr(physical, "push_messages", pushed)
+    monkeypatch.setattr(physical, "pull_messages", pulled)
+    assert failed(grid.send_and_receive(broadcast(range(30)))) == {}
+    assert {message.metadata.dst_node_id for message in physical.sent} == set(physical.get_node_ids())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    clients=st.sets(st.integers(0, 79), min_size=1),
+    nodes=st.integers(1, 9),
+    together=st.integers(1, 9),
+    size=st.sampled_from([1, 40, 100, 1 << 20]),
+    seed=st.integers(0, 99),
+)
+def test_who_trains_together_depends_on_who_was_asked_alone(
+    clients: set[int], nodes: int, together: int, size: int, seed: int
+) -> None:
+    groups: list[Sequence[int]] = []
+    app = ClientApp()
+
+    @app.query(COHORT.split(".")[1])
+    def cohort(message: Message, context: Context) -> Message:
+        def ahead(message: Message, group: Sequence[int]) -> dict[int, Any]:
+            groups.append(list(group))
+            return {client: {"metrics": MetricRecord({"client": client})} for client in group}
+
+        return play_cohort(app, message, context, ahead)
+
+    physical = Slow(app, nodes, seed)
+    grid = CohortGrid(physical, 80, SECRET, list(physical.get_node_ids()), together=together)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", size)
+        replies = list(grid.send_and_receive(broadcast(random.Random(seed).sample(sorted(clients), len(clients)))))
+    inorder = sorted(clients)
+    assert sorted(groups) == [inorder[start : start + together] for start in range(0, len(inorder), together)]
+    assert [reply.content.metric_records["metrics"]["client"] for reply in replies] == inorder
+
+
+@pytest.mark.parametrize("answer", [[], [None]])
+def test_a_node_that_takes_no_message_is_left_out_and_its_work_goes_to_others(
+    answer: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 1)
+    grid, physical = slow(12, 3)
+    first, second, third = physical.get_node_ids()
+    physical.refusing = {first: answer, third: answer}
+    replies = list(grid.send_and_receive(broadcast(range(12)), timeout=20))
+    assert failed(replies) == {}
+    assert [reply.metadata.src_node_id for reply in replies] == list(range(12))
+    assert {message.metadata.dst_node_id for message in physical.sent} == {second}
+    assert sorted(physical.refused) == [first, third], "who refused is not asked again in the same round"
+    physical.refusing = {}
+    physical.sent.clear()
+    assert failed(grid.send_and_receive(broadcast(range(12)))) == {}
+    assert len({message.metadata.dst_node_id for message in physical.sent}) == 3, "the next round asks everybody"
+
+
+@pytest.mark.parametrize("answer", [[], [None]])
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_when_no_node_takes_messages_everybody_has_an_error_reply_at_once(
+    answer: list[Any], timeout: float | None
+) -> None:
+    grid, physical = slow(5, 2)
+    physical.refusing = dict.fromkeys(physical.get_node_ids(), answer)
+    started = time.monotonic()
+    assert failed(grid.send_and_receive(broadcast(range(5)), timeout=timeout)) == dict.fromkeys(
+        range(5), "no node takes messages any more"
+    )
+    assert time.monotonic() - started < 1
+
+
+def test_a_node_that_refuses_halfway_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 1)
+    grid, physical = slow(12, 2)
+    replies = []
+    for reply in grid.send_and_receive(broadcast(range(12)), timeout=20):
+        replies.append(reply)
+        if len(replies) == 4:
+            physical.refusing = {min(physical.get_node_ids()): []}
+    assert failed(replies) == {}
+    assert len(replies) == 12
+
+
+def test_the_deadline_holds_and_who_answered_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, physical = slow(6, 3)
+    silent = sorted(physical.get_node_ids())[1]
+    physical.longest[silent] = 0
+    monkeypatch.setattr(physical, "rng", random.Random(1))
+    pull = physical.pull_messages
+
+    def pulled(names: Iterable[str]) -> Iterable[Message]:
+        hidden = {name for name in names if physical._replies[name].metadata.src_node_id == silent}
+        return pull([name for name in names if name not in hidden])
+
+    monkeypatch.setattr(physical, "pull_messages", pulled)
+    started = time.monotonic()
+    replies = list(grid.send_and_receive(broadcast(range(6)), timeout=0.4))
+    assert 0.3 < time.monotonic() - started < 1.2
+    assert failed(replies) == {2: "no reply in time", 3: "no reply in time"}
+    assert [reply.metadata.src_node_id for reply in replies] == list(range(6))
+
+
+def test_a_silent_node_costs_the_clients_of_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have all the time until the deadline for the rest of the work."""
+    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 1)
+    grid, physical = make(clients=40, nodes=3, train=lambda message, context: Message(content(), reply_to=message))
+    physical.silent = {min(physical.get_node_ids())}
+    replies = list(grid.send_and_receive(broadcast(range(40)), timeout=1.0))
+    assert len(failed(replies)) == 1
+
+
+def test_a_dead_node_does_not_take_the_work_of_those_who_can_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead node answers faster than any that trains."""
+    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 1)
+    grid, physical = slow(40, 2)
+    dead, alive = physical.get_node_ids()
+    physical.dead = {dead}
+    physical.longest = {dead: 0, alive: 8}
+    assert len(failed(grid.send_and_receive(broadcast(range(40)), timeout=20))) <= 4
+
+
+def test_whoever_stops_listening_leaves_the_rest_unsent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 1)
+    grid, physical = slow(30, 2)
+    replies = iter(grid.send_and_receive(broadcast(range(30))))
+    next(replies)
+    assert len(physical.sent) <= 4
+
+
+def test_replies_are_parked_and_still_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedsim.engines.cohort, "_MEMORY_BYTES", 0)
+    grid, _ = slow(10, 2)
+    replies = []
+    for reply in grid.send_and_receive(broadcast(range(10))):
+        (array,) = reply.content.array_records["arrays"].values()
+        assert array._values is not None, "it is in memory when it is handed over"
+        replies.append(reply)
+    arrays = [reply.content.array_records["arrays"]["w"] for reply in replies]
+    assert all(array._values is None for array in arrays)
+    assert [array.numpy().tolist() for array in arrays] == [[client] * 3 for client in range(10)]
