@@ -93,7 +93,9 @@ class FederationTable(Table):
     Engine `ray`: `actors` is the number of Ray actors (default: one a core, on a cluster as many as
     fit), `address` a Ray cluster to join, `gpus_per_actor` the share of a GPU that each actor takes
     when `device` is `cuda`. Engine `flower`: `supernodes` is how many of them to start, or, under
-    `flwr run`, to wait for; `port` is where the SuperLink listens on loopback (default: a free one).
+    `flwr run`, to wait for; `port` is where the SuperLink listens on loopback (default: a free one);
+    `address` is the name of a connection in Flower's own configuration, to submit to a SuperLink
+    that runs already.
     """
 
     engine: Literal["serial", "ray", "flower"] = "serial"

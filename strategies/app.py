@@ -19,7 +19,6 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.audit import attack_round
 from fedsim.cohort_training import TOGETHER
 from fedsim.config import load_config
 from fedsim.engines.arrays import record_of, state_in
@@ -203,6 +202,8 @@ def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[i
     if experiment.config.adversary.when != "in-round":
         yield None
         return
+    from fedsim.audit import attack_round  # with all that scoring needs, which takes seconds to import
+
     jobs: list[Future[None]] = []
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as worker:
         yield lambda number: jobs.append(worker.submit(attack_round, folder.path, number))

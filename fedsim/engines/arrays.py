@@ -67,6 +67,10 @@ class Held(Array):
             start, left = start + count, left[count:]
         return values
 
+    def deflate(self) -> bytes:
+        """What goes to a SuperLink: that of a plain Array, for it refuses objects whose class it does not know."""
+        return Array(self.dtype, self.shape, self.stype, self.data).deflate()
+
     def park(self, file: BinaryIO) -> None:
         """Move the values to the end of `file`."""
         if self._values is not None:

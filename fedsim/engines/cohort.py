@@ -13,6 +13,7 @@ only what a few messages hold, and `Parking` allows, lies in memory.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -250,7 +251,7 @@ def _addressed(physical: Metadata, client: int, message_type: str) -> Metadata:
 def _unpack(answer: Message) -> Answers | str:
     """What each client sent back, or why none did."""
     if answer.has_error():
-        return answer.error.reason or "its node failed"
+        return _reason(answer.error.reason or "its node failed")
     answers: Answers = {}
     for key, record in answer.content.items():
         owner, name = key.split("/", 1)
@@ -258,6 +259,12 @@ def _unpack(answer: Message) -> Answers | str:
         if isinstance(record, ArrayRecord):
             hold(record)
     return answers
+
+
+def _reason(text: str) -> str:
+    """Why a node failed, without the wrapping that Flower's engine puts round an exception."""
+    wrapped = re.fullmatch(r"<class '(?:\w+\.)*(\w+)'>:<'(.*)'>", text, re.DOTALL)
+    return f"{wrapped[1]}: {wrapped[2].strip().splitlines()[0]}" if wrapped and wrapped[2].strip() else text
 
 
 def _reply(answer: dict[str, Any], message: Message) -> Message:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,8 +71,9 @@ def launch(
             f"engine 'ray' needs Flower with Ray ({error}); pip install 'flwr[simulation]' or use engine 'serial'"
         ) from error
 
-    # A crashed actor comes back; without this it swallows every later message.
-    resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus_per_actor, "max_restarts": -1, "max_task_retries": 0}
+    # A crashed actor comes back, and what it was at is tried once more; without this it would swallow
+    # every later message.
+    resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus_per_actor, "max_restarts": -1, "max_task_retries": 1}
     try:
         _connect(address, actors)
         if address:
@@ -113,8 +116,10 @@ def _connect(address: str | None, actors: int | None) -> None:
         return
     log.info("joining the Ray cluster at %s", address)
     try:
+        if place := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would go on asking for minutes
+            socket.create_connection((place[1], int(place[2])), timeout=_PATIENCE).close()
         ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path, **_ENVIRONMENT}}, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise RunError(
             f"federation.address: no Ray cluster to join at '{address}' ({_first_line(error)}); "
             "start one there with `ray start --head`, or leave the address out"

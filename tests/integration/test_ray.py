@@ -1,0 +1,254 @@
+"""The Ray engine when things go wrong, and on a cluster of several hosts (of this machine)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.config import Config
+from fedsim.errors import RunError
+from fedsim.run_folder import RunFolder
+from fedsim.transcript import Transcript
+
+pytestmark = pytest.mark.ray
+
+Run = Callable[..., RunFolder]
+Tiny = Callable[..., Config]
+
+PLUGINS = '''
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from fedsim.attack import Paper
+from fedsim.datasets import Digits
+from fedsim.defense import Defense
+
+PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
+
+@dataclass(frozen=True, kw_only=True)
+class DiesOnce(Defense):
+    """The first client who comes here takes her process with her."""
+    note: str
+    paper = PAPER
+    def on_update(self, update, *, rng):
+        try:
+            Path(self.note).touch(exist_ok=False)
+        except FileExistsError:
+            return update
+        os._exit(1)
+
+@dataclass(frozen=True, kw_only=True)
+class Marked:
+    """Digits with a mark on one of them; one client holds it."""
+    def load(self, folder):
+        data = Digits().load(folder)
+        labels = data.train.labels.clone()
+        labels[100] = 99
+        return replace(data, train=replace(data.train, labels=labels))
+
+@dataclass(frozen=True, kw_only=True)
+class DiesOfTheMark(Defense):
+    """Whoever holds it takes her process with her, each time."""
+    paper = PAPER
+    def on_batch(self, inputs, labels, *, rng):
+        if (labels == 99).any():
+            os._exit(1)
+        return inputs, labels
+'''
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "deadly_plugins.py").write_text(textwrap.dedent(PLUGINS))
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A Ray cluster of two hosts with one core each, without us on it."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+
+
+def assert_one_sentence(error: RunError) -> None:
+    assert "\n" not in str(error)
+    assert "Traceback" not in str(error)
+    assert error.exit_code == 1
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_killed_actor_comes_back_and_nobody_is_missed(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    undisturbed = serial_run(tiny_config(federation={"vectorise": False}), tmp_path / "undisturbed")
+    defense = {"name": "deadly_plugins:DiesOnce", "note": str(tmp_path / "note")}
+    config = tiny_config(federation={"engine": "ray", "actors": 2, "vectorise": False}, defense=[defense])
+    disturbed = serial_run(config, tmp_path / "run")
+    assert (tmp_path / "note").exists()
+    assert Transcript(disturbed.path).hash() == Transcript(undisturbed.path).hash()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plugins")
+def test_a_client_who_kills_every_actor_fails_and_the_others_go_on(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = tiny_config(
+        data={"name": "deadly_plugins:Marked"},
+        partition={"samples_per_client": None},
+        federation={"engine": "ray", "actors": 2, "clients": 8},
+        defense=[{"name": "deadly_plugins:DiesOfTheMark"}],
+    )
+    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    first, second = (transcript.header(number).failures for number in (1, 2))
+    assert set(first) == set(second)
+    assert len(first) == 2, "she and the one who shares a message with her"
+    assert all("ctor" in why and "\n" not in why and "<class" not in why for why in first.values()), first
+    assert all(len(transcript.clients(number)) == 6 for number in (1, 2))
+
+
+def test_a_cluster_is_joined_and_records_the_same_bytes(
+    cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    alone = serial_run(tiny_config(), tmp_path / "serial")
+    joined = serial_run(tiny_config(federation={"engine": "ray", "address": cluster.address}), tmp_path / "ray")
+    assert Transcript(joined.path).hash() == Transcript(alone.path).hash()
+
+
+def test_no_cluster_at_the_address_is_one_sentence(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = tiny_config(federation={"engine": "ray", "address": "127.0.0.1:9"})
+    with pytest.raises(RunError, match=r"federation.address: no Ray cluster to join at '127.0.0.1:9'") as caught:
+        serial_run(config, tmp_path / "run")
+    assert_one_sentence(caught.value)
+
+
+def test_gpus_that_are_not_there_are_one_sentence(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    config = tiny_config(federation={"engine": "ray", "actors": 1, "device": "cuda", "gpus_per_actor": 0.25})
+    with pytest.raises(RunError, match=r"federation.gpus_per_actor: 0.25 asked for, but Ray finds 0 GPUs") as caught:
+        serial_run(config, tmp_path / "run")
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.slow
+def test_kill_9_leaves_nothing_running_and_the_run_goes_on(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = tiny_config(federation={"engine": "ray", "actors": 1, "rounds": 400})
+    whole = Transcript(serial_run(tiny_config(federation={"rounds": 6}), tmp_path / "whole").path)
+    folder = RunFolder(tmp_path / "run")
+    code = f"""
+from pathlib import Path
+from fedsim.config import Config
+from fedsim.run_folder import RunFolder
+from fedsim.simulation import federate
+federate(Config.model_validate_json({config.model_dump_json()!r}), RunFolder(Path({str(folder.path)!r})))
+"""
+    driver = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: folder.transcript.is_dir() and len(list(folder.transcript.glob("round-*"))) >= 2, 120)
+        family = descendants(driver.pid)
+        assert len(family) > 3, "Ray's processes should be among them"
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    wait_until(lambda: not any(alive(process) for process in family), 120)  # two agents of Ray need a minute to notice
+    # Shortened, so that the end is near: the rounds so far are those of the same federation.
+    kept = len(Transcript(folder.path).rounds)
+    shorter = config.model_copy(update={"federation": config.federation.model_copy(update={"rounds": kept + 1})})
+    folder.write_experiment(shorter)
+    serial_run(shorter, folder.path, resume=True)
+    again = Transcript(folder.path)
+    common = [number for number in whole.rounds if number in again.rounds]
+    assert len(again.rounds) == kept + 1
+    assert again.only(common).hash() == whole.only(common).hash()
+
+
+def wait_until(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
+        time.sleep(0.1)
+
+
+def descendants(pid: int) -> list[int]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+    found, frontier = [], {pid}
+    while frontier:
+        frontier = {child for child, parent in parents.items() if parent in frontier}
+        found += frontier
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+NOOP = """
+import time
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.query("where")
+def where(message, context):
+    import os
+    time.sleep(5)
+    return Message(RecordDict({"at": ConfigRecord({"pid": os.getpid()})}), reply_to=message)
+"""
+
+
+@pytest.mark.slow
+def test_more_than_32_actors_work_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower alone would keep six actors busy on two cores, and never more than 32."""
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.serverapp import Grid, ServerApp
+
+    from fedsim.engines import ray
+    from fedsim.engines.readiness import wait_for_nodes
+
+    (tmp_path / "noop_app.py").write_text(NOOP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(os.environ, "PYTHONPATH", str(tmp_path))
+    import noop_app
+
+    server, pids, seconds = ServerApp(), set(), []
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        nodes = wait_for_nodes(grid, None)
+        for _ in range(2):  # the first time, actors have yet to start
+            messages = [Message(RecordDict({"x": ConfigRecord({})}), node, "query.where") for node in nodes[:36]]
+            started = time.monotonic()
+            replies = list(grid.send_and_receive(messages))
+            seconds.append(time.monotonic() - started)
+            pids.update(reply.content.config_records["at"]["pid"] for reply in replies)
+
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    ray.launch(server, noop_app.app, context, clients=36, actors=36, gpus_per_actor=0.0, address=None)
+    assert len(pids) == 36
+    assert seconds[1] < 10, "36 naps of five seconds, all at once"
