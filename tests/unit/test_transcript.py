@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import subprocess
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -538,3 +539,211 @@ def test_the_header_is_plain_json_that_any_safetensors_reader_shows(tmp_path: Pa
     header = json.loads(sealed["header"])
     assert set(header) == {"version", "round", "broadcasts", "replies", "failures", "config"}
     assert set(header["replies"][0]) == {"client", "num_examples", "broadcast", "sha256", "metrics"}
+
+
+# Updates are written as they come.
+
+
+def library_reads(path: Path) -> dict[str, Tensor]:
+    """Every tensor in the file, by the library's own reader, which refuses gaps and overlaps."""
+    with safe_open(path, framework="pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+
+def streamed(folder: Path, clients: int, expected: int | None, **kwargs: Any) -> list[Update]:
+    before = a_state()
+    updates = [an_update(1, client, before) for client in range(clients)]
+    Recorder(folder).write(1, iter(updates), expected=expected, **kwargs)
+    return updates
+
+
+def assert_recorded(folder: Path, updates: list[Update]) -> None:
+    transcript = Transcript(folder)
+    assert transcript.clients(1) == sorted(update.client for update in updates)
+    for update in updates:
+        read = transcript.update(1, update.client)
+        assert same(dict(read.before), dict(update.before))
+        assert same(dict(read.after), dict(update.after))
+        assert (read.num_examples, read.metrics) == (update.num_examples, update.metrics)
+    library_reads(folder / PATH.format(1))
+
+
+@pytest.mark.parametrize("expected", [None, 0, 1, 39, 40, 41, 500])
+@pytest.mark.parametrize("piece", [1 << 24, 1000, 7])
+def test_a_wrong_guess_of_how_many_will_come_costs_nothing_but_room(
+    expected: int | None, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedsim.transcript, "_BYTES_PER_ROUND", 0)
+    monkeypatch.setattr(fedsim.transcript, "_PIECE", piece)
+    assert_recorded(tmp_path, streamed(tmp_path, 40, expected))
+
+
+@pytest.mark.parametrize("room", [0, 4096])
+def test_a_header_of_any_length_finds_its_room(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedsim.transcript, "_BYTES_PER_ROUND", room)
+    failures = {100 + client: f"client {client} says: " + 'ä"\\\n' * 2000 for client in range(30)}
+    config = {f"fact {i}": "x" * 50 for i in range(100)}
+    updates = streamed(tmp_path, 3, 3, failures=failures, config=config)
+    assert_recorded(tmp_path, updates)
+    header = Transcript(tmp_path).header(1)
+    assert header.failures == failures
+    assert header.config == config
+
+
+@settings(max_examples=60, deadline=None)
+@given(extra=st.integers(0, 400))
+def test_a_header_that_is_a_byte_too_long_finds_its_room(tmp_path_factory: pytest.TempPathFactory, extra: int) -> None:
+    folder = tmp_path_factory.mktemp("edge")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedsim.transcript, "_BYTES_PER_ROUND", 700)
+        patch.setattr(fedsim.transcript, "_BYTES_PER_REPLY", 0)
+        patch.setattr(fedsim.transcript, "_BYTES_PER_TENSOR", 100)
+        updates = streamed(folder, 2, 2, failures={7: "x" * extra})
+    assert_recorded(folder, updates)
+    length = int.from_bytes((folder / PATH.format(1)).read_bytes()[:8], "little")
+    assert length % 8 == 0
+
+
+def test_many_metrics_find_their_room(tmp_path: Path) -> None:
+    update = an_update(1, 0)
+    update = Update(**{**vars(update), "metrics": {f"metric {i}": i / 3 for i in range(5000)}})
+    Recorder(tmp_path).write(1, iter([update]), expected=1)
+    assert_recorded(tmp_path, [update])
+
+
+def test_a_round_without_updates_has_room_for_its_reasons(tmp_path: Path) -> None:
+    failures = {client: "straggler " * 100 for client in range(50)}
+    Recorder(tmp_path).write(1, iter([]), failures, expected=50)
+    assert Transcript(tmp_path).header(1).failures == failures
+
+
+def test_room_for_more_clients_than_a_header_can_name_leaves_the_file_readable(tmp_path: Path) -> None:
+    """The library refuses headers of more than 100 MB, filled up with blanks or not."""
+    updates = streamed(tmp_path, 2, 80_000)
+    assert_recorded(tmp_path, updates)
+
+
+def test_clients_who_are_not_kept_are_left_no_room(tmp_path: Path) -> None:
+    before = a_state()
+    sizes = []
+    for clients in (1, 400):
+        recorder = Recorder(tmp_path / str(clients), plan=Plan(clients=[0]))
+        recorder.write(1, [an_update(1, client, before) for client in range(clients)])
+        sizes.append((recorder.folder / PATH.format(1)).stat().st_size)
+    assert sizes[1] < 2 * sizes[0]
+
+
+def test_failures_are_read_when_the_updates_have_come_to_their_end(tmp_path: Path) -> None:
+    failures: dict[int, str] = {}
+
+    def updates() -> Iterator[Update]:
+        yield an_update(1, 0)
+        failures[5] = "noticed last"
+
+    Recorder(tmp_path).write(1, updates(), failures)
+    assert Transcript(tmp_path).header(1).failures == {5: "noticed last"}
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(clients=[3]), Plan(rounds=[2])])
+def test_a_recorder_holds_no_update_longer_than_it_takes_to_write_it(tmp_path: Path, plan: Plan) -> None:
+    alive: list[weakref.ref[Any]] = []
+    most = 0
+    before = a_state()
+
+    def updates() -> Iterator[Update]:
+        nonlocal most
+        for client in range(20):
+            update = an_update(1, client, before)
+            alive.extend([weakref.ref(update), weakref.ref(update.after["layer.weight"])])
+            most = max(most, sum(ref() is not None for ref in alive))
+            yield update
+            del update
+
+    Recorder(tmp_path, plan).write(1, updates(), expected=20)
+    assert len(alive) == 40
+    assert most <= 4, "two updates, the one in hand and the one before"
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+@pytest.mark.parametrize("error", [ValueError("a bad reply"), RunError("all failed"), KeyboardInterrupt()])
+def test_whatever_ends_the_updates_early_leaves_no_file_and_the_earlier_rounds(
+    after: int, error: BaseException, tmp_path: Path
+) -> None:
+    record(tmp_path, rounds=2)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def updates() -> Iterator[Update]:
+        for client in range(after):
+            yield an_update(3, client)
+        raise error
+
+    recorder = Recorder(tmp_path, resume=True)
+    with pytest.raises(type(error)) as caught:
+        recorder.write(3, updates())
+    assert caught.value is error
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    recorder.write(3, [an_update(3, 0)])
+    assert Transcript(tmp_path).rounds == [1, 2, 3]
+
+
+def test_two_replies_of_one_client_are_refused_in_a_stream_too(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="two replies say that they come from client 4"):
+        Recorder(tmp_path).write(1, iter([an_update(1, 4), an_update(1, 5), an_update(1, 4)]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stream_and_a_list_give_the_same_bytes(tmp_path: Path) -> None:
+    updates = streamed(tmp_path / "stream", 5, 5)
+    Recorder(tmp_path / "list").write(1, list(reversed(updates)))
+    assert (tmp_path / "stream" / PATH.format(1)).read_bytes() == (tmp_path / "list" / PATH.format(1)).read_bytes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(states=st.lists(states(), min_size=1, max_size=4), expected=st.integers(0, 5))
+def test_types_of_all_widths_come_back_to_the_bit_and_where_their_width_wants_them(
+    tmp_path_factory: pytest.TempPathFactory, states: list[dict[str, Tensor]], expected: int
+) -> None:
+    folder = tmp_path_factory.mktemp("mixed")
+    odd = {"half": torch.tensor([1.5, -0.0, float("nan")]).bfloat16(), "flag": torch.tensor([True])}
+    updates = [
+        Update(round=1, client=client, before=states[0], after={**state, **odd}, num_examples=1)
+        for client, state in enumerate(states)
+    ]
+    Recorder(folder).write(1, iter(updates), expected=expected)
+    path = folder / PATH.format(1)
+    read = library_reads(path)
+    for update in updates:
+        for place, (name, tensor) in enumerate(update.after.items()):
+            there = read[f"client/{update.client}/{place:04d}/{name}"]
+            assert (there.dtype, there.shape) == (tensor.dtype, tensor.shape)
+            assert there.reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist()
+        assert hash_state(Transcript(folder).update(1, update.client).after) == hash_state(update.after)
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    entries = json.loads(raw[8 : 8 + length])
+    del entries["__metadata__"]
+    for key, entry in entries.items():
+        width = read[key].element_size()
+        assert (8 + length + entry["data_offsets"][0]) % width == 0, key
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float8_e4m3fn])
+def test_a_type_that_the_format_does_not_know_is_one_sentence(dtype: torch.dtype, tmp_path: Path) -> None:
+    after = {"odd one": torch.zeros(2).to(dtype)}
+    with pytest.raises(FedsimError, match="odd one"):
+        Recorder(tmp_path).write(1, [Update(round=1, client=0, before={}, after=after, num_examples=1)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_while_data_is_moved_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedsim.transcript, "_BYTES_PER_ROUND", 0)
+
+    def full(self: Any, room: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fedsim.transcript._RoundFile, "_move", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        streamed(tmp_path, 40, 1)
+    assert not list(tmp_path.iterdir())
