@@ -155,6 +155,19 @@ def test_the_broadcast_is_not_written_to() -> None:
         assert torch.equal(who.labels, labels)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_broadcast_of_another_width_is_trained_from_as_in_the_loop(dtype: torch.dtype) -> None:
+    """FedAdam and its like broadcast float64 from the second round on; the network stays float32."""
+    model, how = net(), sgd(momentum=0.9, weight_decay=0.1, proximal_mu=1.0)
+    before = {name: tensor.to(dtype) for name, tensor in state_of(model).items()}
+    shares = [share(count, client, client) for client, count in enumerate((9, 2, 5))]
+    for who, done in zip(shares, local_updates(model, before, shares, how), strict=True):
+        assert done is not None
+        after, _ = one_by_one(model, before, who, how)
+        assert {name: tensor.dtype for name, tensor in done[0].items()} == {n: t.dtype for n, t in after.items()}
+        assert distance(done[0], after, before) < TOLERANCE
+
+
 def test_it_draws_nothing_from_the_global_generators() -> None:
     before = torch.default_generator.get_state()
     local_updates(net(), state_of(net()), [share(5), share(3, 1)], sgd())

@@ -1,0 +1,292 @@
+"""Replies that wait on disk and clients who train at once: the same federation, to the bit or nearly so."""
+
+from __future__ import annotations
+
+import errno
+import os
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from safetensors import safe_open
+
+import clients.app
+import fedsim.engines.cohort
+from clients.app import app as client_app
+from fedsim.cohort_training import TOGETHER, TOLERANCE
+from fedsim.config import Config
+from fedsim.engines.arrays import Held
+from fedsim.engines.serial import InProcessGrid
+from fedsim.errors import RunError
+from fedsim.messages import State
+from fedsim.run_folder import RunFolder, read_rows
+from fedsim.transcript import Transcript
+from strategies.app import app as server_app
+
+Run = Callable[..., RunFolder]
+Tiny = Callable[..., Config]
+
+PLUGINS = """
+from dataclasses import dataclass, replace
+from fedsim.datasets import Digits
+
+@dataclass(frozen=True, kw_only=True)
+class OneBadLabel:
+    def load(self, folder):
+        data = Digits().load(folder)
+        labels = data.train.labels.clone()
+        labels[100] = 99
+        return replace(data, train=replace(data.train, labels=labels))
+"""
+
+
+@pytest.fixture(autouse=True)
+def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path_factory.getbasetemp() / "streaming-plugins"
+    folder.mkdir(exist_ok=True)
+    (folder / "one_bad_label.py").write_text(textwrap.dedent(PLUGINS))
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def recorded(folder: RunFolder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.transcript.iterdir())}
+
+
+def final_weights(folder: RunFolder) -> dict[str, bytes]:
+    with safe_open(folder.checkpoint, framework="np") as file:
+        return {key: file.get_tensor(key).tobytes() for key in file.keys()}  # noqa: SIM118
+
+
+def measured(folder: RunFolder) -> list[dict[str, str]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
+
+
+def failures(folder: RunFolder) -> dict[int, dict[int, str]]:
+    transcript = Transcript(folder.path)
+    return {number: dict(transcript.header(number).failures) for number in transcript.rounds}
+
+
+def norm(state: State) -> float:
+    return sum(tensor.double().square().sum().item() for tensor in state.values()) ** 0.5
+
+
+def farthest(left: RunFolder, right: RunFolder) -> float:
+    """Largest distance between two recordings' updates, relative to the update."""
+    one, other = Transcript(left.path), Transcript(right.path)
+    assert one.rounds == other.rounds
+    assert [one.clients(n) for n in one.rounds] == [other.clients(n) for n in one.rounds]
+    assert failures(left) == failures(right)
+    worst = 0.0
+    for update in one.updates():
+        there = other.update(update.round, update.client)
+        assert (update.num_examples, set(update.metrics)) == (there.num_examples, set(there.metrics))
+        assert dict(update.metrics) == pytest.approx(dict(there.metrics), rel=1e-3)
+        off = {name: there.after[name] - tensor for name, tensor in update.after.items()}
+        worst = max(worst, norm(off) / norm(update.pseudo_gradient))
+    return worst
+
+
+# On disk instead of in memory.
+
+
+@pytest.mark.parametrize("vectorise", [True, False])
+@pytest.mark.parametrize("strategy", ["fedavg", "bulyan", "krum", "fedadam", "qfedavg", "fedmedian"])
+def test_replies_that_waited_on_disk_give_the_same_bytes(
+    strategy: str, vectorise: bool, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    special = {
+        "bulyan": {"num_malicious_nodes": 1},
+        "krum": {"num_malicious_nodes": 1},
+        "qfedavg": {"client_learning_rate": 0.1},
+    }
+    config = tiny_config(
+        federation={"clients": 9, "rounds": 3, "vectorise": vectorise},
+        strategy={"name": strategy, **special.get(strategy, {})},
+    )
+    usual = serial_run(config, tmp_path / "usual")
+    moved: list[Held] = []
+    park = Held.park
+
+    def watched(self: Held, file: Any) -> None:
+        moved.append(self)
+        park(self, file)
+
+    monkeypatch.setattr(Held, "park", watched)
+    monkeypatch.setattr(fedsim.engines.cohort, "_MEMORY_BYTES", 0)
+    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 9000)
+    streamed = serial_run(config, tmp_path / "streamed")
+    assert len(moved) == 3 * 9 * 4
+    assert recorded(streamed) == recorded(usual)
+    assert final_weights(streamed) == final_weights(usual)
+    assert measured(streamed) == measured(usual)
+    names = {path.relative_to(usual.path) for path in usual.path.rglob("*")}
+    assert {path.relative_to(streamed.path) for path in streamed.path.rglob("*")} == names
+
+
+# At once instead of one by one.
+
+
+SKEWED: dict[str, Any] = {
+    "partition": {"name": "dirichlet", "alpha": 0.5, "samples_per_client": 40},
+    "federation": {"clients": 20, "rounds": 4, "straggler_probability": 0.25},
+    "training": {"local_epochs": 2, "momentum": 0.5, "weight_decay": 0.001},
+}
+
+
+def both(tiny_config: Tiny, serial_run: Run, path: Path, **tables: Any) -> tuple[RunFolder, RunFolder]:
+    """The run vectorised, and as a loop."""
+    tables = {**SKEWED, **tables}
+    runs = []
+    for vectorise in (True, False):
+        federation = {**tables["federation"], "vectorise": vectorise}
+        runs.append(serial_run(tiny_config(**{**tables, "federation": federation}), path / str(vectorise)))
+    return runs[0], runs[1]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many each group of clients gave that trained at once."""
+    counts: list[int] = []
+    inner = clients.app.local_updates
+
+    def counted(*args: Any) -> Any:
+        updates = inner(*args)
+        counts.append(sum(update is not None for update in updates))
+        return updates
+
+    monkeypatch.setattr(clients.app, "local_updates", counted)
+    return counts
+
+
+def test_a_vectorised_run_is_the_loops_run_within_tolerance_and_the_same_clients_straggle(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
+) -> None:
+    vectorised, loop = both(tiny_config, serial_run, tmp_path)
+    assert len(at_once) == 4 * 2
+    assert 0 < farthest(vectorised, loop) < TOLERANCE
+    assert sum(map(len, failures(loop).values())) == 80 - sum(at_once) > 5
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"name": "fedprox", "proximal_mu": 1.0},
+        {"name": "fedadam", "eta": 0.01},
+        {"name": "fedadagrad", "eta": 0.01},
+        {"name": "fedyogi", "eta": 0.01},
+        {"name": "fedavgm"},
+        {"name": "fedmedian"},
+        {"name": "qfedavg", "client_learning_rate": 0.1},
+    ],
+    ids=lambda strategy: strategy["name"],
+)
+def test_whatever_a_strategy_broadcasts_its_clients_train_at_once(
+    strategy: dict[str, Any], tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
+) -> None:
+    federation = {"clients": 5, "rounds": 3}
+    vectorised, loop = both(tiny_config, serial_run, tmp_path, federation=federation, strategy=strategy)
+    assert at_once == [5, 5, 5]
+    assert 0 < farthest(vectorised, loop) < 10 * TOLERANCE
+
+
+def test_noise_on_the_update_is_the_loops_noise(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
+) -> None:
+    defense = [{"name": "gaussian-noise", "clip": 0.5, "noise_multiplier": 0.1}]
+    vectorised, loop = both(tiny_config, serial_run, tmp_path, defense=defense)
+    assert sum(at_once) > 40
+    assert 0 < farthest(vectorised, loop) < TOLERANCE
+
+
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_a_vectorised_run_has_the_same_bytes_on_any_number_of_nodes(
+    nodes: int, tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(
+        federation={"clients": 40, "rounds": 2, "straggler_probability": 0.1},
+        partition={"name": "dirichlet", "alpha": 1.0, "samples_per_client": 30},
+        strategy={"name": "fedavg", "fraction_train": 0.9},
+    )
+    usual = serial_run(config, tmp_path / "one")
+    groups = list(at_once)
+    at_once.clear()
+    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 10_000 * nodes)
+    folder = RunFolder(tmp_path / "more")
+    folder.prepare(resume=False, overwrite=False)
+    settings = {"experiment": config.model_dump_json(), "out": str(folder.path), "resume": False}
+    server_app(
+        InProcessGrid(client_app, nodes),
+        Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings),  # type: ignore[arg-type]
+    )
+    assert max(groups) > 10
+    assert sorted(at_once) == sorted(groups)
+    assert recorded(folder) == recorded(usual)
+    assert final_weights(folder) == final_weights(usual)
+    assert measured(folder) == measured(usual)
+
+
+def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    tables = {
+        "data": {"name": "one_bad_label:OneBadLabel"},
+        "partition": {"samples_per_client": None},
+        "federation": {"clients": TOGETHER + 4, "rounds": 2},
+    }
+    vectorised, loop = both(tiny_config, serial_run, tmp_path, **tables)
+    assert farthest(vectorised, loop) < TOLERANCE
+    for failed in failures(vectorised).values():
+        ((client, why),) = failed.items()
+        assert "Target 99 is out of bounds" in why
+        assert 0 <= client < TOGETHER + 4
+
+
+def test_who_diverges_in_a_group_fails_alone_and_with_the_loops_sentence(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = clients.app._share
+
+    def huge(experiment: Any, message: Any, client: int) -> Any:
+        made = share(experiment, message, client)
+        return made if client != 2 else type(made)(inputs=made.inputs * torch.inf, labels=made.labels, key=made.key)
+
+    monkeypatch.setattr(clients.app, "_share", huge)
+    vectorised, loop = both(tiny_config, serial_run, tmp_path, federation={"clients": 6, "rounds": 2})
+    assert farthest(vectorised, loop) < TOLERANCE
+    assert {frozenset(failed) for failed in failures(vectorised).values()} == {frozenset({2})}
+    assert "local training diverged" in failures(vectorised)[1][2]
+
+
+def test_vectorise_false_trains_one_by_one(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
+) -> None:
+    serial_run(tiny_config(federation={"vectorise": False}), tmp_path / "run")
+    assert at_once == []
+
+
+def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earlier_rounds(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedsim.engines.cohort, "_MEMORY_BYTES", 0)
+    park, count = Held.park, 0
+
+    def full(self: Held, file: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 20:  # in the second round
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        park(self, file)
+
+    monkeypatch.setattr(Held, "park", full)
+    config = tiny_config(federation={"rounds": 3})
+    with pytest.raises(RunError, match="no room for the updates of this round") as caught:
+        serial_run(config, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert Transcript(tmp_path / "run").rounds == [1]
+    monkeypatch.undo()
+    resumed = serial_run(config, tmp_path / "run", resume=True)
+    assert recorded(resumed) == recorded(serial_run(config, tmp_path / "usual"))

@@ -1,0 +1,209 @@
+"""Before the first round: who is missing, who differs, who cannot work."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+import fedsim.engines.readiness
+from clients.app import app as client_app
+from fedsim.config import Config
+from fedsim.engines.readiness import READY, TROUBLE, check_nodes, explain_difference, versions, wait_for_nodes
+from fedsim.engines.serial import InProcessGrid
+from fedsim.errors import RunError
+
+SIMULATION = ConfigRecord({"experiment": "{}"})
+
+
+class Arriving(InProcessGrid):
+    """Nodes connect one poll after the other, as `polls` says; the last answer stays."""
+
+    def __init__(self, *polls: list[int]) -> None:
+        super().__init__(ClientApp(), 0)
+        self.polls = list(polls)
+        self.asked = 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.asked += 1
+        return self.polls.pop(0) if len(self.polls) > 1 else self.polls[0]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedsim.engines.readiness, "_PATIENCE", 0.3)
+
+
+def assert_one_sentence(error: RunError) -> None:
+    assert "\n" not in str(error)
+    assert error.exit_code == 1
+
+
+# Waiting.
+
+
+def test_it_waits_until_as_many_have_come_as_were_announced() -> None:
+    grid = Arriving([], [7], [7], [7], [3, 7])
+    assert wait_for_nodes(grid, 2) == [3, 7]
+    assert grid.asked == 5
+
+
+def test_of_more_than_were_announced_it_takes_those_with_the_smallest_ids() -> None:
+    assert wait_for_nodes(Arriving([9, 2, 5]), 2) == [2, 5]
+
+
+def test_without_a_number_it_waits_until_no_more_come() -> None:
+    grid = Arriving([], [4], [4, 2], [4, 2, 8], [2, 4, 8], [1])
+    assert wait_for_nodes(grid, None) == [2, 4, 8]
+
+
+def test_too_few_supernodes_are_counted(impatient: None) -> None:
+    started = time.monotonic()
+    with pytest.raises(
+        RunError, match=r"^1 of 3 SuperNodes connected within 0 s; start the others, or lower"
+    ) as caught:
+        wait_for_nodes(Arriving([], [5]), 3)
+    assert 0.2 < time.monotonic() - started < 1
+    assert "federation.supernodes" in str(caught.value)
+    assert_one_sentence(caught.value)
+
+
+def test_no_node_at_all_is_said(impatient: None) -> None:
+    with pytest.raises(RunError, match="no node connected within 0 s; start the nodes first") as caught:
+        wait_for_nodes(Arriving([]), None)
+    assert_one_sentence(caught.value)
+
+
+def test_a_node_that_left_again_does_not_count(impatient: None) -> None:
+    with pytest.raises(RunError, match="1 of 2 SuperNodes connected"):
+        wait_for_nodes(Arriving([1], [2], [1]), 2)
+
+
+# Asking.
+
+
+Answer = Callable[[Message], Message]
+
+
+def asked(*answers: Answer | None) -> tuple[InProcessGrid, list[int]]:
+    """A grid whose k-th node gives the k-th answer, or none."""
+    app = ClientApp()
+
+    @app.query(READY.split(".")[1])
+    def ready(message: Message, context: Context) -> Message:
+        answer = answers[int(context.node_config["partition-id"])]
+        assert answer is not None
+        return answer(message)
+
+    class Partly(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            return super().push_messages([m for m in messages if answers[nodes.index(m.metadata.dst_node_id)]])
+
+    grid = Partly(app, len(answers))
+    nodes = list(grid.get_node_ids())
+    return grid, nodes
+
+
+def says(**more: Any) -> Answer:
+    content = ConfigRecord({"host": "there", **versions(), **more})
+    return lambda message: Message(RecordDict({"node": content}), reply_to=message)
+
+
+def test_nodes_that_are_ready_are_no_trouble() -> None:
+    grid, nodes = asked(says(), says())
+    check_nodes(grid, nodes, SIMULATION, 1.0)
+
+
+def test_every_node_is_asked_and_told_what_is_to_be_simulated() -> None:
+    seen = []
+
+    def answer(message: Message) -> Message:
+        seen.append((message.metadata.dst_node_id, dict(message.content.config_records["simulation"])))
+        return says()(message)
+
+    grid, nodes = asked(answer, answer, answer)
+    check_nodes(grid, nodes[:2], SIMULATION, 1.0)
+    assert seen == [(node, dict(SIMULATION)) for node in nodes[:2]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (says(**{TROUBLE: "mnist: not found"}), "a node on 'there' cannot take part: mnist: not found"),
+        (says(torch="0.4.1"), "a node on 'there' cannot take part: it has torch 0.4.1, the server has "),
+        (says(**{TROUBLE: "no data", "torch": "0.4.1"}), "a node on 'there' cannot take part: no data"),
+        (
+            lambda message: Message(Error(code=7, reason="no such function"), reply_to=message),
+            "a node cannot take part: no such function",
+        ),
+    ],
+    ids=["trouble", "version", "trouble before version", "error"],
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_node_that_cannot_take_part_says_why(answer: Answer, sentence: str, place: int) -> None:
+    grid, nodes = asked(*([answer, says()] if place == 0 else [says(), answer]))
+    with pytest.raises(RunError) as caught:
+        check_nodes(grid, nodes, SIMULATION, 1.0)
+    assert str(caught.value).startswith(sentence)
+    assert_one_sentence(caught.value)
+
+
+def test_silence_is_counted() -> None:
+    grid, nodes = asked(says(), None, None)
+    with pytest.raises(RunError, match=r"^2 of 3 nodes did not answer within 5 s; restart them$"):
+        check_nodes(grid, nodes, SIMULATION, 5.0)
+
+
+@pytest.mark.parametrize("content", [RecordDict(), RecordDict({"node": ConfigRecord()})])
+def test_a_node_that_answers_something_else_is_one_sentence(content: RecordDict) -> None:
+    """Another app listens there, or another version of this one."""
+    grid, nodes = asked(lambda message: Message(content, reply_to=message))
+    with pytest.raises(RunError, match=r"a node .*cannot take part") as caught:
+        check_nodes(grid, nodes, SIMULATION, 1.0)
+    assert_one_sentence(caught.value)
+
+
+def test_the_clientapp_itself_is_ready_or_says_why_not(tiny_config: Callable[..., Config]) -> None:
+    grid = InProcessGrid(client_app, nodes=2)
+    nodes = list(grid.get_node_ids())
+
+    def check(config: Config) -> None:
+        check_nodes(grid, nodes, ConfigRecord({"experiment": config.model_dump_json()}), 1.0)
+
+    check(tiny_config())
+    with pytest.raises(RunError, match=r"a node on '.*' cannot take part: .*no-such-data"):
+        check(tiny_config(data={"name": "no-such-data"}))
+
+
+# Comparing.
+
+
+def test_the_same_versions_do_not_differ() -> None:
+    assert explain_difference(versions()) is None
+    assert explain_difference({**versions(), "host": "there", "numpy": "1.0"}) is None
+
+
+@pytest.mark.parametrize("name", ["python", "fedsim-curious", "flwr", "torch"])
+def test_each_version_that_differs_is_named_with_both(name: str) -> None:
+    sentence = explain_difference({**versions(), name: "0.0.1"})
+    assert sentence is not None
+    assert f"it has {name} 0.0.1, the server has {versions()[name]}; install the same versions" in sentence
+
+
+def test_a_version_that_is_not_said_differs() -> None:
+    there = {name: text for name, text in versions().items() if name != "torch"}
+    assert "torch None" in str(explain_difference(there))
+
+
+def test_the_versions_are_those_that_run() -> None:
+    import torch
+
+    found = versions()
+    assert found["python"] == platform.python_version()
+    assert torch.__version__.startswith(found["torch"].split("+")[0])
+    assert set(found) == {"python", "fedsim-curious", "flwr", "torch"}
