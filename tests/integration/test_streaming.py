@@ -166,7 +166,7 @@ def test_a_vectorised_run_is_the_loops_run_within_tolerance_and_the_same_clients
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
 ) -> None:
     vectorised, loop = both(tiny_config, serial_run, tmp_path)
-    assert len(at_once) == 4 * 2
+    assert len(at_once) == 4 * -(-20 // TOGETHER)
     assert 0 < farthest(vectorised, loop) < TOLERANCE
     assert sum(map(len, failures(loop).values())) == 80 - sum(at_once) > 5
 
