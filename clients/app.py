@@ -120,8 +120,9 @@ def _device(experiment: Experiment) -> torch.device:
 
 def _straggles(experiment: Experiment, message: Message, client: int) -> bool:
     probability = experiment.config.federation.straggler_probability
-    key = _key(experiment, message, client)
-    return probability > 0 and numpy_generator(*key, "straggler").random() < probability
+    if not probability:
+        return False
+    return numpy_generator(*_key(experiment, message, client), "straggler").random() < probability
 
 
 def _share(experiment: Experiment, message: Message, client: int) -> Share:

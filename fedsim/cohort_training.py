@@ -88,7 +88,8 @@ def local_updates(
                 towards = momentum[name]
             rate = settings.learning_rate * active.reshape(-1, *[1] * start.ndim)
             # In place: fresh memory for all clients at once costs more than the arithmetic.
-            state[name] = state[name].sub_(rate * towards) if step else (towards * -rate).add_(start)
+            change = towards * -rate if settings.momentum else towards.mul_(-rate)
+            state[name] = state[name].add_(change) if step else change.add_(start)
     means = (losses / plan.steps).tolist()
     finite = torch.stack([tensor.flatten(1).sum(1) for tensor in state.values()]).isfinite().all(0).tolist()
     afters = [

@@ -36,7 +36,7 @@ class Examples:
 
     def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
         """`example channel height width`, float32 in [0, 1]."""
-        return self.raw[index].to(torch.float32) * self.scale
+        return (self.raw[index] * self.scale).to(torch.float32)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,4 +1,8 @@
-"""How close two batches of images are: pure functions over `example channel height width` in [0, 1]."""
+"""How close two batches of images are: pure functions over `example channel height width` in [0, 1].
+
+torchmetrics and SciPy are imported where they are used: they take four seconds, which attacks and
+their worker processes need not wait for.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
 _SMALL = 16
 """Images with a shorter side get a narrower SSIM window, which would otherwise not fit into them."""
@@ -21,6 +23,8 @@ def match(claimed: Tensor, true: Tensor) -> Tensor:
 
     One-to-one, least total squared error (Hungarian algorithm); attacks do not know the order.
     """
+    from scipy.optimize import linear_sum_assignment
+
     cost = torch.cdist(claimed.flatten(1).double(), true.flatten(1).double()).square()
     rows, columns = linear_sum_assignment(cost.T.numpy())
     del rows
@@ -34,6 +38,8 @@ def mse(claimed: Tensor, true: Tensor) -> Tensor:
 
 def psnr(claimed: Tensor, true: Tensor) -> Tensor:
     """Peak signal-to-noise ratio of each image in dB for a data range of 1; higher is closer."""
+    from torchmetrics.functional.image import peak_signal_noise_ratio
+
     return peak_signal_noise_ratio(claimed, true, data_range=1.0, reduction="none", dim=(1, 2, 3))
 
 
@@ -43,6 +49,8 @@ def ssim(claimed: Tensor, true: Tensor) -> Tensor:
     Gaussian window with sigma 1.5 (Wang et al. 2004), or 0.5 for images below 16 pixels. Averaged
     over all pixels; images are mirrored at the border, which scikit-image leaves out.
     """
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
     sigma = 1.5 if min(true.shape[-2:]) >= _SMALL else 0.5
     value = structural_similarity_index_measure(claimed, true, data_range=1.0, sigma=sigma, reduction="none")
     return torch.as_tensor(value).reshape(-1)

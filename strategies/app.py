@@ -85,6 +85,8 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
             Checkpoint.of(number, arrays, strategy.strategy).save(folder.checkpoint)
             if attack is not None:
                 attack(number)
+            if number == done + 1:
+                gc.freeze()  # what the first round made for good; looking through it takes longer than a small round
 
 
 def _logical(experiment: Experiment, folder: RunFolder, grid: Grid) -> CohortGrid:

@@ -13,6 +13,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -41,7 +42,7 @@ class Held(Array):
 
     def __init__(self, values: NDArray[Any]) -> None:
         # Flower watches assignments, to forget hashes that it has computed; here there are none.
-        self.__dict__.update(dtype=str(values.dtype), shape=values.shape, stype=_NUMPY, _values=values, _parked=None)
+        self.__dict__.update(dtype=_name(values.dtype), shape=values.shape, stype=_NUMPY, _values=values, _parked=None)
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
@@ -113,6 +114,11 @@ class Parking:
                 f"{self._folder}: no room for the updates of this round ({error.strerror}); "
                 "the rounds before it are kept, make room and resume the run"
             ) from error
+
+
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
 
 
 def record_of(state: Mapping[str, Tensor]) -> ArrayRecord:
