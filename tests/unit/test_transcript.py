@@ -578,6 +578,19 @@ def test_a_wrong_guess_of_how_many_will_come_costs_nothing_but_room(
     assert_recorded(tmp_path, streamed(tmp_path, 40, expected))
 
 
+def test_data_that_is_moved_by_less_than_its_length_keeps_every_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedsim.transcript, "_PIECE", 5000)
+    before = {"w": torch.arange(20_000.0)}
+    updates = [
+        Update(round=1, client=client, before=before, after={"w": before["w"] + client}, num_examples=1)
+        for client in range(3)
+    ]
+    Recorder(tmp_path).write(1, iter(updates), {9: "x" * 9000}, expected=1)
+    assert_recorded(tmp_path, updates)
+
+
 @pytest.mark.parametrize("room", [0, 4096])
 def test_a_header_of_any_length_finds_its_room(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedsim.transcript, "_BYTES_PER_ROUND", room)
