@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import platform
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -23,6 +24,7 @@ from fedsim.messages import State
 from fedsim.randomness import generator, numpy_generator, one_thread
 from fedsim.training import LocalTraining, evaluate, local_update
 
+log = logging.getLogger("fedsim." + __name__)
 app = ClientApp()
 
 
@@ -84,7 +86,8 @@ def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Ma
             for client, share, update in zip(present, shares, updates, strict=True)
             if update is not None
         }
-    except Exception:  # `train` will find out whose fault it is, and fail that client alone
+    except Exception as error:  # `train` will find out whose fault it is, and fail that client alone
+        log.debug("clients %s could not train at once: %r", clients, error)
         return {}
 
 

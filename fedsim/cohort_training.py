@@ -46,12 +46,15 @@ class Share:
 def fits(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense]) -> bool:
     """Whether clients can train at once, and gain by it.
 
-    That is: fully connected layers only, few parameters, SGD, and no defense inside local training.
+    That is: fully connected layers only, all of them trained, few parameters, SGD, and no defense
+    inside local training.
     """
     hooks = ("on_batch", "on_gradient")
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return (
         settings.optimizer == "sgd"
-        and all(type(module) in _KNOWN for module in model.modules())
+        and trained == list(model.state_dict())  # nothing frozen, shared or counted along
+        and all(type(m) in _KNOWN and not (m._forward_hooks or m._forward_pre_hooks) for m in model.modules())
         and sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST
         and all(getattr(type(d), hook) is getattr(Defense, hook) for d in defenses for hook in hooks)
     )
@@ -68,7 +71,9 @@ def local_updates(
     with examples of weight zero.
     """
     plan = _Plan.of(shares, settings)
-    state: dict[str, Tensor] = dict(before)
+    # Flower's adaptive strategies broadcast float64, which a network takes as what it is made of.
+    before = {name: before[name].to(parameter.dtype) for name, parameter in model.named_parameters()}
+    state = dict(before)
     momentum: dict[str, Tensor] = {}
     losses = torch.zeros(len(shares))
     for step in range(plan.index.shape[1]):

@@ -153,7 +153,7 @@ class Recorder:
         Args:
             failures: client to reason; read when `updates` has come to its end.
             config: protocol facts.
-            expected: about how many updates will come, for those who cannot ask for the length.
+            expected: about how many updates will be kept, for those who cannot count them.
 
         Raises:
             RunError: the disk is full or the folder cannot be written, or two updates are of one
@@ -165,7 +165,8 @@ class Recorder:
             return
         path = self.folder / _FILE.format(number)
         if isinstance(updates, Sequence):
-            updates, expected = sorted(updates, key=lambda update: update.client), len(updates)
+            updates = sorted(updates, key=lambda update: update.client)
+            expected = sum(self.plan.keeps_client(update.client) for update in updates)
         try:
             with in_one_step(path) as temporary, _RoundFile(temporary, number, expected or 1) as file:
                 for update in updates:
@@ -254,13 +255,17 @@ class _RoundFile:
     def _leave_room(self, update: Update) -> None:
         state = sum(len(name) + _BYTES_PER_TENSOR for name in (*update.before, *update.after))
         self._room = _BYTES_PER_ROUND + self._expected * (_BYTES_PER_REPLY + state)
-        self._room += -self._room % 8
+        self._room = min(self._room + -self._room % 8, _LARGEST_HEADER)
         self._file.seek(8 + self._room)
 
     def _store(self, prefix: str, state: State) -> None:
         """Write `state`, the widest types first; readers want values at a multiple of their width."""
         places = {name: place for place, name in enumerate(state)}
         for name, tensor in sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0])):
+            if tensor.dtype not in _DTYPES:
+                raise RunError(
+                    f"round {self._number}: {prefix} sent '{name}' as {tensor.dtype}, which cannot be recorded"
+                )
             if padding := -self._end % tensor.element_size():
                 self._write(f"padding/{self._end}", "U8", [padding], memoryview(bytes(padding)))
             self._write(

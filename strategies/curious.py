@@ -91,7 +91,8 @@ class Curious(Strategy):
         updates: Iterable[Update] = self._updates(server_round, replies, seen, failures)
         if isinstance(replies, Sequence):
             updates = list(updates)  # they are all here: record them by client, not as they came
-        self.recorder.write(server_round, updates, failures, self._config, expected=len(self._sent))
+        kept = sum(map(self.recorder.plan.keeps_client, self._sent))
+        self.recorder.write(server_round, updates, failures, self._config, expected=kept)
         return self.strategy.aggregate_train(server_round, seen)
 
     def _updates(

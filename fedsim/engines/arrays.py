@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -55,6 +55,11 @@ class Held(Array):
         """A copy of the values, as from any Array."""
         return self.view().copy() if self._values is not None else self.view()
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the values have not been parked."""
+        return self._values is not None
+
     def view(self) -> NDArray[Any]:
         """The values, without a copy where they lie in memory."""
         if self._values is not None:
@@ -71,6 +76,10 @@ class Held(Array):
     def deflate(self) -> bytes:
         """What goes to a SuperLink: that of a plain Array, for it refuses objects whose class it does not know."""
         return Array(self.dtype, self.shape, self.stype, self.data).deflate()
+
+    def __reduce__(self) -> tuple[type[Held], tuple[NDArray[Any]]]:
+        """Values travel, files and what Flower notes beside them do not."""
+        return Held, (self.view(),)
 
     def park(self, file: BinaryIO) -> None:
         """Move the values to the end of `file`."""
@@ -89,20 +98,24 @@ class Parking:
     """
 
     def __init__(self, folder: Path | None, limit: int) -> None:
-        self._folder = folder
+        self._folder = folder or Path(tempfile.gettempdir())
         self._left = limit
+        self._staying: set[int] = set()
         self._file: BinaryIO | None = None
 
     def take(self, record: ArrayRecord) -> None:
-        """Move the arrays of `record` to disk, unless there is room for them in memory.
+        """Move the arrays of `record` to disk, unless there is room for them in memory; asking twice is asking once.
 
         Raises:
             RunError: the file cannot be written.
         """
-        held = [array for array in record.values() if isinstance(array, Held)]
+        held = [array for array in record.values() if isinstance(array, Held) and array.in_memory]
         size = sum(array.view().nbytes for array in held)
+        if id(record) in self._staying or not size:
+            return
         if size <= self._left:
             self._left -= size
+            self._staying.add(id(record))
             return
         try:
             if self._file is None:
@@ -144,13 +157,16 @@ def hold(record: ArrayRecord) -> None:
 
 
 def _view(array: Array) -> NDArray[Any]:
-    """What `array.numpy()` returns, without the copy and the parsing: a view of its .npy bytes."""
+    """What `array.numpy()` returns, without the copy: a view of its .npy bytes."""
     if isinstance(array, Held):
         return array.view()
-    dtype = np.dtype(array.dtype)
-    start = len(array.data) - math.prod(array.shape) * dtype.itemsize
-    order: Literal["C", "F"] = "F" if b"'fortran_order': True" in array.data[:start] else "C"
-    return np.frombuffer(array.data, dtype, offset=start).reshape(array.shape, order=order)
+    file = io.BytesIO(array.data)
+    if array.stype != _NUMPY or np.lib.format.read_magic(file) != (1, 0):
+        return array.numpy()
+    # As the bytes say; what their sender says beside them need not be true.
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    values: NDArray[Any] = np.frombuffer(array.data, dtype, math.prod(shape), file.tell())
+    return values.reshape(shape, order="F" if is_fortran else "C")
 
 
 def _bytes(values: NDArray[Any]) -> memoryview:

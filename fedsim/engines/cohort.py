@@ -7,7 +7,7 @@ Logical node ids are partition ids, so sampling and recordings do not depend on 
 and replies are handed over in the order of those ids, so sums do not depend on who was faster.
 
 Replies stream: a node gets the next message when it has answered the last, and of a large round
-only what a few messages hold, and `Parking` allows, lies in memory.
+only what the messages under way hold, and `Parking` allows, lies in memory.
 """
 
 from __future__ import annotations
@@ -110,17 +110,17 @@ class CohortGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """One reply a message, ascending by client, as they come; who did not answer has an error reply.
 
-        A reply's arrays lie in memory when it is handed over. When the next one is asked for, they
-        may move to disk, from where they are read again as often as somebody wants them.
+        When the next one is asked for, the arrays of a reply may move to disk, from where they are
+        read again as often as somebody wants them.
         """
         parking = Parking(self._parking, _MEMORY_BYTES)
-        for message, reply in self._exchange(list(messages), timeout):
+        for message, reply in self._exchange(list(messages), timeout, parking):
             yield _reply(reply, message)
-            for record in reply.values():
-                if isinstance(record, ArrayRecord):
-                    parking.take(record)
+            _park(reply, parking)
 
-    def _exchange(self, messages: Sequence[Message], timeout: float | None) -> Iterator[tuple[Message, dict[str, Any]]]:
+    def _exchange(
+        self, messages: Sequence[Message], timeout: float | None, parking: Parking
+    ) -> Iterator[tuple[Message, dict[str, Any]]]:
         deadline = None if timeout is None else time.monotonic() + timeout
         orders = self._orders(sorted(messages, key=lambda m: m.metadata.dst_node_id))
         idle = deque(self._nodes)
@@ -130,8 +130,7 @@ class CohortGrid(Grid):
         for place, order in enumerate(orders):
             while place not in answered:
                 late = deadline is not None and time.monotonic() > deadline
-                # No node runs far ahead of the slowest one: what it sends back has to wait in memory.
-                while idle and not late and sent < min(len(orders), place + 2 * len(self._nodes)):
+                while idle and not late and sent < len(orders):
                     node = idle.popleft()
                     names = [name for name in self._physical.push_messages([self._pack(orders[sent], node)]) if name]
                     if names:
@@ -140,8 +139,13 @@ class CohortGrid(Grid):
                 answers = list(self._physical.pull_messages(list(under_way))) if under_way else []
                 for answer in answers:
                     which, node = under_way.pop(answer.metadata.reply_to_message_id)
-                    answered[which] = _unpack(answer)
-                    idle.append(node)
+                    answered[which] = unpacked = _unpack(answer)
+                    if which != place and not isinstance(unpacked, str):
+                        for reply in unpacked.values():  # they may have to wait long for those before them
+                            _park(reply, parking)
+                    # One that fails is quick about it, and would get all there is to do.
+                    if not answer.has_error() or not (idle or under_way):
+                        idle.append(node)
                 if answers:
                     wait = _SHORTEST_WAIT
                 elif late:
@@ -152,8 +156,8 @@ class CohortGrid(Grid):
                     time.sleep(wait)
                     wait = min(2 * wait, _LONGEST_WAIT)
             got = answered.pop(place)
+            nothing = {"error": {"reason": got if isinstance(got, str) else "no reply"}}
             for message in order:
-                nothing = {"error": {"reason": got if isinstance(got, str) else "no reply"}}
                 yield message, nothing if isinstance(got, str) else got.pop(message.metadata.dst_node_id, nothing)
 
     def _orders(self, messages: Sequence[Message]) -> list[list[Message]]:
@@ -259,6 +263,12 @@ def _unpack(answer: Message) -> Answers | str:
         if isinstance(record, ArrayRecord):
             hold(record)
     return answers
+
+
+def _park(reply: Mapping[str, Any], parking: Parking) -> None:
+    for record in reply.values():
+        if isinstance(record, ArrayRecord):
+            parking.take(record)
 
 
 def _reason(text: str) -> str:

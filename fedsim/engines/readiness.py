@@ -65,9 +65,9 @@ def check_nodes(grid: Grid, nodes: Sequence[int], simulation: ConfigRecord, time
         silent.discard(reply.metadata.src_node_id)
         if reply.has_error():
             raise RunError(f"a node cannot take part: {reply.error.reason}")
-        answer = dict(reply.content.config_records["node"])
+        answer = dict(reply.content.config_records.get("node", {}))
         why = str(answer[TROUBLE]) if TROUBLE in answer else explain_difference(answer)
         if why:
-            raise RunError(f"a node on {answer['host']!r} cannot take part: {why}")
+            raise RunError(f"a node on {answer.get('host')!r} cannot take part: {why}")
     if silent:
         raise RunError(f"{len(silent)} of {len(nodes)} nodes did not answer within {timeout:.0f} s; restart them")
