@@ -57,7 +57,7 @@ def train(message: Message, context: Context) -> Message:
     if _straggles(experiment, message, client):
         raise RunError(f"straggler: did not return in round {_round(message)}")
     device = _device(experiment)
-    share = _share(experiment, message, client)
+    (share,) = _shares(experiment, message, [client])
     after, loss = local_update(
         experiment.model.to(device),
         _state(message),
@@ -75,11 +75,13 @@ def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Ma
     if message.metadata.message_type != MessageType.TRAIN:
         return {}
     experiment = _experiment(message)
-    if not experiment.vectorised:
+    if experiment.together == 1:
         return {}
     present = [client for client in clients if not _straggles(experiment, message, client)]
+    if not present:
+        return {}
     try:
-        shares = [_share(experiment, message, client) for client in present]
+        shares = _shares(experiment, message, present)
         updates = local_updates(experiment.model, _state(message), shares, _settings(message))
         return {
             client: _reply(experiment, message, share, *update)
@@ -128,9 +130,12 @@ def _straggles(experiment: Experiment, message: Message, client: int) -> bool:
     return numpy_generator(*_key(experiment, message, client), "straggler").random() < probability
 
 
-def _share(experiment: Experiment, message: Message, client: int) -> Share:
-    inputs, labels = experiment.data.train(client)
-    return Share(inputs=experiment.data.to_model(inputs), labels=labels, key=_key(experiment, message, client))
+def _shares(experiment: Experiment, message: Message, clients: Sequence[int]) -> list[Share]:
+    """What each of `clients` brings to training."""
+    data = experiment.data
+    parts = data.train_parts(clients)
+    keys = [_key(experiment, message, client) for client in clients]
+    return [Share(inputs=data.to_model(x), labels=y, key=key) for (x, y), key in zip(parts, keys, strict=True)]
 
 
 def _key(experiment: Experiment, message: Message, client: int) -> tuple[int | str, ...]:

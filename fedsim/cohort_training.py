@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from fedsim.defense import Defense
 from fedsim.messages import State
 from fedsim.randomness import generator
 from fedsim.training import LocalTraining, batches
 
-TOGETHER = 16
-"""Clients that train at once."""
 TOLERANCE = 1e-4
 """Largest L2 distance to the reference's update, relative to its L2 norm."""
-_LARGEST = 200_000  # parameters; from there on the loop is as fast (benchmarks/engines.py)
+_LARGEST = 200_000  # parameters; from there on the loop is as fast (docs/scale.md)
+_FEWEST, _MOST, _AT_ONCE = 8, 64, 1 << 21  # clients, clients, parameters of all of them, which fit into a cache
 _KNOWN = (nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.Identity)
 
 
@@ -60,6 +60,11 @@ def fits(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense])
     )
 
 
+def group_size(model: nn.Module) -> int:
+    """How many clients should train at once."""
+    return max(_FEWEST, min(_MOST, _AT_ONCE // sum(parameter.numel() for parameter in model.parameters())))
+
+
 def local_updates(
     model: nn.Module, before: State, shares: Sequence[Share], settings: LocalTraining
 ) -> list[tuple[State, float] | None]:
@@ -81,7 +86,7 @@ def local_updates(
         every = 0 if step else None  # all clients begin at the same weights
         losses_now, gradient = _gradients(model, state, inputs, labels, weights, every)
         losses += losses_now
-        active = plan.active(step)
+        training = plan.training(step)
         for name, start in before.items():
             towards = gradient[name]
             if settings.proximal_mu:
@@ -91,10 +96,14 @@ def local_updates(
             if settings.momentum:
                 momentum[name] = towards + settings.momentum * momentum[name] if step else towards
                 towards = momentum[name]
-            rate = settings.learning_rate * active.reshape(-1, *[1] * start.ndim)
-            # In place: fresh memory for all clients at once costs more than the arithmetic.
-            change = towards * -rate if settings.momentum else towards.mul_(-rate)
-            state[name] = state[name].add_(change) if step else change.add_(start)
+            if not training.all():
+                towards = towards * training.reshape(-1, *[1] * start.ndim)
+            # In place where that is safe: fresh memory for all clients costs more than the arithmetic.
+            if step:
+                state[name] = state[name].sub_(towards, alpha=settings.learning_rate)
+            else:
+                out = None if settings.momentum else towards
+                state[name] = torch.sub(start, towards, alpha=settings.learning_rate, out=out)
     means = (losses / plan.steps).tolist()
     finite = torch.stack([tensor.flatten(1).sum(1) for tensor in state.values()]).isfinite().all(0).tolist()
     afters = [
@@ -136,17 +145,14 @@ class _Plan:
 
     @classmethod
     def of(cls, shares: Sequence[Share], settings: LocalTraining) -> _Plan:
-        most = max(len(share.labels) for share in shares)
         drawn = [list(batches(len(s.labels), settings, generator(*s.key, "order"))) for s in shares]
         steps = max(map(len, drawn))
         width = max(len(batch) for own in drawn for batch in own)
-        inputs = torch.zeros(len(shares), most, *shares[0].inputs.shape[1:])
-        labels = torch.zeros(len(shares), most, dtype=torch.int64)
+        inputs = pad_sequence([share.inputs for share in shares], batch_first=True)
+        labels = pad_sequence([share.labels for share in shares], batch_first=True)
         index = torch.zeros(len(shares), steps, width, dtype=torch.int64)
         weights = torch.zeros(len(shares), steps, width)
-        for place, (share, own) in enumerate(zip(shares, drawn, strict=True)):
-            inputs[place, : len(share.labels)] = share.inputs
-            labels[place, : len(share.labels)] = share.labels
+        for place, own in enumerate(drawn):
             for step, batch in enumerate(own):
                 index[place, step, : len(batch)] = batch
                 weights[place, step, : len(batch)] = 1 / len(batch)
@@ -157,6 +163,6 @@ class _Plan:
         rows, index = torch.arange(len(self.index))[:, None], self.index[:, step]
         return self.inputs[rows, index], self.labels[rows, index], self.weights[:, step]
 
-    def active(self, step: int) -> Tensor:
-        """`client`, one while she trains and zero when she has finished."""
-        return (self.steps > step).float()
+    def training(self, step: int) -> Tensor:
+        """`client`, whether she has not finished yet."""
+        return self.steps > step

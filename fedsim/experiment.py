@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsim import registry
 from fedsim.attack import Attack
-from fedsim.cohort_training import fits
+from fedsim.cohort_training import fits, group_size
 from fedsim.config import AttackFile, AttackTable, Config, PartitionTable, check
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense
@@ -114,10 +114,11 @@ class Experiment:
         return LocalTraining(**self.config.training.model_dump())
 
     @cached_property
-    def vectorised(self) -> bool:
-        """Whether clients train several at once."""
+    def together(self) -> int:
+        """How many clients train at once; 1 where each trains in a loop of her own."""
         federation = self.config.federation
-        return federation.vectorise and federation.device == "cpu" and fits(self.model, self.training, self.defenses)
+        can = federation.vectorise and federation.device == "cpu" and fits(self.model, self.training, self.defenses)
+        return group_size(self.model) if can else 1
 
     @cached_property
     def defenses(self) -> list[Defense]:

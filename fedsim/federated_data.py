@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,7 +60,14 @@ class FederatedData:
 
     def train(self, client: int) -> tuple[Tensor, Tensor]:
         """The training inputs of `client` in [0, 1], and their labels."""
-        return _take(self.dataset.train, self._assigned[client][0])
+        return self.train_parts([client])[0]
+
+    def train_parts(self, clients: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """The same of each of `clients`, gathered in one go."""
+        shares = [self._assigned[client][0] for client in clients]
+        inputs, labels = _take(self.dataset.train, np.concatenate(shares))
+        sizes = [len(share) for share in shares]
+        return list(zip(torch.split(inputs, sizes), torch.split(labels, sizes), strict=True))
 
     def test(self, client: int) -> tuple[Tensor, Tensor]:
         """What `client` holds out, in [0, 1]; may be empty."""

@@ -19,7 +19,6 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.cohort_training import TOGETHER
 from fedsim.config import load_config
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import CohortGrid
@@ -92,10 +91,10 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
 def _logical(experiment: Experiment, folder: RunFolder, grid: Grid) -> CohortGrid:
     """A node for each client, over nodes that are ready to work."""
     federation, simulation = experiment.config.federation, _simulation(experiment)
-    nodes = wait_for_nodes(grid, federation.supernodes if federation.engine == "flower" else None)
+    expected = federation.supernodes if federation.engine == "flower" else None
+    nodes = wait_for_nodes(grid, expected, federation.timeout)
     check_nodes(grid, nodes, simulation, federation.timeout)
-    together = TOGETHER if experiment.vectorised else 1
-    return CohortGrid(grid, federation.clients, simulation, nodes, together=together, parking=folder.path)
+    return CohortGrid(grid, federation.clients, simulation, nodes, together=experiment.together, parking=folder.path)
 
 
 def _round(

@@ -31,13 +31,14 @@ def explain_difference(there: Mapping[str, object]) -> str | None:
     return None
 
 
-def wait_for_nodes(grid: Grid, expected: int | None) -> list[int]:
+def wait_for_nodes(grid: Grid, expected: int | None, timeout: float = _PATIENCE) -> list[int]:
     """The ids of the nodes, once `expected` have connected, or, without a number, once their number stands still.
 
     Raises:
-        RunError: too few came within a minute.
+        RunError: too few came within `timeout` seconds, at most a minute.
     """
-    deadline = time.monotonic() + _PATIENCE
+    patience = min(timeout, _PATIENCE)
+    deadline = time.monotonic() + patience
     before: list[int] = []
     while time.monotonic() < deadline:
         nodes = sorted(grid.get_node_ids())
@@ -46,9 +47,9 @@ def wait_for_nodes(grid: Grid, expected: int | None) -> list[int]:
         before = nodes
         time.sleep(0.05)
     if expected is None:
-        raise RunError(f"no node connected within {_PATIENCE:.0f} s; start the nodes first")
+        raise RunError(f"no node connected within {patience:.0f} s; start the nodes first")
     raise RunError(
-        f"{len(before)} of {expected} SuperNodes connected within {_PATIENCE:.0f} s; "
+        f"{len(before)} of {expected} SuperNodes connected within {patience:.0f} s; "
         "start the others, or lower federation.supernodes"
     )
 

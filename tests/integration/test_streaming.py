@@ -6,6 +6,7 @@ import errno
 import os
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from flwr.app import Context, RecordDict
 from safetensors import safe_open
 
 import clients.app
+import fedsim.cohort_training
 import fedsim.engines.cohort
 from clients.app import app as client_app
-from fedsim.cohort_training import TOGETHER, TOLERANCE
+from fedsim.cohort_training import TOLERANCE
 from fedsim.config import Config
 from fedsim.engines.arrays import Held
 from fedsim.engines.serial import InProcessGrid
@@ -147,6 +149,15 @@ def both(tiny_config: Tiny, serial_run: Run, path: Path, **tables: Any) -> tuple
     return runs[0], runs[1]
 
 
+TOGETHER = 16
+
+
+@pytest.fixture(autouse=True)
+def several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there is more than one of them without hundreds of clients."""
+    monkeypatch.setattr(fedsim.cohort_training, "_MOST", TOGETHER)
+
+
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many each group of clients gave that trained at once."""
@@ -248,13 +259,15 @@ def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
 def test_who_diverges_in_a_group_fails_alone_and_with_the_loops_sentence(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    share = clients.app._share
+    shares = clients.app._shares
 
-    def huge(experiment: Any, message: Any, client: int) -> Any:
-        made = share(experiment, message, client)
-        return made if client != 2 else type(made)(inputs=made.inputs * torch.inf, labels=made.labels, key=made.key)
+    def huge(experiment: Any, message: Any, several: Any) -> Any:
+        made = dict(zip(several, shares(experiment, message, several), strict=True))
+        if 2 in made:
+            made[2] = replace(made[2], inputs=made[2].inputs * torch.inf)
+        return list(made.values())
 
-    monkeypatch.setattr(clients.app, "_share", huge)
+    monkeypatch.setattr(clients.app, "_shares", huge)
     vectorised, loop = both(tiny_config, serial_run, tmp_path, federation={"clients": 6, "rounds": 2})
     assert farthest(vectorised, loop) < TOLERANCE
     assert {frozenset(failed) for failed in failures(vectorised).values()} == {frozenset({2})}
