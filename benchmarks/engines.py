@@ -106,12 +106,26 @@ def sections(folder: Path, *, quick: bool, peers: bool) -> dict[str, Section]:
         recording.name += ", recording"
         return Section(f"{title}, {few(clients)} clients", UPDATE, [*rows, recording])
 
+    def grow(job: str, clients: int) -> list[Row]:
+        plain = [row(name, job, few(clients), 4) for name in (BARE, SERIAL, RAY)]
+        recording = [row(name, job, few(clients), 4, "--record") for name in (SERIAL, RAY)]
+        for measured in (*plain, *recording):
+            measured.name = f"{job}, {measured.name}"
+        for measured in recording:
+            measured.name += ", recording"
+        return [*plain, *recording]
+
     ours = [BARE, SERIAL, RAY, STOCK]
     return {
         "mlp-100": compare("mlp, 60 k parameters, 1 step", "mlp", 100, 12, list(MODULES)),
         "mlp-1000": compare("mlp, 60 k parameters, 1 step", "mlp", 1000, 4, list(MODULES)),
         "lenet": compare("LeNet-5, 62 k parameters, 10 steps", "lenet", 100, 4, ours),
         "cnn": compare("cnn, 1.03 M parameters, 10 steps", "cnn", 20, 4, ours),
+        "parameters": Section(
+            "parameters: one step of 1.0 M (wide, 40 clients) and 10 M (wider, 8 clients)",
+            UPDATE,
+            [*grow("wide", 40), *grow("wider", 8)],
+        ),
         "logical": Section(
             "logical clients: mlp on engine serial",
             ROUND,

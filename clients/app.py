@@ -14,10 +14,10 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from clients.mods import defended
-from fedsim.cohort_training import Share, local_updates
+from fedsim.cohort_training import Share, local_updates, pays
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT, play_cohort
-from fedsim.engines.readiness import READY, TROUBLE, versions
+from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
 from fedsim.errors import ConfigError, FedsimError, RunError
 from fedsim.experiment import Experiment
 from fedsim.messages import State
@@ -46,6 +46,8 @@ def ready(message: Message, context: Context) -> Message:
         experiment.data.train(0)
     except FedsimError as error:
         answer[TROUBLE] = str(error)
+    except Exception as error:  # whatever it is, the versions have to come along: they may be the reason
+        answer[TROUBLE] = in_a_line(f"{type(error).__name__}: {error}")
     return Message(RecordDict({"node": ConfigRecord(answer)}), reply_to=message)
 
 
@@ -81,8 +83,10 @@ def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Ma
     if not present:
         return {}
     try:
-        shares = _shares(experiment, message, present)
-        updates = local_updates(experiment.model, _state(message), shares, _settings(message))
+        shares, settings = _shares(experiment, message, present), _settings(message)
+        if not pays(shares, settings):
+            return {}
+        updates = local_updates(experiment.model, _state(message), shares, settings)
         return {
             client: _reply(experiment, message, share, *update)
             for client, share, update in zip(present, shares, updates, strict=True)

@@ -1,8 +1,9 @@
 """Local training of several clients at once: one batched computation instead of a loop, for small networks.
 
 A small network's step is mostly overhead, which a batch of clients pays once. The result is that of
-`fedsim.training.local_update`, the reference, up to the order of float sums: relative to the size of
-the update they differ by less than `TOLERANCE`.
+`fedsim.training.local_update`, the reference, up to the order of float sums: where training is stable,
+they differ by less than `TOLERANCE` of the size of the update. (Where it is chaotic, a large step
+size over hundreds of steps, any two orders of summation lead apart.)
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ def fits(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense])
     )
 
 
+def pays(shares: Sequence[Share], settings: LocalTraining) -> bool:
+    """Whether these clients have about the same to do; the others wait for who has most."""
+    counts = [len(share.labels) for share in shares]
+    steps = [settings.steps(count) for count in counts]
+    widths = [min(count, settings.batch_size) for count in counts]
+    useful = sum(step * width for step, width in zip(steps, widths, strict=True))
+    return len(shares) * max(steps) * max(widths) <= 2 * useful
+
+
 def group_size(model: nn.Module) -> int:
     """How many clients should train at once."""
     return max(_FEWEST, min(_MOST, _AT_ONCE // sum(parameter.numel() for parameter in model.parameters())))
@@ -83,8 +93,8 @@ def local_updates(
     losses = torch.zeros(len(shares))
     for step in range(plan.index.shape[1]):
         inputs, labels, weights = plan.batch(step)
-        every = 0 if step else None  # all clients begin at the same weights
-        losses_now, gradient = _gradients(model, state, inputs, labels, weights, every)
+        state_axis = 0 if step else None  # all clients begin at the same weights
+        losses_now, gradient = _gradients(model, state, inputs, labels, weights, state_axis)
         losses += losses_now
         training = plan.training(step)
         for name, start in before.items():
@@ -113,7 +123,7 @@ def local_updates(
 
 
 def _gradients(
-    model: nn.Module, state: State, inputs: Tensor, labels: Tensor, weights: Tensor, every: int | None
+    model: nn.Module, state: State, inputs: Tensor, labels: Tensor, weights: Tensor, state_axis: int | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradient of each client's batch."""
 
@@ -121,7 +131,7 @@ def _gradients(
         logits = functional_call(model, dict(state), (inputs,))
         return (cross_entropy(logits, labels, reduction="none") * weights).sum()
 
-    gradient, value = vmap(grad_and_value(loss), in_dims=(every, 0, 0, 0))(state, inputs, labels, weights)
+    gradient, value = vmap(grad_and_value(loss), in_dims=(state_axis, 0, 0, 0))(state, inputs, labels, weights)
     return value, gradient
 
 

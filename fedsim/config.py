@@ -232,6 +232,8 @@ class Config(AttackFile):
         ):
             if isinstance(chosen, list):
                 _check_choice(where, chosen, count, what)
+        if self.federation.address and self.federation.port:
+            raise ValueError("federation.port: with an address nothing is started here, so there is no port to choose")
         # A run folder may come from a stranger: what it holds names no code and no files.
         if isinstance(self.adversary.knowledge.model, str):
             raise ValueError(

@@ -169,7 +169,7 @@ class Recorder:
             expected = sum(self.plan.keeps_client(update.client) for update in updates)
         try:
             with in_one_step(path) as temporary, _RoundFile(temporary, number, expected or 1) as file:
-                for update in updates:
+                for update in _received(updates, number):
                     if self.plan.keeps_client(update.client):
                         file.add(update)
                 file.finish(failures or {}, config or {})
@@ -178,6 +178,14 @@ class Recorder:
                 f"{path}: cannot be written ({error.strerror}); "
                 "the rounds before it are kept, make room and resume the run"
             ) from error
+
+
+def _received(updates: Iterable[Update], number: int) -> Iterator[Update]:
+    """`updates`, whose own trouble is not that of the disk."""
+    try:
+        yield from updates
+    except OSError as error:
+        raise RunError(f"round {number}: the replies did not arrive ({error}); resume the run") from error
 
 
 class _RoundFile:

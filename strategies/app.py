@@ -85,15 +85,15 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
             if attack is not None:
                 attack(number)
             if number == done + 1:
+                gc.collect()
                 gc.freeze()  # what the first round made for good; looking through it takes longer than a small round
 
 
 def _logical(experiment: Experiment, folder: RunFolder, grid: Grid) -> CohortGrid:
     """A node for each client, over nodes that are ready to work."""
     federation, simulation = experiment.config.federation, _simulation(experiment)
-    expected = federation.supernodes if federation.engine == "flower" else None
-    nodes = wait_for_nodes(grid, expected, federation.timeout)
-    check_nodes(grid, nodes, simulation, federation.timeout)
+    nodes = wait_for_nodes(grid, federation.supernodes if federation.engine == "flower" else 1)
+    check_nodes(grid, nodes, simulation)
     return CohortGrid(grid, federation.clients, simulation, nodes, together=experiment.together, parking=folder.path)
 
 

@@ -44,6 +44,9 @@ class Held(Array):
         # Flower watches assignments, to forget hashes that it has computed; here there are none.
         self.__dict__.update(dtype=_name(values.dtype), shape=values.shape, stype=_NUMPY, _values=values, _parked=None)
 
+    def __repr__(self) -> str:
+        return f"Held({self.dtype}, {self.shape})"
+
     @property
     def data(self) -> bytes:  # type: ignore[override]
         """The bytes of an .npy file."""
@@ -100,7 +103,7 @@ class Parking:
     def __init__(self, folder: Path | None, limit: int) -> None:
         self._folder = folder or Path(tempfile.gettempdir())
         self._left = limit
-        self._staying: set[int] = set()
+        self._staying: dict[int, ArrayRecord] = {}  # kept, so that nobody else gets their ids
         self._file: BinaryIO | None = None
 
     def take(self, record: ArrayRecord) -> None:
@@ -115,7 +118,7 @@ class Parking:
             return
         if size <= self._left:
             self._left -= size
-            self._staying.add(id(record))
+            self._staying[id(record)] = record
             return
         try:
             if self._file is None:

@@ -12,8 +12,8 @@ only what the messages under way hold, and `Parking` allows, lies in memory.
 
 from __future__ import annotations
 
+import gc
 import math
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +29,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedsim.engines.arrays import Parking, hold
+from fedsim.engines.readiness import in_a_line
 from fedsim.errors import FedsimError
 
 COHORT = "query.cohort"
@@ -36,7 +37,10 @@ _ORDER = "cohort"
 _FAILED = 2
 _MESSAGE_BYTES = 64 << 20
 _MEMORY_BYTES = 512 << 20
+_MUCH = 128 << 20
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.25
+_GRACE = 5.0
+_TOO_LATE = "no reply in time"
 
 Answers = dict[int, dict[str, Any]]
 Replies = Mapping[int, Mapping[str, Any]]
@@ -74,6 +78,7 @@ class CohortGrid(Grid):
         self._parking = parking
         self._replies: dict[str, Message] = {}
         self._sent = 0
+        self._late: dict[str, int] = {}
 
     def set_run(self, run: Run) -> None:
         """See Grid."""
@@ -113,52 +118,32 @@ class CohortGrid(Grid):
         When the next one is asked for, the arrays of a reply may move to disk, from where they are
         read again as often as somebody wants them.
         """
+        messages = list(messages)
+        if messages and len(messages) * _size(messages[0].content) > _MUCH:
+            gc.collect()  # Flower's records refer to themselves, so those of the last round are still about
         parking = Parking(self._parking, _MEMORY_BYTES)
-        for message, reply in self._exchange(list(messages), timeout, parking):
+        for message, reply in self._exchange(messages, timeout, parking):
             yield _reply(reply, message)
             _park(reply, parking)
 
     def _exchange(
         self, messages: Sequence[Message], timeout: float | None, parking: Parking
     ) -> Iterator[tuple[Message, dict[str, Any]]]:
-        deadline = None if timeout is None else time.monotonic() + timeout
         orders = self._orders(sorted(messages, key=lambda m: m.metadata.dst_node_id))
-        idle = deque(self._nodes)
-        under_way: dict[str, tuple[int, int]] = {}
-        answered: dict[int, Answers | str] = {}
-        sent, wait = 0, _SHORTEST_WAIT
-        for place, order in enumerate(orders):
-            while place not in answered:
-                late = deadline is not None and time.monotonic() > deadline
-                while idle and not late and sent < len(orders):
-                    node = idle.popleft()
-                    names = [name for name in self._physical.push_messages([self._pack(orders[sent], node)]) if name]
-                    if names:
-                        under_way[names[0]] = (sent, node)
-                        sent += 1
-                answers = list(self._physical.pull_messages(list(under_way))) if under_way else []
-                for answer in answers:
-                    which, node = under_way.pop(answer.metadata.reply_to_message_id)
-                    answered[which] = unpacked = _unpack(answer)
-                    if which != place and not isinstance(unpacked, str):
-                        for reply in unpacked.values():  # they may have to wait long for those before them
-                            _park(reply, parking)
-                    # One that fails is quick about it, and would get all there is to do.
-                    if not answer.has_error() or not (idle or under_way):
-                        idle.append(node)
-                if answers:
-                    wait = _SHORTEST_WAIT
-                elif late:
-                    answered[place] = "no reply in time"
-                elif not under_way:
-                    answered[place] = "no node takes messages any more"
-                else:
-                    time.sleep(wait)
-                    wait = min(2 * wait, _LONGEST_WAIT)
-            got = answered.pop(place)
-            nothing = {"error": {"reason": got if isinstance(got, str) else "no reply"}}
-            for message in order:
-                yield message, nothing if isinstance(got, str) else got.pop(message.metadata.dst_node_id, nothing)
+        work = _Work(self._physical, self._nodes, self._late, parking, timeout)
+        try:
+            for place, order in enumerate(orders):
+                while place not in work.answered:
+                    while work.wants_more and work.sent < len(orders):
+                        work.send(lambda node, seconds: self._pack(orders[work.sent], node, seconds))
+                    if not work.receive(place):
+                        work.wait_or_give_up(place)
+                got = work.answered.pop(place)
+                nothing = {"error": {"reason": got if isinstance(got, str) else "no reply"}}
+                for message in order:
+                    yield message, nothing if isinstance(got, str) else got.pop(message.metadata.dst_node_id, nothing)
+        finally:
+            self._late = {name: node for name, (_, node) in work.under_way.items()}
 
     def _orders(self, messages: Sequence[Message]) -> list[list[Message]]:
         """Runs of messages with one content, short enough to keep all nodes busy and messages small."""
@@ -171,17 +156,82 @@ class CohortGrid(Grid):
             orders += [alike[start : start + length] for start in range(0, len(alike), length)]
         return orders
 
-    def _pack(self, order: Sequence[Message], node: int) -> Message:
-        names = ConfigRecord(
+    def _pack(self, order: Sequence[Message], node: int, seconds: float) -> Message:
+        job = ConfigRecord(
             {
                 "clients": [message.metadata.dst_node_id for message in order],
                 "together": self._together,
                 "num-partitions": self._clients,
                 "message-type": order[0].metadata.message_type,
+                "seconds": seconds,
             }
         )
-        content = RecordDict({**order[0].content, "simulation": self._simulation, _ORDER: names})
+        content = RecordDict({**order[0].content, "simulation": self._simulation, _ORDER: job})
         return Message(content, dst_node_id=node, message_type=COHORT)
+
+
+class _Work:
+    """Orders on their way to the nodes and back.
+
+    Attributes:
+        under_way: message id to the place of its order, and its node. The place is None for what was
+            given up in an earlier exchange: its node is busy until it has answered.
+        answered: place of an order to what came back, or why nothing did.
+        sent: how many orders were sent.
+    """
+
+    def __init__(
+        self, grid: Grid, nodes: Sequence[int], late: Mapping[str, int], parking: Parking, timeout: float | None
+    ) -> None:
+        self._grid = grid
+        self._parking = parking
+        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        # Nodes stop beginning with clients at the deadline; what they have by then may still come.
+        self._end = math.inf if timeout is None else self._deadline + min(_GRACE, timeout / 4)
+        self._wait = _SHORTEST_WAIT
+        self._idle = deque(node for node in nodes if node not in late.values())
+        self.under_way: dict[str, tuple[int | None, int]] = {name: (None, node) for name, node in late.items()}
+        self.answered: dict[int, Answers | str] = {}
+        self.sent = 0
+
+    @property
+    def wants_more(self) -> bool:
+        return bool(self._idle) and time.monotonic() < self._deadline
+
+    def send(self, pack: Callable[[int, float], Message]) -> None:
+        """Give the next order to a node that has nothing to do; a node that does not take it is left out."""
+        node = self._idle.popleft()
+        message = pack(node, self._deadline - time.monotonic())
+        names = [name for name in self._grid.push_messages([message]) if name]
+        if names:
+            self.under_way[names[0]] = (self.sent, node)
+            self.sent += 1
+
+    def receive(self, place: int) -> bool:
+        """Take the answers that are there; whether there were any. The next to be handed over is that of `place`."""
+        answers = list(self._grid.pull_messages(list(self.under_way))) if self.under_way else []
+        for answer in answers:
+            which, node = self.under_way.pop(answer.metadata.reply_to_message_id)
+            # One that fails is quick about it, and would get all there is to do.
+            if not answer.has_error() or not (self._idle or self.under_way):
+                self._idle.append(node)
+            if which is None:
+                continue
+            self.answered[which] = unpacked = _unpack(answer)
+            if which != place and not isinstance(unpacked, str):
+                for reply in unpacked.values():  # they may have to wait long for those before them
+                    _park(reply, self._parking)
+        return bool(answers)
+
+    def wait_or_give_up(self, place: int) -> None:
+        """Pause, unless there is nothing to wait for."""
+        if time.monotonic() > self._end:
+            self.answered[place] = _TOO_LATE
+        elif not self.under_way and not self.wants_more:
+            self.answered[place] = _TOO_LATE if time.monotonic() > self._deadline else "no node takes messages any more"
+        else:
+            time.sleep(self._wait)
+            self._wait = min(2 * self._wait, _LONGEST_WAIT)
 
 
 def play_cohort(
@@ -198,9 +248,13 @@ def play_cohort(
     order: dict[str, Any] = dict(message.content[_ORDER])
     shared = {key: record for key, record in message.content.items() if key != _ORDER}
     clients, together = order["clients"], order["together"]
+    deadline = time.monotonic() + order["seconds"]
     answers = RecordDict()
     for start in range(0, len(clients), together):
         group = clients[start : start + together]
+        if time.monotonic() > deadline:
+            answers.update({f"{client}/error": ConfigRecord({"reason": _TOO_LATE}) for client in group})
+            continue
         done = ahead(_logical(message, shared, group[0], order["message-type"]), group) if ahead else {}
         for client in group:
             if client in done:
@@ -255,7 +309,7 @@ def _addressed(physical: Metadata, client: int, message_type: str) -> Metadata:
 def _unpack(answer: Message) -> Answers | str:
     """What each client sent back, or why none did."""
     if answer.has_error():
-        return _reason(answer.error.reason or "its node failed")
+        return in_a_line(answer.error.reason or "its node failed")
     answers: Answers = {}
     for key, record in answer.content.items():
         owner, name = key.split("/", 1)
@@ -269,12 +323,6 @@ def _park(reply: Mapping[str, Any], parking: Parking) -> None:
     for record in reply.values():
         if isinstance(record, ArrayRecord):
             parking.take(record)
-
-
-def _reason(text: str) -> str:
-    """Why a node failed, without the wrapping that Flower's engine puts round an exception."""
-    wrapped = re.fullmatch(r"<class '(?:\w+\.)*(\w+)'>:<'(.*)'>", text, re.DOTALL)
-    return f"{wrapped[1]}: {wrapped[2].strip().splitlines()[0]}" if wrapped and wrapped[2].strip() else text
 
 
 def _reply(answer: dict[str, Any], message: Message) -> Message:

@@ -33,6 +33,7 @@ _LOCAL = "fedsim"
 _HOST = "127.0.0.1"
 _PATIENCE = 120.0
 _PAUSE = 0.1
+_BETWEEN_STREAMS = 2.0
 _ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -165,8 +166,9 @@ def _wait_for_end(processes: Processes, servers: Sequence[Started], relay: Relay
             relay()
             _check(alive)
             time.sleep(_PAUSE)
+        processes.end(stream)
         text = processes.call("status", [flwr, "ls", connection, "--run-id", run, "--format", "json"], _PATIENCE)
-        listed = _json(text)["runs"][0]
+        (listed,) = _json(text).get("runs") or [{"status": "finished:unknown"}]
         status, why = listed["status"], listed.get("status-details", "N/A")
         relay()
         if status == "finished:completed":
@@ -174,6 +176,7 @@ def _wait_for_end(processes: Processes, servers: Sequence[Started], relay: Relay
         if status.startswith("finished"):
             hint = "" if servers else "; the SuperLink must see the run folder under the same path"
             raise RunError(relay.error or f"the run ended as '{status}' ({why}); see {stream.log.parent}{hint}")
+        time.sleep(_BETWEEN_STREAMS)  # the connection broke, not the run
 
 
 def _check(alive: dict[str, Started]) -> None:

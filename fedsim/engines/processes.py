@@ -97,9 +97,17 @@ class Processes:
             if time.monotonic() > deadline:
                 raise RunError(f"{name}: no end after {seconds:.0f} s; see {started.log}")
             time.sleep(_PAUSE)
-        if started.exit_code != 0:
+        code = started.exit_code
+        self.end(started)
+        if code != 0:
             raise RunError(f"{name}: failed ({started.last_words()}); see {started.log}")
         return started.said()
+
+    def end(self, started: Started) -> None:
+        """End a command that is not needed any more, with all that it started."""
+        self._started.remove(started)
+        _signal(started, signal.SIGKILL)
+        _bury(started)
 
     def __enter__(self) -> Processes:
         return self
@@ -114,9 +122,7 @@ class Processes:
         for started in self._started:
             _signal(started, signal.SIGKILL)  # also where the leader ended: others of its group may live
         for started in self._started:
-            started.leader.wait()
-            assert started.leader.stdin is not None
-            started.leader.stdin.close()
+            _bury(started)
         self._started = []
 
 
@@ -124,6 +130,12 @@ def _signal(started: Started, number: signal.Signals) -> None:
     """To the whole group, whose number is ours for as long as its leader was not waited for."""
     with suppress(ProcessLookupError):
         os.killpg(started.leader.pid, number)
+
+
+def _bury(started: Started) -> None:
+    started.leader.wait()
+    assert started.leader.stdin is not None
+    started.leader.stdin.close()
 
 
 @contextmanager

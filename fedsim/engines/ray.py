@@ -1,7 +1,7 @@
 """The Ray engine: Flower's stock simulation engine, two physical nodes an actor.
 
-Private names of Flower are touched here and in `serial` only: the public `run_simulation` warns
-that it will go and cannot hand a run_config to the ServerApp.
+Private names of Flower are used because the public `run_simulation` warns that it will go and cannot
+hand a run_config to the ServerApp, and because its pools have sizes that suit one machine.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
@@ -33,8 +33,7 @@ _ENVIRONMENT = {
     "RAY_max_direct_call_object_size": "10000000",
     "RAY_task_rpc_inlined_bytes_limit": "100000000",
 }
-_PATIENCE = 60
-_POOL = "ThreadPoolExecutor"
+_PATIENCE = 20.0
 NODES_PER_ACTOR = 2
 
 
@@ -71,6 +70,7 @@ def launch(
             f"engine 'ray' needs Flower with Ray ({error}); pip install 'flwr[simulation]' or use engine 'serial'"
         ) from error
 
+    python_path = os.environ.get("PYTHONPATH")
     # A crashed actor comes back, and what it was at is tried once more; without this it would swallow
     # every later message.
     resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus_per_actor, "max_restarts": -1, "max_task_retries": 1}
@@ -80,7 +80,7 @@ def launch(
             _compare_hosts()
         count = _actors(resources, actors)
         log.info("training in %d Ray actors%s", count, f" of the cluster at {address}" if address else "")
-        with _thread_for_each(count):
+        with _pools_of(count):
             _run_simulation(
                 num_supernodes=node_count(count, clients),
                 exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
@@ -91,11 +91,12 @@ def launch(
             )
     except FedsimError:
         raise
-    except (RuntimeError, ConnectionError, ValueError) as error:
+    except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
         raise RunError(f"engine ray: {_first_line(error.__cause__ or error)}") from error
     finally:
         if ray.is_initialized():
             ray.shutdown()
+        _restore("PYTHONPATH", python_path)
 
 
 def node_count(actors: int, clients: int) -> int:
@@ -105,6 +106,7 @@ def node_count(actors: int, clients: int) -> int:
 
 def _connect(address: str | None, actors: int | None) -> None:
     """Start Ray, or join a cluster; Flower uses what it finds."""
+    import grpc
     import ray
 
     path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
@@ -116,9 +118,16 @@ def _connect(address: str | None, actors: int | None) -> None:
         return
     log.info("joining the Ray cluster at %s", address)
     try:
-        if place := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would go on asking for minutes
-            socket.create_connection((place[1], int(place[2])), timeout=_PATIENCE).close()
-        ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path, **_ENVIRONMENT}}, **quiet)
+        if re.fullmatch(r".+:\d+", address):  # Ray itself would go on asking for minutes
+            with grpc.insecure_channel(address) as channel:
+                grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
+        data = {"FEDSIM_DATA": os.environ["FEDSIM_DATA"]} if "FEDSIM_DATA" in os.environ else {}
+        ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path, **_ENVIRONMENT, **data}}, **quiet)
+    except grpc.FutureTimeoutError as error:
+        raise RunError(
+            f"federation.address: no Ray cluster answers at '{address}' within {_PATIENCE:.0f} s; "
+            "start one there with `ray start --head`, or leave the address out"
+        ) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise RunError(
             f"federation.address: no Ray cluster to join at '{address}' ({_first_line(error)}); "
@@ -140,7 +149,9 @@ def _compare_hosts() -> None:
     for answer, node in hosts.items():
         where = f"the Ray host {node['NodeManagerAddress']} cannot take part"
         try:
-            there = ray.get(answer, timeout=_PATIENCE)
+            there = ray.get(answer, timeout=3 * _PATIENCE)
+        except ray.exceptions.RayTaskError as error:
+            raise RunError(f"{where}: {_first_line(error.cause)}") from error
         except ray.exceptions.RayError as error:
             raise RunError(f"{where}: {_first_line(error)}") from error
         if why := explain_difference(there):
@@ -148,7 +159,7 @@ def _compare_hosts() -> None:
 
 
 def _actors(resources: dict[str, Any], wanted: int | None) -> int:
-    """How many actors Flower will start: as many as fit."""
+    """How many actors to start: as many as wanted and as fit."""
     import ray
     from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
@@ -167,19 +178,28 @@ def _actors(resources: dict[str, Any], wanted: int | None) -> int:
         ) from error
     if wanted and count < wanted:
         log.warning("federation.actors: %d asked for, but there is room for %d", wanted, count)
-    return count
+    return min(count, wanted or count)
 
 
 @contextmanager
-def _thread_for_each(actors: int) -> Iterator[None]:
-    """Flower keeps actors busy from the threads of a pool of the default size: 32 at most, whatever the cluster."""
-    from flwr.server.superlink.fleet.vce import vce_api
+def _pools_of(actors: int) -> Iterator[None]:
+    """Let Flower start `actors` actors, and keep all of them busy.
 
-    setattr(vce_api, _POOL, partial(ThreadPoolExecutor, max_workers=actors))
-    try:
+    It would start as many as fit into the cluster, and serve them from the threads of a pool of
+    Python's default size, 32 at most.
+    """
+    from flwr.server.superlink.fleet.vce import vce_api
+    from flwr.simulation.ray_transport import ray_actor
+
+    threads = patch.object(vce_api, "ThreadPoolExecutor", partial(ThreadPoolExecutor, max_workers=actors))
+    with threads, patch.object(ray_actor, "pool_size_from_resources", lambda resources: actors):
         yield
-    finally:
-        setattr(vce_api, _POOL, ThreadPoolExecutor)
+
+
+def _restore(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -15,7 +16,7 @@ from fedsim.errors import RunError
 READY = "query.ready"
 TROUBLE = "trouble"
 _COMPARED = ("fedsim-curious", "flwr", "torch")
-_PATIENCE = 60.0
+_TO_CONNECT, _TO_ANSWER = 60.0, 300.0
 
 
 def versions() -> dict[str, str]:
@@ -31,44 +32,49 @@ def explain_difference(there: Mapping[str, object]) -> str | None:
     return None
 
 
-def wait_for_nodes(grid: Grid, expected: int | None, timeout: float = _PATIENCE) -> list[int]:
-    """The ids of the nodes, once `expected` have connected, or, without a number, once their number stands still.
+def in_a_line(reason: str) -> str:
+    """Why a node failed, without the wrapping that Flower's engines put round an exception."""
+    wrapped = re.fullmatch(r"<class '(?:\w+\.)*(\w+)'>:<'(.*)'>", reason, re.DOTALL)
+    name, text = (f"{wrapped[1]}: ", wrapped[2]) if wrapped else ("", reason)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return name + (lines[0] if lines else "no reason given")
+
+
+def wait_for_nodes(grid: Grid, expected: int) -> list[int]:
+    """The ids of the nodes, once at least `expected` have connected and their number stands still.
 
     Raises:
-        RunError: too few came within `timeout` seconds, at most a minute.
+        RunError: too few came within a minute.
     """
-    patience = min(timeout, _PATIENCE)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + _TO_CONNECT
     before: list[int] = []
     while time.monotonic() < deadline:
         nodes = sorted(grid.get_node_ids())
-        if nodes and (nodes == before if expected is None else len(nodes) >= expected):
-            return nodes[:expected]
+        if nodes == before and len(nodes) >= expected:
+            return nodes
         before = nodes
         time.sleep(0.05)
-    if expected is None:
-        raise RunError(f"no node connected within {patience:.0f} s; start the nodes first")
     raise RunError(
-        f"{len(before)} of {expected} SuperNodes connected within {patience:.0f} s; "
-        "start the others, or lower federation.supernodes"
+        f"{len(before)} of {expected} nodes connected within {_TO_CONNECT:.0f} s; start the others, "
+        "or, if they are SuperNodes, lower federation.supernodes"
     )
 
 
-def check_nodes(grid: Grid, nodes: Sequence[int], simulation: ConfigRecord, timeout: float) -> None:
+def check_nodes(grid: Grid, nodes: Sequence[int], simulation: ConfigRecord) -> None:
     """Ask every node whether it can take part.
 
     Raises:
-        RunError: one cannot, for the reason that it gives, or does not answer.
+        RunError: one cannot, for the reason that it gives, or does not answer within five minutes.
     """
     messages = [Message(RecordDict({"simulation": simulation}), dst_node_id=node, message_type=READY) for node in nodes]
     silent = set(nodes)
-    for reply in grid.send_and_receive(messages, timeout=timeout):
+    for reply in grid.send_and_receive(messages, timeout=_TO_ANSWER):
         silent.discard(reply.metadata.src_node_id)
         if reply.has_error():
-            raise RunError(f"a node cannot take part: {reply.error.reason}")
+            raise RunError(f"a node cannot take part: {in_a_line(reply.error.reason or 'it failed')}")
         answer = dict(reply.content.config_records.get("node", {}))
-        why = str(answer[TROUBLE]) if TROUBLE in answer else explain_difference(answer)
-        if why:
+        # Other versions first: they may be why there is trouble.
+        if why := explain_difference(answer) or str(answer.get(TROUBLE, "")):
             raise RunError(f"a node on {answer.get('host')!r} cannot take part: {why}")
     if silent:
-        raise RunError(f"{len(silent)} of {len(nodes)} nodes did not answer within {timeout:.0f} s; restart them")
+        raise RunError(f"{len(silent)} of {len(nodes)} nodes did not answer within {_TO_ANSWER:.0f} s; restart them")

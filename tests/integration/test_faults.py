@@ -13,6 +13,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+import fedsim.engines.readiness
 import fedsim.transcript
 import strategies.app
 import strategies.checkpoint
@@ -349,9 +350,10 @@ def test_a_file_written_on_a_full_disk_leaves_the_old_one(tmp_path: Path, monkey
 
 def test_no_nodes_in_time_is_one_sentence(tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InProcessGrid, "get_node_ids", lambda self: [])
-    config = tiny_config(federation={"timeout": 0.3})
+    monkeypatch.setattr(fedsim.engines.readiness, "_TO_CONNECT", 0.3)
+    config = tiny_config()
     settings: Any = {"experiment": config.model_dump_json(), "out": str(tmp_path / "run"), "resume": False}
-    with pytest.raises(RunError, match="no node connected within") as caught:
+    with pytest.raises(RunError, match="0 of 1 nodes connected within") as caught:
         strategies.app.main(InProcessGrid(client_app), Context(1, 1, {}, RecordDict(), settings))
     assert_one_sentence(caught.value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import fedsim.engines.ray
 from fedsim.config import Config
 from fedsim.errors import RunError
 from fedsim.run_folder import RunFolder
@@ -121,17 +123,36 @@ def test_a_client_who_kills_every_actor_fails_and_the_others_go_on(
 
 
 def test_a_cluster_is_joined_and_records_the_same_bytes(
-    cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "fedsim")
     alone = serial_run(tiny_config(), tmp_path / "serial")
-    joined = serial_run(tiny_config(federation={"engine": "ray", "address": cluster.address}), tmp_path / "ray")
-    assert Transcript(joined.path).hash() == Transcript(alone.path).hash()
+    for actors in (None, 1):
+        federation = {"engine": "ray", "address": cluster.address, "actors": actors}
+        joined = serial_run(tiny_config(federation=federation), tmp_path / f"ray-{actors}")
+        assert Transcript(joined.path).hash() == Transcript(alone.path).hash()
+    assert "training in 1 Ray actors of the cluster" in caplog.text
 
 
-def test_no_cluster_at_the_address_is_one_sentence(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_no_cluster_at_the_address_is_one_sentence(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny_config(federation={"engine": "ray", "address": "127.0.0.1:9"})
-    with pytest.raises(RunError, match=r"federation.address: no Ray cluster to join at '127.0.0.1:9'") as caught:
+    monkeypatch.setattr(fedsim.engines.ray, "_PATIENCE", 2.0)
+    with pytest.raises(RunError, match=r"federation.address: no Ray cluster answers at '127.0.0.1:9'") as caught:
         serial_run(config, tmp_path / "run")
+    assert_one_sentence(caught.value)
+
+
+def test_what_listens_but_is_no_ray_is_one_sentence(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedsim.engines.ray, "_PATIENCE", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        place = f"127.0.0.1:{other.getsockname()[1]}"
+        config = tiny_config(federation={"engine": "ray", "address": place})
+        with pytest.raises(RunError, match=f"federation.address: no Ray cluster answers at '{place}'") as caught:
+            serial_run(config, tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
@@ -240,7 +261,7 @@ def test_more_than_32_actors_work_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        nodes = wait_for_nodes(grid, None)
+        nodes = wait_for_nodes(grid, 36)
         for _ in range(2):  # the first time, actors have yet to start
             messages = [Message(RecordDict({"x": ConfigRecord({})}), node, "query.where") for node in nodes[:36]]
             started = time.monotonic()

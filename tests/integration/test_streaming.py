@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import textwrap
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from clients.app import app as client_app
 from fedsim.cohort_training import TOLERANCE
 from fedsim.config import Config
 from fedsim.engines.arrays import Held
+from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import RunError
 from fedsim.messages import State
@@ -303,3 +305,36 @@ def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earli
     monkeypatch.undo()
     resumed = serial_run(config, tmp_path / "run", resume=True)
     assert recorded(resumed) == recorded(serial_run(config, tmp_path / "usual"))
+
+
+def test_the_replies_of_a_round_do_not_outlive_it(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    born: list[weakref.ref[Held]] = []
+    alive: list[int] = []
+    make, exchange = Held.__init__, CohortGrid._exchange
+
+    def counted(self: Held, values: Any) -> None:
+        make(self, values)
+        born.append(weakref.ref(self))
+
+    def watched(self: Any, messages: Any, *others: Any) -> Any:
+        broadcast = {id(array) for m in messages for r in m.content.array_records.values() for array in r.values()}
+        alive.append(sum(made() is not None and id(made()) not in broadcast for made in born))
+        return exchange(self, messages, *others)
+
+    monkeypatch.setattr(Held, "__init__", counted)
+    monkeypatch.setattr(CohortGrid, "_exchange", watched)
+    monkeypatch.setattr(fedsim.engines.cohort, "_MUCH", 0)
+    serial_run(tiny_config(federation={"rounds": 5, "clients": 10}), tmp_path / "run")
+    assert len(born) >= 5 * 10 * 4
+    assert alive == [0] * 5
+
+
+def test_clients_with_very_unequal_amounts_of_data_train_in_the_loop(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
+) -> None:
+    """Else all would wait for the one who has most."""
+    partition = {"name": "dirichlet", "alpha": 0.1, "samples_per_client": None}
+    serial_run(tiny_config(partition=partition, federation={"clients": 12, "rounds": 1}), tmp_path / "run")
+    assert at_once == []

@@ -444,6 +444,37 @@ def test_the_deadline_holds_and_who_answered_before_it_counts(monkeypatch: pytes
     assert [reply.metadata.src_node_id for reply in replies] == list(range(6))
 
 
+def test_who_is_not_begun_with_in_time_fails_and_who_is_done_counts() -> None:
+    def train(message: Message, context: Context) -> Message:
+        time.sleep(0.15)
+        return Message(content(), reply_to=message)
+
+    grid, _ = make(clients=8, nodes=1, train=train)
+    late = failed(grid.send_and_receive(broadcast(range(8)), timeout=0.4))
+    assert list(late) == list(range(8))[-len(late) :]
+    assert 2 <= len(late) <= 6
+    assert set(late.values()) == {"no reply in time"}
+
+
+def test_a_node_that_is_late_is_left_alone_until_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, physical = make(clients=6, nodes=3)
+    monkeypatch.setattr(physical, "pull_messages", lambda names: InProcessGrid.pull_messages(physical, names))
+    nodes = sorted(physical.get_node_ids())
+    physical.silent = {nodes[1]}
+    assert len(failed(grid.send_and_receive(broadcast(range(6)), timeout=0.2))) == 2
+    (late,) = grid._late
+    for _ in range(2):
+        before = len(physical.sent)
+        assert not failed(grid.send_and_receive(broadcast(range(6)), timeout=5))
+        assert nodes[1] not in [message.metadata.dst_node_id for message in physical.sent[before:]]
+    physical.silent = set()
+    physical._replies[late] = Message(RecordDict(), reply_to=physical.sent[1])  # at last
+    assert not failed(grid.send_and_receive(broadcast(range(6)), timeout=5))
+    before = len(physical.sent)
+    assert not failed(grid.send_and_receive(broadcast(range(6)), timeout=5))
+    assert nodes[1] in [message.metadata.dst_node_id for message in physical.sent[before:]]
+
+
 def test_a_silent_node_costs_the_clients_of_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others have all the time until the deadline for the rest of the work."""
     monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 1)
