@@ -55,6 +55,7 @@ ROUND = {"cpu_s": "CPU s/round", "wall_s": "wall s/round"}
 START = {"start_s": "s to the end of round 1", "total_s": "s in all"}
 MEMORY = {"peak_mb": "peak MB (PSS)", "start_s": "s to the end of round 1"}
 DEMO = launch.PROJECT / "examples" / "quickstart.toml"
+SERIALLY = 'federation.engine="serial"'
 DEMO_IMPORTS = [
     "fedsim.cli",
     "fedsim.audit",
@@ -65,7 +66,9 @@ DEMO_IMPORTS = [
     "clients.app",
     "adversaries.surrogate_model",
     "sklearn.datasets",
+    "matplotlib.figure",
 ]
+ATTACK_IMPORTS = ["torch._dynamo", "torchmetrics.functional.image", "scipy.optimize"]  # Adam, scores
 
 
 @dataclass
@@ -126,6 +129,9 @@ def sections(folder: Path, *, quick: bool, peers: bool) -> dict[str, Section]:
             UPDATE,
             [*grow("wide", 40), *grow("wider", 8)],
         ),
+        "loop": Section(
+            f"clients at once or one by one: engine serial, {few(100)} clients", UPDATE, at_once(few(100))
+        ),
         "logical": Section(
             "logical clients: mlp on engine serial",
             ROUND,
@@ -140,19 +146,36 @@ def sections(folder: Path, *, quick: bool, peers: bool) -> dict[str, Section]:
             ],
         ),
         "demo": Section(
-            "the demo (examples/quickstart.toml) on engine serial, without its attacks",
+            "the demo (examples/quickstart.toml) on engine serial",
             START,
             [
-                Row("fedsim run", lambda: launch.fedsim(DEMO, 'federation.engine="serial"', 'adversary.when="never"')),
-                Row("imports alone", lambda: launch.imports(DEMO_IMPORTS)),
+                Row("fedsim run", lambda: launch.fedsim(DEMO, SERIALLY)),
+                Row("its imports alone", lambda: launch.imports([*DEMO_IMPORTS, *ATTACK_IMPORTS])),
+                Row("fedsim run, no attacks", lambda: launch.fedsim(DEMO, SERIALLY, 'adversary.when="never"')),
+                Row("its imports alone (no attacks)", lambda: launch.imports(DEMO_IMPORTS)),
             ],
         ),
         "memory": Section(
-            f"memory: the driver of engine ray, one recorded round of {few(1000)} clients x 1.0 M parameters",
+            f"memory: the driver of engine ray, three recorded rounds of {few(1000)} clients x 1.0 M parameters",
             MEMORY,
-            [row(RAY, "wide", few(1000), 1, "--warm-up", "0", "--record", memory=True)],
+            [row(RAY, "wide", few(1000), 3, "--warm-up", "1", "--record", memory=True)],
         ),
     }
+
+
+def at_once(clients: int) -> list[Row]:
+    """Rows of engine serial, each network first with clients at once, then with clients one by one."""
+    jobs = {
+        "60 k, 1 step": ("mlp",),
+        "60 k, 10 steps": ("mlp-10",),
+        "60 k, skewed": ("mlp-10", "--skewed"),
+        "398 k, 1 step": ("broad",),
+    }
+    rows = []
+    for title, (job, *options) in jobs.items():
+        rows += [row(SERIAL, job, clients, 12, *options), row(SERIAL, job, clients, 12, *options, "--loop")]
+        rows[-2].name, rows[-1].name = f"{title}, at once", f"{title}, one by one"
+    return rows
 
 
 def per_round(*, sampled: int, clients: int) -> Row:

@@ -24,11 +24,12 @@ from flwr.serverapp.strategy import Strategy
 
 from clients.app import app as client_app
 from fedsim.config import Config, check, read_toml
+from fedsim.engines.arrays import record_of
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.serial import InProcessGrid
 from fedsim.experiment import Experiment
 from fedsim.transcript import Recorder
-from strategies.app import _protocol, _record, _simulation
+from strategies.app import _protocol, _simulation
 from strategies.curious import Curious
 
 DEMO = Path(__file__).parent.parent / "examples" / "quickstart.toml"
@@ -74,13 +75,20 @@ def measure(experiment: Experiment, rounds: int, folder: Path) -> list[tuple[flo
     """Seconds that recording took, and seconds of the rest, in each round."""
     inner, inside = timed(experiment.new_strategy())
     curious, outside = timed(Curious(inner, Recorder(folder)))
-    grid = CohortGrid(InProcessGrid(client_app), experiment.config.federation.clients, _simulation(experiment), [2])
-    arrays, samples = _record(experiment.initial_state()), []
+    grid = CohortGrid(
+        InProcessGrid(client_app),
+        experiment.config.federation.clients,
+        _simulation(experiment),
+        [2],
+        together=experiment.together,
+    )
+    arrays, samples = record_of(experiment.initial_state()), []
     for number in range(1, rounds + 3):
         inside.seconds = outside.seconds = 0.0
         started = time.perf_counter()
         messages = curious.configure_train(number, arrays, _protocol(experiment), grid)
-        aggregate, _ = curious.aggregate_train(number, grid.send_and_receive(messages))
+        replies = list(grid.send_and_receive(messages))  # not streamed, to tell training from recording
+        aggregate, _ = curious.aggregate_train(number, replies)
         assert aggregate is not None
         arrays = aggregate
         recording = outside.seconds - inside.seconds

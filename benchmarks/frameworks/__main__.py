@@ -25,6 +25,8 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--sampled", type=int, help="clients a round; all by default")
     parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--loop", action="store_true", help="train clients one by one (fedsim)")
+    parser.add_argument("--skewed", action="store_true", help="give some clients more data than others (fedsim)")
     parser.add_argument("--record", action="store_true", help="record every round (fedsim)")
     asked = vars(parser.parse_args())
     name = asked.pop("framework")

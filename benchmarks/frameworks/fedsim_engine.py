@@ -24,6 +24,7 @@ def experiment(task: Task, engine: str) -> dict[str, Any]:
     """The experiment file of a task."""
     return {
         "data": {"name": "frameworks.plugins:Images", "job": task.job, "clients": task.clients, "standardise": False},
+        "partition": {"name": "dirichlet", "alpha": 1.0} if task.skewed else {"name": "iid"},
         "model": {"name": "frameworks.plugins:Network", "job": task.job},
         "training": {"local_epochs": 1, "batch_size": BATCH, "learning_rate": LEARNING_RATE},
         "federation": {
@@ -32,6 +33,7 @@ def experiment(task: Task, engine: str) -> dict[str, Any]:
             "rounds": task.rounds,
             "evaluate_every": 0,
             "actors": task.actors,
+            "vectorise": not task.loop,
         },
         "strategy": {"name": "frameworks.strategy:TimedFedAvg", "fraction_train": task.sampled / task.clients},
         "recording": {} if task.record else {"rounds": [1]},

@@ -90,6 +90,8 @@ def _cnn() -> nn.Module:
 
 JOBS = {
     "mlp": Job(lambda: _mlp(75), examples=BATCH),  # 59 635 parameters, 1 step
+    "mlp-10": Job(lambda: _mlp(75), examples=10 * BATCH),  # 10 steps
+    "broad": Job(lambda: _mlp(500), examples=BATCH),  # 397 510 parameters, 1 step
     "wide": Job(lambda: _mlp(1260), examples=BATCH),  # 1 001 710 parameters, 1 step
     "wider": Job(lambda: _mlp(12600), examples=BATCH),  # 10 017 010 parameters, 1 step
     "lenet": Job(_lenet, examples=10 * BATCH),  # 61 706 parameters, 10 steps

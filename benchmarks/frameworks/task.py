@@ -18,6 +18,8 @@ class Task:
         warm_up: how many of them are not measured.
         sampled: clients that train in each round; only fedsim is asked for fewer than all.
         actors: of Ray.
+        loop: fedsim's clients train one after the other, small networks too.
+        skewed: fedsim's clients have a Dirichlet share of the data (alpha 1), some more and some less.
         record: fedsim's curious server records every round, instead of the first alone.
     """
 
@@ -28,6 +30,8 @@ class Task:
     sampled: int
     actors: int
     record: bool
+    loop: bool = False
+    skewed: bool = False
 
     @property
     def work(self) -> Job:
