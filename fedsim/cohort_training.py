@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
@@ -126,16 +125,33 @@ def _gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradient of each client's batch; `state` holds a tensor `client ...` of each parameter.
 
-    torch.func has a `grad` for this. Its first call imports PyTorch's compiler, which takes longer
-    than a small federation; since no client's loss depends on another's weights, the gradient of
-    their sum is the same.
+    No client's loss depends on another's weights, so the gradient of their sum is the gradient of each.
     """
     state = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
-    logits = vmap(lambda state, inputs: functional_call(model, state, (inputs,)))(state, inputs)
+    logits = _forward(model, "", state, inputs)
     each = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
     losses = (each * weights).sum(1)
     gradients = torch.autograd.grad(losses.sum(), list(state.values()))
     return losses.detach(), dict(zip(state, gradients, strict=True))
+
+
+def _forward(module: nn.Module, name: str, state: State, inputs: Tensor) -> Tensor:
+    """What `module` makes of `inputs`, `client example ...`, each client with weights of her own.
+
+    torch.func would do this for any network, at a price: its first gradient imports PyTorch's
+    compiler, two seconds, and gradients of a layer come transposed, which each later use pays for.
+    """
+    if isinstance(module, nn.Sequential):
+        for child, layer in module._modules.items():
+            inputs = _forward(layer, f"{name}{child}.", state, inputs)  # type: ignore[arg-type]
+        return inputs
+    if isinstance(module, nn.Linear):
+        rows = inputs.flatten(1, -2).mT
+        weight, bias = state[f"{name}weight"], state.get(f"{name}bias")
+        outputs = torch.bmm(weight, rows) if bias is None else torch.baddbmm(bias[..., None], weight, rows)
+        return outputs.mT.unflatten(1, inputs.shape[1:-1])
+    outputs = module(inputs.flatten(0, 1))
+    return outputs.unflatten(0, inputs.shape[:2])
 
 
 @dataclass(frozen=True)
@@ -159,17 +175,18 @@ class _Plan:
     @classmethod
     def of(cls, shares: Sequence[Share], settings: LocalTraining) -> _Plan:
         drawn = [list(batches(len(s.labels), settings, generator(*s.key, "order"))) for s in shares]
-        steps = max(map(len, drawn))
-        width = max(len(batch) for own in drawn for batch in own)
+        steps = torch.tensor([len(own) for own in drawn])
+        taken = torch.arange(int(steps.max())) < steps[:, None]  # client step
+        rows = [batch for own in drawn for batch in own]
+        widths = torch.tensor([len(batch) for batch in rows])
+        filled = pad_sequence(rows, batch_first=True)
+        index = torch.zeros(*taken.shape, filled.shape[1], dtype=torch.int64)
+        weights = torch.zeros(index.shape)
+        index[taken] = filled
+        weights[taken] = (torch.arange(filled.shape[1]) < widths[:, None]) / widths[:, None]
         inputs = pad_sequence([share.inputs for share in shares], batch_first=True)
         labels = pad_sequence([share.labels for share in shares], batch_first=True)
-        index = torch.zeros(len(shares), steps, width, dtype=torch.int64)
-        weights = torch.zeros(len(shares), steps, width)
-        for place, own in enumerate(drawn):
-            for step, batch in enumerate(own):
-                index[place, step, : len(batch)] = batch
-                weights[place, step, : len(batch)] = 1 / len(batch)
-        return cls(inputs, labels, index, weights, torch.tensor([len(own) for own in drawn]))
+        return cls(inputs, labels, index, weights, steps)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """`client place ...` each: inputs, labels, weights."""

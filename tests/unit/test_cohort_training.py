@@ -294,7 +294,7 @@ class Root(nn.Module):
         two_layers(nn.GroupNorm(1, 5)),
         two_layers(MyLinear(5, 5)),
         Root(),
-        Mlp(hidden=(260,)).build((1, 28, 28), 10),
+        Mlp(hidden=(640,)).build((1, 28, 28), 10),
     ],
     ids=["dropout", "batch norm", "conv", "layer norm", "no dropout", "group norm", "subclass", "own class", "large"],
 )
