@@ -129,9 +129,7 @@ def sections(folder: Path, *, quick: bool, peers: bool) -> dict[str, Section]:
             UPDATE,
             [*grow("wide", 40), *grow("wider", 8)],
         ),
-        "loop": Section(
-            f"clients at once or one by one: engine serial, {few(100)} clients", UPDATE, at_once(few(100))
-        ),
+        "loop": Section(f"clients at once or one by one: engine serial, {few(100)} clients", UPDATE, at_once(few(100))),
         "logical": Section(
             "logical clients: mlp on engine serial",
             ROUND,

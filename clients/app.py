@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import nn
 
 from clients.mods import defended
 from fedsim.cohort_training import Share, local_updates, pays
@@ -58,10 +59,10 @@ def train(message: Message, context: Context) -> Message:
     client = int(context.node_config["partition-id"])
     if _straggles(experiment, message, client):
         raise RunError(f"straggler: did not return in round {_round(message)}")
-    device = _device(experiment)
+    model, device = _placed(experiment)
     (share,) = _shares(experiment, message, [client])
     after, loss = local_update(
-        experiment.model.to(device),
+        model,
         _state(message),
         share.inputs.to(device),
         share.labels.to(device),
@@ -101,10 +102,10 @@ def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Ma
 def test(message: Message, context: Context) -> Message:
     """Evaluate the broadcast model on what this client holds out."""
     experiment = _experiment(message)
-    device = _device(experiment)
+    model, device = _placed(experiment)
     inputs, labels = experiment.data.test(int(context.node_config["partition-id"]))
     inputs = experiment.data.to_model(inputs).to(device)
-    loss, accuracy = evaluate(experiment.model.to(device), _state(message), inputs, labels.to(device))
+    loss, accuracy = evaluate(model, _state(message), inputs, labels.to(device))
     metrics = MetricRecord({"num-examples": len(labels), "loss": loss, "accuracy": accuracy})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
@@ -125,6 +126,13 @@ def _device(experiment: Experiment) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("federation.device: 'cuda', but PyTorch finds no GPU here; use 'cpu'")
     return torch.device(name)
+
+
+def _placed(experiment: Experiment) -> tuple[nn.Module, torch.device]:
+    """The model, on the device where clients train."""
+    device = _device(experiment)
+    # Built on the CPU, and there asking each of its layers takes as long as a step.
+    return experiment.model if device.type == "cpu" else experiment.model.to(device), device
 
 
 def _straggles(experiment: Experiment, message: Message, client: int) -> bool:

@@ -143,15 +143,15 @@ def _forward(module: nn.Module, name: str, state: State, inputs: Tensor) -> Tens
     """
     if isinstance(module, nn.Sequential):
         for child, layer in module._modules.items():
-            inputs = _forward(layer, f"{name}{child}.", state, inputs)  # type: ignore[arg-type]
+            inputs = _forward(layer, f"{name}{child}.", state, inputs)
         return inputs
     if isinstance(module, nn.Linear):
         rows = inputs.flatten(1, -2).mT
         weight, bias = state[f"{name}weight"], state.get(f"{name}bias")
         outputs = torch.bmm(weight, rows) if bias is None else torch.baddbmm(bias[..., None], weight, rows)
-        return outputs.mT.unflatten(1, inputs.shape[1:-1])
-    outputs = module(inputs.flatten(0, 1))
-    return outputs.unflatten(0, inputs.shape[:2])
+        return outputs.mT.reshape(*inputs.shape[:-1], -1)
+    outputs: Tensor = module(inputs.flatten(0, 1))
+    return outputs.reshape(*inputs.shape[:2], *outputs.shape[1:])
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
     strategy = Curious(FedAvg(), "runs/audit")
 
 is all that an existing Flower app needs. The wrapper notes what `configure_train` sends and what
-`aggregate_train` receives, keeps copies of its own before the inner strategy touches them, and
-delegates. The aggregate is bit-identical with and without it.
+`aggregate_train` receives, writes each reply down as it comes, before the inner strategy sees it,
+and delegates. The aggregate is bit-identical with and without it.
 """
 
 from __future__ import annotations

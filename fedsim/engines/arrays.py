@@ -13,9 +13,9 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from fedsim.files import write_all
 from fedsim.messages import State
 
 _NUMPY = "numpy.ndarray"
+_NPY_1_0, _BEFORE_HEADER = b"\x93NUMPY\x01\x00", 10  # magic and version; with the length of the header, bytes
 
 
 class Held(Array):
@@ -163,13 +164,22 @@ def _view(array: Array) -> NDArray[Any]:
     """What `array.numpy()` returns, without the copy: a view of its .npy bytes."""
     if isinstance(array, Held):
         return array.view()
-    file = io.BytesIO(array.data)
-    if array.stype != _NUMPY or np.lib.format.read_magic(file) != (1, 0):
+    length = _BEFORE_HEADER + int.from_bytes(array.data[_BEFORE_HEADER - 2 : _BEFORE_HEADER], "little")
+    if array.stype != _NUMPY or not array.data.startswith(_NPY_1_0):
         return array.numpy()
     # As the bytes say; what their sender says beside them need not be true.
+    shape, order, dtype = _header(array.data[:length])
+    values: NDArray[Any] = np.frombuffer(array.data, dtype, math.prod(shape), length)
+    return values.reshape(shape, order=order)
+
+
+@lru_cache(maxsize=1024)
+def _header(start: bytes) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
+    """What the start of an .npy file, version 1.0, says of its array; NumPy parses it as Python source."""
+    file = io.BytesIO(start)
+    np.lib.format.read_magic(file)
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    values: NDArray[Any] = np.frombuffer(array.data, dtype, math.prod(shape), file.tell())
-    return values.reshape(shape, order="F" if is_fortran else "C")
+    return shape, "F" if is_fortran else "C", dtype
 
 
 def _bytes(values: NDArray[Any]) -> memoryview:
