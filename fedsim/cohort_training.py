@@ -150,8 +150,8 @@ def _forward(module: nn.Module, name: str, state: State, inputs: Tensor) -> Tens
         weight, bias = state[f"{name}weight"], state.get(f"{name}bias")
         outputs = torch.bmm(weight, rows) if bias is None else torch.baddbmm(bias[..., None], weight, rows)
         return outputs.mT.reshape(*inputs.shape[:-1], -1)
-    outputs: Tensor = module(inputs.flatten(0, 1))
-    return outputs.reshape(*inputs.shape[:2], *outputs.shape[1:])
+    flat: Tensor = module(inputs.flatten(0, 1))
+    return flat.reshape(*inputs.shape[:2], *flat.shape[1:])
 
 
 @dataclass(frozen=True)
