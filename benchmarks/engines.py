@@ -51,6 +51,7 @@ MODULES = {
 PEERS = (PFL, FLUKE)
 RATIOS = [(SERIAL, BARE), (SERIAL, PFL), (SERIAL, FLUKE), (RAY, BARE), (RAY, STOCK)]
 UPDATE = {"cpu_ms": "CPU ms/update", "wall_ms": "wall ms/update", "loss": "final loss"}
+DRIVER = {"driver_ms": "driver CPU ms/update", **UPDATE}
 ROUND = {"cpu_s": "CPU s/round", "wall_s": "wall s/round"}
 START = {"start_s": "s to the end of round 1", "total_s": "s in all"}
 MEMORY = {"peak_mb": "peak MB (PSS)", "start_s": "s to the end of round 1"}
@@ -126,7 +127,7 @@ def sections(folder: Path, *, quick: bool, peers: bool) -> dict[str, Section]:
         "cnn": compare("cnn, 1.03 M parameters, 10 steps", "cnn", 20, 4, ours),
         "parameters": Section(
             "parameters: one step of 1.0 M (wide, 40 clients) and 10 M (wider, 8 clients)",
-            UPDATE,
+            DRIVER,
             [*grow("wide", 40), *grow("wider", 8)],
         ),
         "loop": Section(f"clients at once or one by one: engine serial, {few(100)} clients", UPDATE, at_once(few(100))),

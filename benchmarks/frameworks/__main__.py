@@ -39,6 +39,7 @@ def main() -> None:
     updates = task.sampled * (task.rounds - task.warm_up)
     answer = {
         "cpu_ms": CLOCK.cpu / updates * 1e3,
+        "driver_ms": CLOCK.driver / updates * 1e3,
         "wall_ms": CLOCK.wall / updates * 1e3,
         "first_round": CLOCK.first,
         "loss": task.work.loss(state, task.clients),
