@@ -7,7 +7,8 @@ off, one thread a process; every framework in a process of its own, all of them 
 repeat. CPU time is user + system of all processes of a run, Ray's daemons and actors included;
 wall time is the server's. Both are taken from the end of round 2 to the end of the last round, so
 imports and start-up are not in them; printed are medians over repeats, in brackets lowest and
-highest. The loss at the end shows that all did the same work. fedsim's curious server records
+highest. "driver" is the CPU time of the process that holds the server, in which engine serial and
+the bare loop train as well. The loss at the end shows that all did the same work. fedsim's curious server records
 round 1 alone, except in rows that say "recording".
 
 pfl-research and fluke live in .venv-peers, which `make benchmark-engines` sets up.
@@ -126,7 +127,7 @@ def sections(folder: Path, *, quick: bool, peers: bool) -> dict[str, Section]:
         "lenet": compare("LeNet-5, 62 k parameters, 10 steps", "lenet", 100, 4, ours),
         "cnn": compare("cnn, 1.03 M parameters, 10 steps", "cnn", 20, 4, ours),
         "parameters": Section(
-            "parameters: one step of 1.0 M (wide, 40 clients) and 10 M (wider, 8 clients)",
+            f"parameters: one step of 1.0 M (wide, {few(40)} clients) and 10 M (wider, {few(8)} clients)",
             DRIVER,
             [*grow("wide", 40), *grow("wider", 8)],
         ),

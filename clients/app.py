@@ -43,7 +43,7 @@ def ready(message: Message, context: Context) -> Message:
     answer: dict[str, Any] = {"host": platform.node(), **versions()}
     try:
         experiment = _experiment(message)
-        _device(experiment)
+        _placed(experiment)
         experiment.data.train(0)
     except FedsimError as error:
         answer[TROUBLE] = str(error)

@@ -57,11 +57,13 @@ def main(grid: Grid, context: Context) -> None:
             folder.write_experiment(experiment.config)
     else:
         experiment = Experiment.from_json(text)
-    federate(experiment, folder, grid, resume=resume)
+    federation = experiment.config.federation
+    nodes = settings.get("nodes", federation.supernodes if federation.engine == "flower" else 1)
+    federate(experiment, folder, grid, resume=resume, nodes=int(nodes))
 
 
-def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool) -> None:
-    """Train for the experiment's rounds and record what the server sees.
+def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool, nodes: int) -> None:
+    """Train for the experiment's rounds and record what the server sees, over `nodes` nodes or more.
 
     Raises:
         RunError: all clients of a round failed, or the run folder cannot be written. Rounds before
@@ -75,7 +77,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     done = start.round if start else 0
     arrays = start.arrays if start else record_of(experiment.initial_state())
     rows = [row for row in read_rows(folder.metrics) if int(row["round"]) <= done] if start else []
-    logical = _logical(experiment, folder, grid)
+    logical = _logical(experiment, folder, grid, nodes)
     with _little_garbage(), _attacker(experiment, folder) as attack:
         for number in range(done + 1, config.federation.rounds + 1):
             arrays, measured = _round(experiment, strategy, logical, number, arrays)
@@ -89,12 +91,12 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
                 gc.freeze()  # what the first round made for good; looking through it takes longer than a small round
 
 
-def _logical(experiment: Experiment, folder: RunFolder, grid: Grid) -> CohortGrid:
+def _logical(experiment: Experiment, folder: RunFolder, grid: Grid, expected: int) -> CohortGrid:
     """A node for each client, over nodes that are ready to work."""
-    federation, simulation = experiment.config.federation, _simulation(experiment)
-    nodes = wait_for_nodes(grid, federation.supernodes if federation.engine == "flower" else 1)
+    clients, simulation = experiment.config.federation.clients, _simulation(experiment)
+    nodes = wait_for_nodes(grid, expected)
     check_nodes(grid, nodes, simulation)
-    return CohortGrid(grid, federation.clients, simulation, nodes, together=experiment.together, parking=folder.path)
+    return CohortGrid(grid, clients, simulation, nodes, together=experiment.together, parking=folder.path)
 
 
 def _round(

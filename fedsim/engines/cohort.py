@@ -213,7 +213,8 @@ class _Work:
         for answer in answers:
             which, node = self.under_way.pop(answer.metadata.reply_to_message_id)
             # One that fails is quick about it, and would get all there is to do.
-            if not answer.has_error() or not (self._idle or self.under_way):
+            others = self._idle or any(at is not None for at, _ in self.under_way.values())
+            if not answer.has_error() or not others:
                 self._idle.append(node)
             if which is None:
                 continue
@@ -239,7 +240,8 @@ def play_cohort(
 ) -> Message:
     """Let `app` answer for every logical client that a cohort message names.
 
-    A client that raises, or answers with an error, becomes an error reply of that client alone.
+    A client that raises, or answers with an error, becomes an error reply of that client alone. Once
+    the message's time is up, no other client is begun with.
 
     Args:
         ahead: called with the message to one client and all who can work together with her; those
@@ -248,11 +250,16 @@ def play_cohort(
     order: dict[str, Any] = dict(message.content[_ORDER])
     shared = {key: record for key, record in message.content.items() if key != _ORDER}
     clients, together = order["clients"], order["together"]
-    deadline = time.monotonic() + order["seconds"]
+    began = time.monotonic()
+    on_its_way = max(0.0, time.time() - message.metadata.created_at)  # or waiting for this node to be free
+    over = False
     answers = RecordDict()
-    for start in range(0, len(clients), together):
+    for count, start in enumerate(range(0, len(clients), together)):
         group = clients[start : start + together]
-        if time.monotonic() > deadline:
+        gone = time.monotonic() - began
+        usual = gone / count if count else 0.0  # a client who would not be done in time would cost the others' answers
+        over = over or on_its_way + gone + usual > order["seconds"]
+        if over:
             answers.update({f"{client}/error": ConfigRecord({"reason": _TOO_LATE}) for client in group})
             continue
         done = ahead(_logical(message, shared, group[0], order["message-type"]), group) if ahead else {}

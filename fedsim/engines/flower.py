@@ -160,6 +160,7 @@ def _follow(processes: Processes, servers: Sequence[Started], relay: Relay, conn
 def _wait_for_end(processes: Processes, servers: Sequence[Started], relay: Relay, connection: str, run: str) -> None:
     flwr = executable("flwr")
     alive = {server.name: server for server in servers}
+    answered = time.monotonic()
     while True:
         stream = processes.start("run", [flwr, "log", run, connection, "--stream"])  # ends with the run
         while not stream.ended:
@@ -168,7 +169,14 @@ def _wait_for_end(processes: Processes, servers: Sequence[Started], relay: Relay
             time.sleep(_PAUSE)
         processes.end(stream)
         text = processes.call("status", [flwr, "ls", connection, "--run-id", run, "--format", "json"], _PATIENCE)
-        (listed,) = _json(text).get("runs") or [{"status": "finished:unknown"}]
+        answer = _json(text)
+        if not answer.get("success"):  # the network may come back, and the run goes on meanwhile
+            if time.monotonic() > answered + _PATIENCE:
+                raise RunError(f"the SuperLink does not answer: {answer.get('error-message', answer)}")
+            time.sleep(_BETWEEN_STREAMS)
+            continue
+        answered = time.monotonic()
+        (listed,) = answer["runs"]
         status, why = listed["status"], listed.get("status-details", "N/A")
         relay()
         if status == "finished:completed":

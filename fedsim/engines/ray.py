@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
+from flwr.serverapp import Grid, ServerApp
 
 from fedsim.engines.readiness import explain_difference, versions
 from fedsim.errors import FedsimError, InstallationError, RunError
@@ -80,12 +80,14 @@ def launch(
             _compare_hosts()
         count = _actors(resources, actors)
         log.info("training in %d Ray actors%s", count, f" of the cluster at {address}" if address else "")
-        with _pools_of(count):
+        nodes = node_count(count, clients)
+        context.run_config["nodes"] = nodes  # Flower starts the ServerApp before it has registered them
+        with _pools_of(count) as pools:
             _run_simulation(
-                num_supernodes=node_count(count, clients),
+                num_supernodes=nodes,
                 exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
                 client_app=client_app,
-                server_app=server_app,
+                server_app=_without_waiting(server_app, pools),
                 server_app_context=context,
                 backend_config={"client_resources": resources},
             )
@@ -108,6 +110,8 @@ def _connect(address: str | None, actors: int | None) -> None:
     """Start Ray, or join a cluster; Flower uses what it finds."""
     import grpc
     import ray
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray._private.ray_constants import GLOBAL_GRPC_OPTIONS
 
     path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
@@ -117,9 +121,13 @@ def _connect(address: str | None, actors: int | None) -> None:
         ray.init(num_cpus=actors, **quiet)
         return
     log.info("joining the Ray cluster at %s", address)
+    if "://" in address:
+        raise RunError(f"federation.address: expected 'host:port' of a Ray cluster's head, or 'auto', got '{address}'")
     try:
         if re.fullmatch(r".+:\d+", address):  # Ray itself would go on asking for minutes
-            with grpc.insecure_channel(address) as channel:
+            with init_grpc_channel(
+                address, GLOBAL_GRPC_OPTIONS
+            ) as channel:  # with TLS where Ray has it, never by proxy
                 grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
         data = {"FEDSIM_DATA": os.environ["FEDSIM_DATA"]} if "FEDSIM_DATA" in os.environ else {}
         ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path, **_ENVIRONMENT, **data}}, **quiet)
@@ -182,18 +190,44 @@ def _actors(resources: dict[str, Any], wanted: int | None) -> int:
 
 
 @contextmanager
-def _pools_of(actors: int) -> Iterator[None]:
-    """Let Flower start `actors` actors, and keep all of them busy.
+def _pools_of(actors: int) -> Iterator[list[Any]]:
+    """Let Flower start `actors` actors, and keep all of them busy; the pools that it makes are noted in the list.
 
     It would start as many as fit into the cluster, and serve them from the threads of a pool of
     Python's default size, 32 at most.
     """
     from flwr.server.superlink.fleet.vce import vce_api
+    from flwr.server.superlink.fleet.vce.backend import raybackend
     from flwr.simulation.ray_transport import ray_actor
 
+    pools: list[Any] = []
+
+    def noted(*args: Any, **settings: Any) -> Any:
+        pools.append(ray_actor.BasicActorPool(*args, **settings))
+        return pools[-1]
+
     threads = patch.object(vce_api, "ThreadPoolExecutor", partial(ThreadPoolExecutor, max_workers=actors))
-    with threads, patch.object(ray_actor, "pool_size_from_resources", lambda resources: actors):
-        yield
+    size = patch.object(ray_actor, "pool_size_from_resources", lambda resources: actors)
+    with threads, size, patch.object(raybackend, "BasicActorPool", noted):
+        yield pools
+
+
+def _without_waiting(server_app: ServerApp, pools: list[Any]) -> ServerApp:
+    """`server_app`, after which nobody waits for clients who did not answer in time, or never will."""
+    import ray
+
+    ending = ServerApp()
+
+    @ending.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            server_app(grid, context)
+        finally:
+            for pool in pools:
+                for actor in list(pool._future_to_actor.values()):
+                    ray.kill(actor)
+
+    return ending
 
 
 def _restore(name: str, value: str | None) -> None:

@@ -34,10 +34,12 @@ def explain_difference(there: Mapping[str, object]) -> str | None:
 
 def in_a_line(reason: str) -> str:
     """Why a node failed, without the wrapping that Flower's engines put round an exception."""
-    wrapped = re.fullmatch(r"<class '(?:\w+\.)*(\w+)'>:<'(.*)'>", reason, re.DOTALL)
-    name, text = (f"{wrapped[1]}: ", wrapped[2]) if wrapped else ("", reason)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return name + (lines[0] if lines else "no reason given")
+    wrapped = re.fullmatch(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>:<'(.*)'>", reason, re.DOTALL)
+    name, text = (wrapped[1], wrapped[2]) if wrapped else ("", reason)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
+    if name == "RayTaskError":  # a traceback, with process ids that change from run to run
+        return lines[-1]
+    return f"{name}: {lines[0]}" if name else lines[0]
 
 
 def wait_for_nodes(grid: Grid, expected: int) -> list[int]:

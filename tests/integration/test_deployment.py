@@ -172,6 +172,9 @@ esac
 """
 
 
+RUNNING = '{"success": true, "runs": [{"status": "running", "status-details": "N/A"}]}'
+
+
 def elsewhere(folder: Path) -> None:
     flower.launch(SETTINGS, folder, supernodes=2, address="elsewhere")
 
@@ -196,6 +199,32 @@ def test_only_the_status_says_whether_a_run_failed(
     elsewhere(tmp_path / "run")
     stand_ins(tmp_path, monkeypatch, flwr=FLWR % ("false", "", status))
     with pytest.raises(RunError, match=r"^flwr run: no$"):
+        elsewhere(tmp_path / "run")
+
+
+@pytest.mark.parametrize("hiccup", ['{"success": false, "error-message": "no route"}', RUNNING])
+def test_a_connection_that_breaks_does_not_end_the_run(
+    hiccup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower, "_BETWEEN_STREAMS", 0.1)
+    once = f"if mkdir {tmp_path}/asked 2>/dev/null; then echo '{hiccup}'; exit; fi"
+    script = (FLWR % ("true", "", "finished:completed")).replace("  ls) ", f"  ls) {once}; ")
+    stand_ins(tmp_path, monkeypatch, flwr=script)
+    elsewhere(tmp_path / "run")
+    assert (tmp_path / "asked").is_dir()
+    assert not (tmp_path / "run" / "deployment" / "stop.log").exists()
+
+
+def test_a_superlink_that_is_gone_for_good_ends_the_run_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower, "_BETWEEN_STREAMS", 0.1)
+    monkeypatch.setattr(flower, "_PATIENCE", 2.0)
+    script = (FLWR % ("true", "", "")).replace(
+        "  ls) ", """  ls) echo '{"success": false, "error-message": "no route"}'; exit; """
+    )
+    stand_ins(tmp_path, monkeypatch, flwr=script)
+    with pytest.raises(RunError, match=r"^the SuperLink does not answer: no route$"):
         elsewhere(tmp_path / "run")
 
 

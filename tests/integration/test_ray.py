@@ -28,6 +28,7 @@ Tiny = Callable[..., Config]
 
 PLUGINS = '''
 import os
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from fedsim.attack import Paper
@@ -64,6 +65,16 @@ class DiesOfTheMark(Defense):
     def on_batch(self, inputs, labels, *, rng):
         if (labels == 99).any():
             os._exit(1)
+        return inputs, labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangsAtTheMark(Defense):
+    """Whoever holds it never answers."""
+    paper = PAPER
+    def on_batch(self, inputs, labels, *, rng):
+        if (labels == 99).any():
+            time.sleep(10_000)
         return inputs, labels
 '''
 
@@ -122,6 +133,25 @@ def test_a_client_who_kills_every_actor_fails_and_the_others_go_on(
     assert all(len(transcript.clients(number)) == 6 for number in (1, 2))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("plugins")
+def test_a_client_who_never_answers_does_not_keep_the_run_from_ending(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = tiny_config(
+        data={"name": "deadly_plugins:Marked"},
+        partition={"samples_per_client": None},
+        federation={"engine": "ray", "actors": 2, "clients": 8, "rounds": 1, "timeout": 20},
+        defense=[{"name": "deadly_plugins:HangsAtTheMark"}],
+    )
+    started = time.monotonic()
+    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    assert time.monotonic() - started < 90
+    failures = transcript.header(1).failures
+    assert set(failures.values()) == {"no reply in time"}
+    assert len(failures) == 2, "she and the one who shares a message with her"
+
+
 def test_a_cluster_is_joined_and_records_the_same_bytes(
     cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,6 +170,16 @@ def test_no_cluster_at_the_address_is_one_sentence(
     config = tiny_config(federation={"engine": "ray", "address": "127.0.0.1:9"})
     monkeypatch.setattr(fedsim.engines.ray, "_PATIENCE", 2.0)
     with pytest.raises(RunError, match=r"federation.address: no Ray cluster answers at '127.0.0.1:9'") as caught:
+        serial_run(config, tmp_path / "run")
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
+def test_an_address_of_another_kind_is_one_sentence(
+    address: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = tiny_config(federation={"engine": "ray", "address": address})
+    with pytest.raises(RunError, match=f"federation.address: expected 'host:port' .* got '{address}'") as caught:
         serial_run(config, tmp_path / "run")
     assert_one_sentence(caught.value)
 

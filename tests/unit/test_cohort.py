@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -473,6 +474,69 @@ def test_a_node_that_is_late_is_left_alone_until_it_has_answered(monkeypatch: py
     before = len(physical.sent)
     assert not failed(grid.send_and_receive(broadcast(range(6)), timeout=5))
     assert nodes[1] in [message.metadata.dst_node_id for message in physical.sent[before:]]
+
+
+def test_a_late_node_does_not_cost_one_that_failed_once() -> None:
+    grid, physical = make(clients=6, nodes=2)
+    late, other = sorted(physical.get_node_ids())
+    physical.silent = {late}
+    list(grid.send_and_receive(broadcast(range(6)), timeout=0.2))
+    physical.dead = {other}
+    replies = []
+    for reply in grid.send_and_receive(broadcast(range(6)), timeout=5):
+        physical.dead = set()
+        replies.append(reply)
+    assert set(failed(replies)) == {0, 1, 2}
+
+
+class Threaded(InProcessGrid):
+    """Nodes that begin `delay` seconds after a message was sent, and work beside the server."""
+
+    def __init__(self, app: ClientApp, nodes: int, delay: float) -> None:
+        super().__init__(app, nodes)
+        self.delay = delay
+        self.done: dict[str, Message] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        def work(message: Message, name: str) -> None:
+            time.sleep(self.delay)
+            self.done[name] = self._app(message, self._contexts[message.metadata.dst_node_id])
+
+        names = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = name = f"message-{time.monotonic_ns()}"
+            names.append(name)
+            threading.Thread(target=work, args=(message, name), daemon=True).start()
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.done.pop(name) for name in list(message_ids) if name in self.done]
+
+
+@pytest.mark.parametrize(
+    ("delay", "each", "timeout"),
+    [
+        (0.5, 0.1, 1.0),  # the message has waited for its node
+        (0.0, 0.25, 0.6),  # who is begun with before the end would be done after it
+        (0.9, 0.15, 1.0),  # what is done after the end is on its way
+    ],
+)
+def test_time_is_counted_from_when_the_message_was_sent(delay: float, each: float, timeout: float) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        time.sleep(each)
+        return Message(content(), reply_to=message)
+
+    app.query(COHORT.split(".")[1])(lambda message, context: play_cohort(app, message, context))
+    physical = Threaded(app, 1, delay)
+    grid = CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()))
+    started = time.monotonic()
+    late = failed(grid.send_and_receive(broadcast(range(20)), timeout=timeout))
+    assert time.monotonic() - started < 1.25 * timeout + 0.1
+    assert 1 <= 20 - len(late) <= (timeout - delay) / each + 1
+    assert set(late.values()) == {"no reply in time"}
 
 
 def test_a_silent_node_costs_the_clients_of_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,7 @@ def build(path: Path, *overrides: str) -> Config:
         ("attack=[{iterations=3}]", "attack.0.name: field required"),
         ("federation.rounds=2024-01-01", "dates and times are not used in experiment files"),
         # Values.
+        ("federation={address='here:1', port=9}", "federation.port: with an address nothing is started here"),
         ("federation.clients=0", "federation.clients: input should be greater than or equal to 1, got 0"),
         ("federation.timeout=inf", "federation.timeout: input should be a finite number, got inf"),
         ("federation.straggler_probability=nan", "straggler_probability: input should be a finite number, got nan"),

@@ -14,7 +14,15 @@ from flwr.clientapp import ClientApp
 import fedsim.engines.readiness
 from clients.app import app as client_app
 from fedsim.config import Config
-from fedsim.engines.readiness import READY, TROUBLE, check_nodes, explain_difference, versions, wait_for_nodes
+from fedsim.engines.readiness import (
+    READY,
+    TROUBLE,
+    check_nodes,
+    explain_difference,
+    in_a_line,
+    versions,
+    wait_for_nodes,
+)
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import RunError
 
@@ -43,6 +51,25 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_one_sentence(error: RunError) -> None:
     assert "\n" not in str(error)
     assert error.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [
+        ("<class 'builtins.ValueError'>:<'no such\n  thing'>", "ValueError: no such"),
+        ("<class 'ValueError'>:<''>", "ValueError: no reason given"),
+        ("<class 'ray.exceptions.ActorDiedError'>:<'The actor died\n\tpid 7'>", "ActorDiedError: The actor died"),
+        (
+            "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'ray::ClientAppActor.run() (pid=7)\n"
+            '  File "x.py", line 1\nClientAppException: \nException OSError occurred. Message: no file here\n\'>',
+            "Exception OSError occurred. Message: no file here",
+        ),
+        ("two\nlines", "two"),
+        (" \n", "no reason given"),
+    ],
+)
+def test_why_a_node_failed_is_one_line_without_wrapping(reason: str, line: str) -> None:
+    assert in_a_line(reason) == line
 
 
 # Waiting.
