@@ -69,6 +69,7 @@ def train(message: Message, context: Context) -> Message:
         _settings(message),
         key=share.key,
         defenses=experiment.defenses,
+        loss=experiment.dataset.task.loss,
     )
     return Message(RecordDict(_reply(experiment, message, share, after, loss)), reply_to=message)
 
@@ -87,7 +88,7 @@ def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Ma
         shares, settings = _shares(experiment, message, present), _settings(message)
         if not pays(shares, settings):
             return {}
-        updates = local_updates(experiment.model, _state(message), shares, settings)
+        updates = local_updates(experiment.model, _state(message), shares, settings, experiment.dataset.task.loss)
         return {
             client: _reply(experiment, message, share, *update)
             for client, share, update in zip(present, shares, updates, strict=True)
@@ -105,8 +106,8 @@ def test(message: Message, context: Context) -> Message:
     model, device = _placed(experiment)
     inputs, labels = experiment.data.test(int(context.node_config["partition-id"]))
     inputs = experiment.data.to_model(inputs).to(device)
-    loss, accuracy = evaluate(model, _state(message), inputs, labels.to(device))
-    metrics = MetricRecord({"num-examples": len(labels), "loss": loss, "accuracy": accuracy})
+    measured = evaluate(model, _state(message), inputs, labels.to(device), experiment.dataset.task.loss)
+    metrics = MetricRecord({"num-examples": len(labels), **measured})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 

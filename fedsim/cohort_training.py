@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsim.defense import Defense
 from fedsim.messages import State
 from fedsim.randomness import generator
+from fedsim.task import Loss
 from fedsim.training import LocalTraining, batches
 
 TOLERANCE = 1e-4
@@ -34,7 +35,7 @@ class Share:
 
     Attributes:
         inputs: `example ...` in model units.
-        labels: `example`, class indices.
+        labels: `example`, class indices or targets.
         key: as in `fedsim.training.local_update`.
     """
 
@@ -75,7 +76,11 @@ def group_size(model: nn.Module) -> int:
 
 
 def local_updates(
-    model: nn.Module, before: State, shares: Sequence[Share], settings: LocalTraining
+    model: nn.Module,
+    before: State,
+    shares: Sequence[Share],
+    settings: LocalTraining,
+    loss: Loss = cross_entropy,
 ) -> list[tuple[State, float] | None]:
     """Train each of `shares` from `before`; (w_T, mean training loss) of each, in their order.
 
@@ -92,7 +97,7 @@ def local_updates(
     losses = torch.zeros(len(shares))
     for step in range(plan.index.shape[1]):
         inputs, labels, weights = plan.batch(step)
-        losses_now, gradient = _gradients(model, state, inputs, labels, weights)
+        losses_now, gradient = _gradients(model, state, inputs, labels, weights, loss)
         losses += losses_now
         training = plan.training(step)
         for name, start in before.items():
@@ -121,7 +126,7 @@ def local_updates(
 
 
 def _gradients(
-    model: nn.Module, state: State, inputs: Tensor, labels: Tensor, weights: Tensor
+    model: nn.Module, state: State, inputs: Tensor, labels: Tensor, weights: Tensor, loss: Loss
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradient of each client's batch; `state` holds a tensor `client ...` of each parameter.
 
@@ -129,7 +134,7 @@ def _gradients(
     """
     state = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
     logits = _forward(model, "", state, inputs)
-    each = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    each = loss(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
     losses = (each * weights).sum(1)
     gradients = torch.autograd.grad(losses.sum(), list(state.values()))
     return losses.detach(), dict(zip(state, gradients, strict=True))

@@ -50,11 +50,16 @@ class DataTable(PluginTable):
 
 
 class PartitionTable(PluginTable):
-    """[partition]: who holds what."""
+    """[partition]: who holds what.
+
+    `test_fraction` is held out to test on: of each client's examples (`test_by = "sample"`), or of
+    the clients, who then train nothing and whose examples the server tests on (`test_by = "client"`).
+    """
 
     name: str = "iid"
     samples_per_client: int | None = Field(default=None, ge=1)
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
+    test_by: Literal["sample", "client"] = "sample"
 
 
 class ModelTable(PluginTable):
@@ -79,7 +84,8 @@ class TrainingTable(Table):
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    batch_norm: Literal["train", "frozen"] = "train"
+    batch_norm: Literal["train", "eval", "frozen"] = "train"
+    batch_norm_statistics: Literal["shared", "withheld"] = "shared"
     dropout: bool = True
 
 

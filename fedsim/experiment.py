@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from fedsim import registry
 from fedsim.attack import Attack
 from fedsim.cohort_training import fits, group_size
-from fedsim.config import AttackFile, AttackTable, Config, PartitionTable, check
+from fedsim.config import AttackFile, AttackTable, Config, check
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense
-from fedsim.errors import ConfigError, PluginError, did_you_mean
+from fedsim.errors import ConfigError, PluginError
 from fedsim.federated_data import FederatedData
-from fedsim.partition import PARTITIONS, Partition
 from fedsim.randomness import seeded
 from fedsim.training import LocalTraining, state_of
 
@@ -61,11 +60,12 @@ class Experiment:
         table = self.config.partition
         return FederatedData(
             dataset=self.dataset,
-            partition=_partition(table),
+            partition=registry.build("partitions", table.name, table.settings, "partition"),
             clients=self.config.federation.clients,
             seed=self.seed,
             samples_per_client=table.samples_per_client,
             test_fraction=table.test_fraction,
+            test_by=table.test_by,
             standardise=self.config.data.standardise,
         )
 
@@ -79,12 +79,12 @@ class Experiment:
         table = self.config.model
         plugin = registry.build("models", table.name, table.settings, "model")
         with seeded(self.seed, "model"):
-            network: nn.Module = plugin.build(self.dataset.input_shape, self.dataset.num_classes)
+            network: nn.Module = plugin.build(self.dataset.task)
         return network
 
     def initial_state(self) -> dict[str, Tensor]:
         """w_0 of the federation."""
-        return state_of(self.new_model())
+        return state_of(self.new_model(), statistics=self.training.batch_norm_statistics == "shared")
 
     def new_strategy(self) -> Any:
         """The Flower strategy that the experiment names, with the memory of a fresh start.
@@ -142,12 +142,6 @@ def _derived(base: type[Any], plugin: Any) -> Any:
     return plugin
 
 
-def _partition(table: PartitionTable) -> Partition:
-    if table.name not in PARTITIONS:
-        raise ConfigError(f"partition.name: nothing is called '{table.name}', {did_you_mean(table.name, PARTITIONS)}")
-    return registry.construct(PARTITIONS[table.name], table.name, table.settings, "partition")  # type: ignore[no-any-return]
-
-
 def resolve(config: Config) -> Config:
     """The same experiment with every plug-in's default settings written out.
 
@@ -166,6 +160,7 @@ def resolve(config: Config) -> Config:
         config.model_copy(
             update={
                 "data": full("datasets", config.data, "data"),
+                "partition": full("partitions", config.partition, "partition"),
                 "model": full("models", config.model, "model"),
                 "defense": [full("defenses", t, f"defense.{i}") for i, t in enumerate(config.defense)],
                 "attack": [full("attacks", t, f"attack.{t.title}") for t in config.attack],

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError
-from fedsim.partition import Indices, Partition
+from fedsim.partitions import Indices, Partition
 from fedsim.randomness import numpy_generator
 
 
@@ -27,8 +28,12 @@ class FederatedData:
         clients: number of clients.
         seed: seed of the run.
         samples_per_client: keep at most this many training examples a client; None keeps all.
-        test_fraction: share of each client's examples that she holds out to test on.
-        standardise: feed models with (x - mean) / std instead of x in [0, 1].
+        test_fraction: what is held out to test on, as a share of each client's examples or of the
+            clients.
+        test_by: `sample`, each client tests on what she holds out; `client`, further clients, as many
+            as make up the fraction of all, do not train, and the server tests on what they hold. (The
+            two splits of LEAF, Caldas et al. 2018.)
+        standardise: feed models with (x - mean) / std instead of x; tokens stay as they are.
     """
 
     dataset: Dataset
@@ -37,18 +42,30 @@ class FederatedData:
     seed: int
     samples_per_client: int | None = None
     test_fraction: float = 0.0
+    test_by: Literal["sample", "client"] = "sample"
     standardise: bool = True
+
+    @property
+    def clients_test(self) -> bool:
+        """Whether clients hold examples out to test on."""
+        return self.test_fraction > 0 and self.test_by == "sample"
+
+    @cached_property
+    def _shares(self) -> list[Indices]:
+        """What each client holds, those who only test last."""
+        examples = len(self.dataset.train)
+        share = self.test_fraction if self.test_by == "client" else 0.0
+        clients = self.clients + math.ceil(self.clients * share / (1 - share))
+        if clients > examples:
+            raise ConfigError(f"federation.clients: {clients} clients for {examples} examples; lower it")
+        return self.partition.assign(self.dataset, clients, numpy_generator(self.seed, "partition"))
 
     @cached_property
     def _assigned(self) -> list[tuple[Indices, Indices]]:
-        labels = self.dataset.train.labels.numpy()
-        if self.clients > len(labels):
-            raise ConfigError(f"federation.clients: {self.clients} clients for {len(labels)} examples; lower it")
-        shares = self.partition.assign(labels, self.clients, numpy_generator(self.seed, "partition"))
         split = []
-        for client, share in enumerate(shares):
+        for client, share in enumerate(self._shares[: self.clients]):
             shuffled = numpy_generator(self.seed, "split", client).permutation(share)
-            held_out = math.ceil(len(shuffled) * self.test_fraction)
+            held_out = math.ceil(len(shuffled) * self.test_fraction) if self.clients_test else 0
             train = shuffled[held_out:][: self.samples_per_client]
             if not len(train):
                 raise ConfigError(
@@ -59,7 +76,7 @@ class FederatedData:
         return split
 
     def train(self, client: int) -> tuple[Tensor, Tensor]:
-        """The training inputs of `client` in [0, 1], and their labels."""
+        """The training inputs of `client` in the data set's value range, and their labels."""
         return self.train_parts([client])[0]
 
     def train_parts(self, clients: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
@@ -70,20 +87,26 @@ class FederatedData:
         return list(zip(torch.split(inputs, sizes), torch.split(labels, sizes), strict=True))
 
     def test(self, client: int) -> tuple[Tensor, Tensor]:
-        """What `client` holds out, in [0, 1]; may be empty."""
+        """What `client` holds out, in the data set's value range; may be empty."""
         return _take(self.dataset.train, self._assigned[client][1])
 
+    def public_test(self) -> tuple[Tensor, Tensor]:
+        """What the server tests on: the data set's own test examples, or those of the clients who only test."""
+        if self.test_fraction and self.test_by == "client":
+            return _take(self.dataset.train, np.concatenate(self._shares[self.clients :]))
+        return self.dataset.test.inputs(), self.dataset.test.labels
+
     def to_model(self, inputs: Tensor) -> Tensor:
-        """From [0, 1] to the units that the model is fed with."""
-        if not self.standardise:
+        """From the data set's value range to the units that the model is fed with."""
+        if not self.standardise or self.dataset.vocabulary:
             return inputs
         mean, std = (moment.reshape(-1, *[1] * (inputs.ndim - 2)) for moment in self.dataset.moments)
         return (inputs - mean) / std
 
     def value_range(self) -> tuple[list[float], list[float]]:
         """Lowest and highest value of a model input, a channel."""
-        channels = self.dataset.input_shape[0]
-        ends = (torch.full((1, channels, 1, 1), end) for end in (0.0, 1.0))
+        channels, *axes = self.dataset.task.input_shape
+        ends = (torch.full((1, channels, *[1] * len(axes)), end) for end in self.dataset.value_range)
         low, high = (self.to_model(end).flatten().tolist() for end in ends)
         return low, high
 

@@ -100,7 +100,7 @@ def training_panels(rows: Sequence[Mapping[str, str]]) -> list[Panel]:
     panels = []
     for name, title, unit in (
         ("accuracy", "Accuracy", "fraction correct"),
-        ("loss", "Loss", "mean cross-entropy, nats"),
+        ("loss", "Loss", "mean over the test examples"),
     ):
         curves: dict[str, dict[int, float]] = {}
         for row in rows:

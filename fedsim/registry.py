@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedsim.errors import ConfigError, InstallationError, PluginError, did_you_mean
 
-Group = Literal["attacks", "defenses", "strategies", "datasets", "models"]
+Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 ROOMS = ("strategies", "adversaries", "clients")
 _OFFERS: Mapping[Group, str] = {
@@ -25,6 +25,7 @@ _OFFERS: Mapping[Group, str] = {
     "defenses": "on_update",
     "strategies": "aggregate_train",
     "datasets": "load",
+    "partitions": "assign",
     "models": "build",
 }
 """The method by which a class is known for a plug-in of its group."""

@@ -203,9 +203,10 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
         if config.defense:
             pairs = zip(config.defense, experiment.defenses, strict=True)
             facts["Defenses"] = "; ".join(_defense(table, defense, federation.rounds) for table, defense in pairs)
-        data, shape = experiment.dataset, " × ".join(map(str, experiment.dataset.input_shape))
-        facts["Data"] += f": {shape} (channel × height × width), {data.num_classes} classes; "
-        facts["Data"] += f"{data.source}; {data.licence}"
+        data, shape = experiment.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
+        axes = {"image": "channel × height × width", "table": "features", "text": "tokens"}[data.task.kind]
+        goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
+        facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
         facts["Model"] += f": {_count(sum(p.numel() for p in experiment.model.parameters()))} parameters"
     except FedsimError as error:
         notes.append(f"Not everything about this run can be told: {error}.")

@@ -25,8 +25,8 @@ class Truth:
     """What the victim held.
 
     Attributes:
-        data: `example channel height width`, in [0, 1].
-        labels: `example`, class indices.
+        data: `example channel height width` images in [0, 1], or `example feature` rows of a table.
+        labels: `example`, class indices, or targets of a regression.
     """
 
     data: Tensor
@@ -128,14 +128,16 @@ def score(
     scores = [_image_score(name, value, {g: v[name] for g, v in guesses.items()}) for name, value in claimed.items()]
     if "l_sim" in finding.trace:
         scores.append(_similarity(finding.trace["l_sim"]))
-    if not labels_granted:
+    if not (labels_granted or truth.labels.is_floating_point()):
         scores.append(_label_score(finding.labels, truth.labels, public))
     return scores
 
 
 def image_metrics(claimed: Tensor, truth: Truth, weights: Path | None) -> dict[str, Tensor | str]:
-    """MSE, PSNR, SSIM and LPIPS of each true image with the claimed image assigned to it."""
+    """MSE, and of images PSNR, SSIM and LPIPS, of each true example with the claimed one assigned to it."""
     paired = claimed[metrics.match(claimed, truth.data)]
+    if truth.data.ndim != 4:
+        return {"mse": metrics.mse(paired, truth.data)}
     return {
         "psnr": metrics.psnr(paired, truth.data),
         "ssim": metrics.ssim(paired, truth.data),

@@ -10,11 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, RunError
 from fedsim.messages import State, non_finite
 from fedsim.randomness import generator, seeded
+from fedsim.task import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +31,11 @@ class LocalTraining:
         optimizer: `sgd`, `adam` or `adamw`.
         momentum: of SGD.
         weight_decay: L2 penalty (decoupled in `adamw`).
-        batch_norm: `train` normalises by the batch and updates running statistics, `frozen`
-            normalises by the running statistics and leaves them alone. The count of batches, which
-            does not travel, begins at 0 in each round.
+        batch_norm: `train` normalises by the batch and updates running statistics, `eval`
+            normalises by the running statistics and leaves them alone, `frozen` does not train scale
+            and shift either. The count of batches, which does not travel, begins at 0 in each round.
+        batch_norm_statistics: whether running statistics travel, `shared`, or are `withheld`; then
+            they are in no message, and evaluation normalises by the batch.
         dropout: whether dropout layers drop.
         proximal_mu: weight of the proximal term; FedProx's server sets it.
     """
@@ -43,7 +47,8 @@ class LocalTraining:
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    batch_norm: Literal["train", "frozen"] = "train"
+    batch_norm: Literal["train", "eval", "frozen"] = "train"
+    batch_norm_statistics: Literal["shared", "withheld"] = "shared"
     dropout: bool = True
     proximal_mu: float = 0.0
 
@@ -60,6 +65,11 @@ class LocalTraining:
                 raise ConfigError(f"training.{name}: expected a finite value of at least 0, got {value}")
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(f"training.momentum: belongs to optimizer 'sgd', got '{self.optimizer}'")
+        if self.batch_norm_statistics == "withheld" and self.batch_norm != "train":
+            raise ConfigError(
+                f"training.batch_norm: '{self.batch_norm}' normalises by running statistics, but they are withheld; "
+                "set batch_norm_statistics to 'shared' or batch_norm to 'train'"
+            )
 
     def steps(self, num_examples: int) -> int:
         """T, the optimizer steps of one round for a client with `num_examples`."""
@@ -77,6 +87,7 @@ def local_update(
     *,
     key: tuple[int | str, ...],
     defenses: Sequence[Defense] = (),
+    loss: Loss = cross_entropy,
 ) -> tuple[dict[str, Tensor], float]:
     """Train from `before` on a client's data and return (w_T, mean training loss).
 
@@ -85,16 +96,20 @@ def local_update(
 
     Args:
         inputs: `example ...` in model units.
-        labels: `example`, class indices.
+        labels: `example`, class indices or targets.
+        loss: what is minimised.
 
     Raises:
-        RunError: the weights became NaN or infinite.
+        RunError: the weights became NaN or infinite, or a batch of one example was to be normalised.
     """
     load_state(model, before)
-    _set_modes(model, settings)
+    set_modes(model, settings)
     parameters = dict(model.named_parameters())
+    kept = [p for p in _batch_norm_parameters(model) if p.requires_grad and settings.batch_norm == "frozen"]
+    for parameter in kept:
+        parameter.requires_grad_(False)
     anchors = {name: p.detach().clone() for name, p in parameters.items()} if settings.proximal_mu else {}
-    optimizer = _optimizer(model, settings)
+    optimizer = new_optimizer(model, settings)
     order = generator(*key, "order")
     noise = generator(*key, "defense")
     losses: list[Tensor] = []
@@ -103,16 +118,18 @@ def local_update(
             batch, targets = inputs[index], labels[index]
             for defense in defenses:
                 batch, targets = defense.on_batch(batch, targets, rng=noise)
-            loss = cross_entropy(model(batch), targets)
-            losses.append(loss.detach())
+            objective = loss(forward(model, batch), targets)
+            losses.append(objective.detach())
             for name, anchor in anchors.items():
-                loss = loss + settings.proximal_mu / 2 * (parameters[name] - anchor).square().sum()
+                objective = objective + settings.proximal_mu / 2 * (parameters[name] - anchor).square().sum()
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            objective.backward()  # type: ignore[no-untyped-call]
             if defenses:
                 _defend_gradient(parameters, defenses, noise)
             optimizer.step()
-    after = state_of(model)
+    for parameter in kept:
+        parameter.requires_grad_(True)
+    after = state_of(model, statistics=settings.batch_norm_statistics == "shared")
     if broken := non_finite(after):
         raise RunError(
             f"local training diverged: {broken[0]} is NaN or infinite after {len(losses)} steps; "
@@ -122,24 +139,48 @@ def local_update(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, state: State, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Mean loss and accuracy (in [0, 1]) of `state` on data in model units."""
+def evaluate(
+    model: nn.Module, state: State, inputs: Tensor, labels: Tensor, loss: Loss = cross_entropy
+) -> dict[str, float]:
+    """Mean `loss`, and for classes `accuracy` (in [0, 1]), of `state` on data in model units.
+
+    BatchNorm layers whose running statistics are not in `state` normalise by the batch.
+
+    Raises:
+        RunError: such a layer got one example to normalise.
+    """
     load_state(model, state)
     model.eval()
-    loss, correct = 0.0, 0
-    for batch, targets in zip(torch.split(inputs, 500), torch.split(labels, 500), strict=True):
-        logits = model(batch)
-        loss += cross_entropy(logits, targets, reduction="sum").item()
-        correct += int((logits.argmax(1) == targets).sum())
-    return loss / len(labels), correct / len(labels)
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and f"{name}.running_mean".removeprefix(".") not in state:
+            module.train()
+    total, correct = 0.0, 0
+    pieces = max(1, math.ceil(len(inputs) / 500))
+    for batch, targets in zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True):
+        outputs = forward(model, batch)
+        total += loss(outputs, targets).item() * len(targets)
+        correct += int((outputs.argmax(1) == targets).sum())
+    metrics = {"loss": total / len(labels)}
+    return metrics if labels.is_floating_point() else metrics | {"accuracy": correct / len(labels)}
 
 
-def state_of(model: nn.Module) -> dict[str, Tensor]:
+def state_of(model: nn.Module, *, statistics: bool = True) -> dict[str, Tensor]:
     """A copy of the parameters and floating-point buffers of `model`, in its own order.
 
     Integer buffers (BatchNorm's batch counter) are bookkeeping of one process and never travel.
+
+    Args:
+        statistics: whether BatchNorm's running statistics are part of it.
     """
-    return {k: v.detach().clone() for k, v in model.state_dict().items() if v.is_floating_point()}
+    withheld = set() if statistics else statistics_of(model)
+    kept = {k: v for k, v in model.state_dict().items() if v.is_floating_point() and k not in withheld}
+    return {name: tensor.detach().clone() for name, tensor in kept.items()}
+
+
+def statistics_of(model: nn.Module) -> set[str]:
+    """Names of the running statistics of BatchNorm layers."""
+    layers = [(f"{name}." if name else "", m) for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
+    return {f"{prefix}{name}" for prefix, layer in layers for name, _ in layer.named_buffers(recurse=False)}
 
 
 def load_state(model: nn.Module, state: State) -> None:
@@ -156,7 +197,26 @@ def batches(count: int, settings: LocalTraining, order: torch.Generator) -> Iter
             yield index
 
 
-def _optimizer(model: nn.Module, settings: LocalTraining) -> torch.optim.Optimizer:
+def forward(model: nn.Module, batch: Tensor) -> Tensor:
+    """What `model` makes of `batch`.
+
+    Raises:
+        RunError: BatchNorm was to normalise one example by itself.
+    """
+    try:
+        outputs: Tensor = model(batch)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise RunError(
+            "a batch of one example has no statistics to normalise it by; choose a training.batch_size that "
+            "leaves no single example over, more test examples, or batch_norm = 'eval'"
+        ) from error
+    return outputs
+
+
+def new_optimizer(model: nn.Module, settings: LocalTraining) -> torch.optim.Optimizer:
+    """The optimizer that `settings` name, over the parameters of `model`."""
     if settings.optimizer == "sgd":
         return torch.optim.SGD(
             model.parameters(),
@@ -168,15 +228,20 @@ def _optimizer(model: nn.Module, settings: LocalTraining) -> torch.optim.Optimiz
     return kind(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
 
-def _set_modes(model: nn.Module, settings: LocalTraining) -> None:
+def set_modes(model: nn.Module, settings: LocalTraining) -> None:
+    """Put every layer of `model` into the mode that `settings` ask for."""
     model.train()
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, _BatchNorm):
             module.train(settings.batch_norm == "train")
             if module.num_batches_tracked is not None:
                 module.num_batches_tracked.zero_()
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.train(settings.dropout)
+
+
+def _batch_norm_parameters(model: nn.Module) -> list[nn.Parameter]:
+    return [p for module in model.modules() if isinstance(module, _BatchNorm) for p in module.parameters()]
 
 
 def _defend_gradient(parameters: dict[str, nn.Parameter], defenses: Sequence[Defense], noise: torch.Generator) -> None:

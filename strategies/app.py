@@ -117,7 +117,7 @@ def _round(
     seconds = time.monotonic() - started
     server = next((row for row in measured if row["client"] == "server"), {"round": number, "client": "server"})
     server |= {"failed": len(failed), "seconds": round(seconds, 3)}
-    text = f"accuracy {server['accuracy']:.3f}, loss {server['loss']:.3f}, " if "accuracy" in server else ""
+    text = "".join(f"{name} {server[name]:.3f}, " for name in ("accuracy", "loss") if name in server)
     log.info(
         "round %d/%d: %s%d of %d clients returned, %.1f s",
         number,
@@ -152,28 +152,19 @@ def _evaluate(
     experiment: Experiment, strategy: Curious, grid: CohortGrid, number: int, arrays: ArrayRecord
 ) -> list[dict[str, Any]]:
     """The global model on the public test set, and on what each client holds out."""
-    test = experiment.dataset.test
-    inputs = experiment.data.to_model(test.inputs())
-    loss, accuracy = evaluate(experiment.model, state_in(arrays), inputs, test.labels)
-    rows: list[dict[str, Any]] = [
-        {"round": number, "client": "server", "accuracy": accuracy, "loss": loss, "num_examples": len(test)}
-    ]
-    if experiment.data.test_fraction:
+    inputs, labels = experiment.data.public_test()
+    loss = experiment.dataset.task.loss
+    measured = evaluate(experiment.model, state_in(arrays), experiment.data.to_model(inputs), labels, loss)
+    rows: list[dict[str, Any]] = [{"round": number, "client": "server", "num_examples": len(labels)} | measured]
+    if experiment.data.clients_test:
         messages = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
         replies = list(grid.send_and_receive(messages, timeout=experiment.config.federation.timeout))
         strategy.aggregate_evaluate(number, replies)
         for reply in replies:
             if reply.has_content():
-                metrics = reply.content.metric_records["metrics"]
-                rows.append(
-                    {
-                        "round": number,
-                        "client": reply.metadata.src_node_id,
-                        "accuracy": metrics["accuracy"],
-                        "loss": metrics["loss"],
-                        "num_examples": metrics["num-examples"],
-                    }
-                )
+                metrics = dict(reply.content.metric_records["metrics"])
+                where = {"round": number, "client": reply.metadata.src_node_id}
+                rows.append(where | {"num_examples": metrics.pop("num-examples")} | metrics)
     return rows
 
 

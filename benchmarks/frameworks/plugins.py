@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
 from fedsim.datasets import Dataset, Examples
+from fedsim.task import Task
 from frameworks.jobs import CLASSES, JOBS, SCALE
 
 
@@ -35,6 +35,6 @@ class Network:
 
     job: str
 
-    def build(self, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+    def build(self, task: Task) -> nn.Module:
         """See `ModelPlugin`."""
         return JOBS[self.job].network()

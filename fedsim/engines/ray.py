@@ -129,7 +129,7 @@ def _connect(address: str | None, actors: int | None) -> None:
                 address, GLOBAL_GRPC_OPTIONS
             ) as channel:  # with TLS where Ray has it, never by proxy
                 grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
-        data = {"FEDSIM_DATA": os.environ["FEDSIM_DATA"]} if "FEDSIM_DATA" in os.environ else {}
+        data = {name: os.environ[name] for name in ("FEDSIM_DATA", "FEDSIM_CACHE") if name in os.environ}
         ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path, **_ENVIRONMENT, **data}}, **quiet)
     except grpc.FutureTimeoutError as error:
         raise RunError(

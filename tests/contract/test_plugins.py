@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import inspect
 import math
 import pickle
@@ -21,11 +22,12 @@ from fedsim.attack import KNOWLEDGE, Attack, Knowledge, Paper
 from fedsim.config import load_config
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense, Guarantee
-from fedsim.errors import DataError, KnowledgeError
+from fedsim.errors import ConfigError, DataError, KnowledgeError
 from fedsim.findings import Reconstruction
 from fedsim.messages import Update
-from fedsim.models import Mlp
+from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
+from fedsim.task import Task
 from fedsim.transcript import Recorder, Transcript
 
 OURS = [
@@ -92,7 +94,7 @@ def test_a_strategy_is_built_from_no_more_than_it_demands(name: str) -> None:
 
 def build_model() -> nn.Module:
     torch.manual_seed(0)
-    return Mlp(hidden=(12,)).build((1, 8, 8), 10)
+    return Mlp(hidden=(12,)).build(Task((1, 8, 8), 10))
 
 
 KNOWN = Knowledge(
@@ -166,7 +168,7 @@ def test_an_attack_with_the_same_seed_finds_the_same_bytes(name: str, transcript
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_leaves_the_global_generator_alone(name: str, transcript: Transcript) -> None:
-    without_model = dataclasses.replace(KNOWN, model=lambda: Mlp(hidden=(12,)).build((1, 8, 8), 10))
+    without_model = dataclasses.replace(KNOWN, model=lambda: Mlp(hidden=(12,)).build(Task((1, 8, 8), 10)))
     del without_model
     build_model()
     state = torch.random.get_rng_state()
@@ -260,35 +262,55 @@ def test_what_a_defense_promises_is_a_guarantee_or_nothing(name: str) -> None:
 
 # Data sets and models.
 
+SETTINGS: dict[str, dict[str, Any]] = {}
+"""What a data set or model needs set."""
+
 
 @pytest.mark.parametrize("name", registry.names("datasets"))
-def test_a_dataset_is_in_the_unit_range_and_says_where_it_comes_from(name: str) -> None:
+def test_a_dataset_keeps_to_its_range_and_says_where_it_comes_from(name: str) -> None:
     from fedsim.experiment import data_folder
 
     try:
-        dataset: Dataset = registry.build("datasets", name, {}, "data").load(data_folder())
+        dataset: Dataset = registry.build("datasets", name, SETTINGS.get(name, {}), "data").load(data_folder())
     except DataError as error:
         pytest.skip(str(error))
     assert dataset.name == name
     assert dataset.source
     assert dataset.licence
+    low, high = (0, dataset.vocabulary - 1) if dataset.vocabulary else dataset.value_range
     for part in (dataset.train, dataset.test):
         sample = part.inputs(slice(0, 500))
-        assert sample.dtype == torch.float32
-        assert 0 <= sample.min() < sample.max() <= 1
-        assert sample.shape[1:] == dataset.input_shape
-        assert part.labels.dtype == torch.int64
-        assert set(part.labels.unique().tolist()) == set(range(dataset.num_classes))
+        assert sample.dtype == (torch.int64 if dataset.vocabulary else torch.float32)
+        assert low <= sample.min() < sample.max() <= high
+        assert sample.shape[1:] == dataset.task.input_shape
+        if dataset.num_classes:
+            assert part.labels.dtype == torch.int64
+            assert 0 <= part.labels.min() < part.labels.max() < dataset.num_classes
+        else:
+            assert part.labels.dtype == torch.float32
+            assert part.labels.isfinite().all()
+
+
+TASKS = [Task((1, 8, 8), 7), Task((1, 28, 28), 7), Task((3, 32, 32), 7), Task((3, 64, 64), 7), Task((12,), 7)]
+TASKS += [Task((12,), 0), Task((20,), 7, vocabulary=30)]
 
 
 @pytest.mark.parametrize("name", registry.names("models"))
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32)])
-def test_a_model_takes_any_batch_and_learns(name: str, shape: tuple[int, ...]) -> None:
-    model: nn.Module = registry.build("models", name, {}, "model").build(shape, 7)
-    logits = model(torch.rand((5, *shape)))
-    assert logits.shape == (5, 7)
-    logits.sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
+def test_a_model_takes_any_batch_and_learns_or_says_what_it_takes(name: str) -> None:
+    plugin, fit = registry.build("models", name, SETTINGS.get(name, {}), "model"), 0
+    for task in TASKS:
+        try:
+            model: nn.Module = plugin.build(task)
+        except ConfigError as error:
+            assert re.fullmatch("model: [^\n]+ takes [^\n]+, got [^\n]+", str(error))  # noqa: PT017
+            continue
+        fit += 1
+        shape = (5, *task.input_shape)
+        outputs = model(torch.randint(task.vocabulary, shape) if task.vocabulary else torch.rand(shape))
+        assert outputs.shape == (5, task.outputs)
+        task.loss(outputs, torch.zeros(5, dtype=torch.int64 if task.num_classes else torch.float32)).backward()
+        assert all(p.grad is not None for p in model.parameters())
+    assert fit
 
 
 def test_a_plugin_is_named_in_a_file_and_found(tmp_path: Path) -> None:

@@ -206,10 +206,10 @@ def test_the_granted_model_carries_no_experiment(run: Path) -> None:
 
 
 NET = """
-from fedsim.models import Mlp
+from fedsim.models.mlp import Mlp
 
 def build():
-    return Mlp(hidden=(16,)).build((1, 8, 8), 10)
+    return Mlp(hidden=(16,)).build(Task((1, 8, 8), 10))
 """
 
 
@@ -417,6 +417,7 @@ from dataclasses import dataclass
 import torch
 from fedsim.attack import Attack, Paper, single_update
 from fedsim.findings import Reconstruction
+from fedsim.task import Task
 
 PAPER = Paper(title="T", authors="A, B", venue="V", year=2020)
 

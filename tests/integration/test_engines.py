@@ -161,9 +161,9 @@ def test_the_reported_accuracy_is_that_of_the_final_weights(tiny_config: Tiny, s
     with safe_open(folder.checkpoint, framework="pt") as file:
         state = {k.removeprefix("model/"): file.get_tensor(k) for k in file.keys() if k.startswith("model/")}  # noqa: SIM118
     test = experiment.dataset.test
-    loss, accuracy = evaluate(experiment.model, state, experiment.data.to_model(test.inputs()), test.labels)
+    measured = evaluate(experiment.model, state, experiment.data.to_model(test.inputs()), test.labels)
     last = read_rows(folder.metrics)[-1]
-    assert (float(last["accuracy"]), float(last["loss"])) == pytest.approx((accuracy, loss))
+    assert (float(last["accuracy"]), float(last["loss"])) == pytest.approx((measured["accuracy"], measured["loss"]))
     assert int(last["num_examples"]) == len(test) == 359
 
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 from fedsim.attack import Paper
-from fedsim.datasets import Digits
+from fedsim.datasets.digits import Digits
 from fedsim.defense import Defense
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
@@ -49,13 +49,13 @@ class OneBadLabel:
 @dataclass(frozen=True, kw_only=True)
 class Broken:
     """A network that falls over as soon as it is trained."""
-    def build(self, input_shape, num_classes):
+    def build(self, task):
         class Net(nn.Linear):
             def forward(self, x):
                 if self.training:
                     raise OSError("the device is gone")
                 return super().forward(x.flatten(1))
-        return Net(64, num_classes)
+        return Net(64, task.outputs)
 
 @dataclass(frozen=True, kw_only=True)
 class Nan(Defense):

@@ -32,7 +32,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from fedsim.attack import Paper
-from fedsim.datasets import Digits
+from fedsim.datasets.digits import Digits
 from fedsim.defense import Defense
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")

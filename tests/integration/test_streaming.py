@@ -36,7 +36,7 @@ Tiny = Callable[..., Config]
 
 PLUGINS = """
 from dataclasses import dataclass, replace
-from fedsim.datasets import Digits
+from fedsim.datasets.digits import Digits
 
 @dataclass(frozen=True, kw_only=True)
 class OneBadLabel:

@@ -11,11 +11,12 @@ from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from fedsim.datasets import Dataset, Examples
 from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError
 from fedsim.messages import Update
-from fedsim.partition import Dirichlet, Iid
+from fedsim.partitions.shares import Dirichlet, Iid
 from fedsim.randomness import numpy_generator, seed_for
 from fedsim.training import LocalTraining
 from fedsim.transcript import Plan
@@ -33,9 +34,10 @@ partitions = st.just(Iid()) | st.builds(Dirichlet, alpha=st.floats(1e-3, 1e3), m
 def test_a_partition_gives_each_example_to_exactly_one_client(
     partition: Iid | Dirichlet, labels: list[int], clients: int, seed: int
 ) -> None:
-    given_labels = np.array(labels)
+    examples = Examples(raw=torch.zeros(len(labels), 1), labels=torch.tensor(labels), scale=1.0)
+    data = Dataset(name="drawn", train=examples, test=examples, num_classes=6, source="", licence="")
     try:
-        shares = partition.assign(given_labels, clients, numpy_generator(seed))
+        shares = partition.assign(data, clients, numpy_generator(seed))
     except ConfigError:
         assume(False)
     assert len(shares) == clients
@@ -44,9 +46,9 @@ def test_a_partition_gives_each_example_to_exactly_one_client(
         assert min(map(len, shares)) >= partition.min_examples
     else:
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    again = partition.assign(given_labels, clients, numpy_generator(seed))
+    again = partition.assign(data, clients, numpy_generator(seed))
     assert all(np.array_equal(a, b) for a, b in zip(shares, again, strict=True))
-    assert given_labels.tolist() == labels
+    assert examples.labels.tolist() == labels
 
 
 @st.composite

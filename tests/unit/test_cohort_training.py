@@ -19,8 +19,10 @@ from fedsim.cohort_training import TOLERANCE, Share, fits, local_updates
 from fedsim.defense import Defense
 from fedsim.errors import RunError
 from fedsim.messages import State
-from fedsim.models import Mlp, SmeCnn
+from fedsim.models.mlp import Mlp
+from fedsim.models.sme import SmeCnn
 from fedsim.randomness import seeded
+from fedsim.task import Task
 from fedsim.training import LocalTraining, local_update, state_of
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
@@ -28,7 +30,7 @@ PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
 def net(hidden: Sequence[int] = (6,), **kwargs: Any) -> nn.Module:
     with seeded("test-model"):
-        return Mlp(hidden=tuple(hidden), **kwargs).build((1, 2, 3), 3)
+        return Mlp(hidden=tuple(hidden), **kwargs).build(Task((1, 2, 3), 3))
 
 
 def share(count: int, seed: int = 0, client: int = 0) -> Share:
@@ -288,13 +290,13 @@ class Root(nn.Module):
     [
         net(dropout=0.5),
         net(batch_norm=True),
-        SmeCnn(channels=(2, 2), hidden=4).build((1, 8, 8), 3),
+        SmeCnn(channels=(2, 2), hidden=4).build(Task((1, 8, 8), 3)),
         two_layers(nn.LayerNorm(5)),
         two_layers(nn.Dropout(0.0)),
         two_layers(nn.GroupNorm(1, 5)),
         two_layers(MyLinear(5, 5)),
         Root(),
-        Mlp(hidden=(640,)).build((1, 28, 28), 10),
+        Mlp(hidden=(640,)).build(Task((1, 28, 28), 10)),
     ],
     ids=["dropout", "batch norm", "conv", "layer norm", "no dropout", "group norm", "subclass", "own class", "large"],
 )
@@ -304,7 +306,7 @@ def test_other_networks_are_left_to_the_loop(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("hidden", [(), (3,), (200,), (64, 64, 64)])
 def test_small_fully_connected_networks_train_at_once(hidden: tuple[int, ...]) -> None:
-    assert fits(Mlp(hidden=hidden).build((1, 28, 28), 10), sgd(), [])
+    assert fits(Mlp(hidden=hidden).build(Task((1, 28, 28), 10)), sgd(), [])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
@@ -320,7 +322,7 @@ def test_other_optimizers_are_left_to_the_loop(optimizer: Any) -> None:
         {"proximal_mu": 1.0},
         {"local_steps": 3},
         {"batch_size": 1},
-        {"batch_norm": "frozen"},
+        {"batch_norm": "eval"},
         {"dropout": False},
     ],
 )

@@ -17,6 +17,7 @@ from fedsim.config import AttackFile, Config, check, load_config, read_toml
 from fedsim.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.experiment import Experiment, resolve
 from fedsim.run_folder import RunFolder
+from fedsim.task import Task
 
 TEXT = """
 [model]
@@ -71,7 +72,7 @@ def build(path: Path, *overrides: str) -> Config:
         ("data.name=digit", "datasets: nothing is called 'digit', did you mean 'digits'?"),
         ("data.name=imagenet", "datasets: nothing is called 'imagenet', known: digits, "),
         ("data.shape=3", "data.shape: unknown setting for 'digits', there are none"),
-        ("partition.name=dirichle", "partition.name: nothing is called 'dirichle', did you mean 'dirichlet'?"),
+        ("partition.name=dirichle", "partitions: nothing is called 'dirichle', did you mean 'dirichlet'?"),
         ("strategy.name=fedav", "strategies: nothing is called 'fedav', did you mean 'fedavg'?"),
         ("strategy.fraction_trian=1", "unknown setting for 'fedavg', did you mean 'fraction_train'?"),
         ("strategy.name=qfedavg", "strategy: 'qfedavg' needs client_learning_rate, which is not set"),
@@ -257,7 +258,7 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_mnist_is_read_plain_and_gzipped(file: Path, mnist: Path) -> None:
     dataset = Experiment(build(file, "data.name=mnist")).dataset
-    assert (len(dataset.train), len(dataset.test), dataset.input_shape) == (40, 10, (1, 28, 28))
+    assert (len(dataset.train), len(dataset.test), dataset.task.input_shape) == (40, 10, (1, 28, 28))
     assert dataset.train.inputs().max() == 1.0
 
 
@@ -303,8 +304,8 @@ def test_a_data_folder_that_is_not_given_or_not_there(file: Path, monkeypatch: p
 
 def test_a_network_that_does_not_fit_the_data(file: Path) -> None:
     narrow = check(Config, {"model": {"name": "sme-cnn"}}, "x")
-    with pytest.raises(FedsimError, match=r"sme-cnn takes images of at least 4 x 4, got inputs of shape \(1, 3, 3\)"):
-        registry.build("models", narrow.model.name, {}, "model").build((1, 3, 3), 10)
+    with pytest.raises(FedsimError, match=r"sme-cnn takes images of at least 4 x 4, got inputs of shape 1 x 3 x 3"):
+        registry.build("models", narrow.model.name, {}, "model").build(Task((1, 3, 3), 10))
 
 
 def test_a_file_of_a_windows_editor_is_read(file: Path) -> None:

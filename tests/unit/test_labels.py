@@ -15,12 +15,14 @@ from torch.nn.functional import cross_entropy
 
 from adversaries.labels import count_labels
 from fedsim.attack import Knowledge
-from fedsim.datasets import Dataset, Digits
+from fedsim.datasets import Dataset
+from fedsim.datasets.digits import Digits
 from fedsim.errors import KnowledgeError
 from fedsim.messages import Update
-from fedsim.models import Mlp
+from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
 from fedsim.scoring import label_accuracy
+from fedsim.task import Task
 from fedsim.training import LocalTraining, local_update, state_of
 
 SHAPE = (1, 8, 8)
@@ -33,7 +35,7 @@ def digits() -> Dataset:
 
 def mlp() -> nn.Module:
     torch.manual_seed(0)
-    return Mlp(hidden=(32,)).build(SHAPE, 10)
+    return Mlp(hidden=(32,)).build(Task(SHAPE, 10))
 
 
 def choose(digits: Dataset, counts: dict[int, int]) -> tuple[Tensor, Tensor]:

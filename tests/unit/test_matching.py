@@ -24,8 +24,10 @@ from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError,
 from fedsim.findings import Reconstruction
 from fedsim.messages import State, Update
 from fedsim.metrics import match, psnr
-from fedsim.models import Mlp, SmeCnn
+from fedsim.models.mlp import Mlp
+from fedsim.models.sme import SmeCnn
 from fedsim.randomness import generator
+from fedsim.task import Task
 from fedsim.training import LocalTraining, local_update, state_of
 from fedsim.transcript import Recorder, Transcript
 
@@ -36,7 +38,7 @@ LABELS = torch.tensor([1, 4, 4])
 
 def mlp(**settings: Any) -> nn.Module:
     torch.manual_seed(0)
-    return Mlp(**({"hidden": (12,)} | settings)).build(SHAPE, 10)
+    return Mlp(**({"hidden": (12,)} | settings)).build(Task(SHAPE, 10))
 
 
 KNOWN = Knowledge(
@@ -191,7 +193,9 @@ def test_ig_is_sme_with_alpha_held_at_one(record: Record) -> None:
 
 
 @pytest.mark.usefixtures("start_from_the_truth")
-@pytest.mark.parametrize("build", [mlp, lambda: SmeCnn(channels=(2, 3), hidden=8).build(SHAPE, 10)], ids=["mlp", "cnn"])
+@pytest.mark.parametrize(
+    "build", [mlp, lambda: SmeCnn(channels=(2, 3), hidden=8).build(Task(SHAPE, 10))], ids=["mlp", "cnn"]
+)
 def test_the_truth_matches_one_full_batch_step_exactly(record: Record, build: Callable[[], nn.Module]) -> None:
     finding = run(InvertingGradients(iterations=1), record(trained(build)), dataclasses.replace(KNOWN, model=build))
     assert abs(finding.trace["l_sim"][0].item()) < 1e-4
@@ -345,7 +349,7 @@ def test_without_moments_the_middle_of_the_range_is_the_origin(record: Record) -
 def test_units_differ_from_channel_to_channel(record: Record) -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
-        return Mlp(hidden=(8,)).build((3, 4, 4), 10)
+        return Mlp(hidden=(8,)).build(Task((3, 4, 4), 10))
 
     before = state_of(build())
     after = {name: w + 0.01 for name, w in before.items()}
@@ -384,13 +388,13 @@ def used_state() -> dict[str, Tensor]:
 
 @pytest.mark.usefixtures("start_from_the_truth")
 def test_frozen_batch_norm_with_shared_buffers_is_matched_exactly(record: Record) -> None:
-    update = trained(with_batch_norm, before=used_state(), batch_norm="frozen")
+    update = trained(with_batch_norm, before=used_state(), batch_norm="eval")
     knowledge = dataclasses.replace(KNOWN, model=with_batch_norm)
     assert abs(run(InvertingGradients(iterations=1), record(update), knowledge).trace["l_sim"][0].item()) < 1e-4
 
 
 def test_buffers_that_are_not_shared_are_one_sentence(record: Record) -> None:
-    update = trained(with_batch_norm, before=used_state(), batch_norm="frozen")
+    update = trained(with_batch_norm, before=used_state(), batch_norm="eval")
     bare = {end: {k: v for k, v in getattr(update, end).items() if "running" not in k} for end in ("before", "after")}
     knowledge = dataclasses.replace(KNOWN, model=with_batch_norm)
     with pytest.raises(AttackError, match=r"the model normalises with 2\.running_mean, which clients .* do not share"):
@@ -416,7 +420,7 @@ def test_lists_of_arrays_are_matched_by_order(
     record: Record, build: Callable[[], nn.Module], keep: Callable[[str, Tensor], bool]
 ) -> None:
     before = used_state() if build is with_batch_norm else state_of(build())
-    update = trained(build, before=before, batch_norm="frozen")
+    update = trained(build, before=before, batch_norm="eval")
     listed = dataclasses.replace(
         update, before=as_list(update.before, build(), keep), after=as_list(update.after, build(), keep)
     )
@@ -478,7 +482,7 @@ def poisoned(state: State, value: float) -> State:
         ),
         (
             UPDATE,
-            dataclasses.replace(KNOWN, model=lambda: SmeCnn(channels=(2, 2)).build(SHAPE, 10)),
+            dataclasses.replace(KNOWN, model=lambda: SmeCnn(channels=(2, 2)).build(Task(SHAPE, 10))),
             TranscriptError,
             "are not those of the model",
         ),

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.datasets import Dataset, Digits, Examples, Mnist
+from fedsim.datasets import Dataset, Examples
+from fedsim.datasets.digits import Digits
+from fedsim.datasets.idx import Mnist
 from fedsim.errors import ConfigError, DataError
 from fedsim.federated_data import FederatedData
-from fedsim.partition import Dirichlet, Iid
+from fedsim.partitions.shares import Dirichlet, Iid
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def shared(digits: Dataset, **kwargs: Any) -> FederatedData:
 
 def test_digits_are_real_and_public_without_a_download(digits: Dataset) -> None:
     assert (len(digits.train), len(digits.test)) == (1438, 359)
-    assert digits.input_shape == (1, 8, 8)
+    assert digits.task.input_shape == (1, 8, 8)
     assert digits.num_classes == 10
     assert set(digits.train.labels.tolist()) == set(digits.test.labels.tolist()) == set(range(10))
     inputs = digits.train.inputs()
@@ -85,7 +87,7 @@ def write_mnist(folder: Path, packed: bool) -> tuple[np.ndarray[Any, Any], np.nd
 def test_mnist_is_read_from_torchvisions_layout(tmp_path: Path, packed: bool) -> None:
     images, labels = write_mnist(tmp_path, packed)
     data = Mnist().load(tmp_path)
-    assert data.input_shape == (1, 28, 28)
+    assert data.task.input_shape == (1, 28, 28)
     assert np.array_equal(data.train.raw[:, 0].numpy(), images)
     assert data.test.labels.tolist() == labels.tolist()
     assert data.train.inputs().max().item() <= 1.0

@@ -24,8 +24,9 @@ from fedsim.defense import Defense
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, RunError
 from fedsim.messages import State, Update, by_name, non_finite
-from fedsim.models import Mlp
+from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seed_for, seeded
+from fedsim.task import Task
 from fedsim.training import LocalTraining, evaluate, load_state, local_update, state_of
 
 KEY = (3, "train", 1, 0)
@@ -33,7 +34,7 @@ KEY = (3, "train", 1, 0)
 
 def net(**kwargs: Any) -> nn.Module:
     with seeded("test-model"):
-        return Mlp(hidden=(6,), **kwargs).build((1, 2, 2), 3)
+        return Mlp(hidden=(6,), **kwargs).build(Task((1, 2, 2), 3))
 
 
 def some_data(count: int = 10) -> tuple[Tensor, Tensor]:
@@ -240,7 +241,7 @@ def test_batch_norm_in_training_uses_the_batch_and_moves_its_statistics() -> Non
 def test_frozen_batch_norm_leaves_its_statistics_and_trains_its_scale() -> None:
     model = net(batch_norm=True)
     before = state_of(model)
-    after = train(model, batch_norm="frozen", local_epochs=1)
+    after = train(model, batch_norm="eval", local_epochs=1)
     for name in ("2.running_mean", "2.running_var"):
         assert torch.equal(after[name], before[name])
     assert not torch.equal(after["2.weight"], before["2.weight"])
@@ -248,7 +249,7 @@ def test_frozen_batch_norm_leaves_its_statistics_and_trains_its_scale() -> None:
 
 
 def test_frozen_batch_norm_trains_on_single_examples() -> None:
-    assert not non_finite(train(net(batch_norm=True), batch_norm="frozen", batch_size=1))
+    assert not non_finite(train(net(batch_norm=True), batch_norm="eval", batch_size=1))
 
 
 def test_integer_buffers_do_not_travel() -> None:
@@ -338,7 +339,8 @@ def test_weights_that_are_no_numbers_end_the_clients_round(rate: float, epochs: 
 def test_evaluation_is_the_mean_over_all_examples() -> None:
     model = net(batch_norm=True, dropout=0.5)
     inputs, labels = some_data(1203)
-    loss, accuracy = evaluate(model, state_of(model), inputs, labels)
+    measured = evaluate(model, state_of(model), inputs, labels)
+    loss, accuracy = measured["loss"], measured["accuracy"]
     model.eval()
     logits = model(inputs)
     assert loss == pytest.approx(cross_entropy(logits, labels).item(), rel=1e-5)

@@ -1,34 +1,24 @@
-"""Who holds which examples. A partition is a frozen dataclass with an `assign` method."""
+"""Shares drawn by chance: equal ones, and ones that differ in their classes."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.datasets import Dataset
 from fedsim.errors import ConfigError
-
-Indices = NDArray[np.int64]
-
-
-class Partition(Protocol):
-    """Splits a training set among clients."""
-
-    def assign(self, labels: NDArray[np.int64], clients: int, rng: np.random.Generator) -> list[Indices]:
-        """One index array a client; together they cover each example at most once."""
-        ...
+from fedsim.partitions import Indices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Iid:
     """Equal shares in random order."""
 
-    def assign(self, labels: NDArray[np.int64], clients: int, rng: np.random.Generator) -> list[Indices]:
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
         """See `Partition`."""
-        return list(np.array_split(rng.permutation(len(labels)), clients))
+        return list(np.array_split(rng.permutation(len(dataset.train)), clients))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +37,16 @@ class Dirichlet:
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise ConfigError(f"alpha: expected a finite value above 0, got {self.alpha}")
 
-    def assign(self, labels: NDArray[np.int64], clients: int, rng: np.random.Generator) -> list[Indices]:
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
         """See `Partition`.
 
         Raises:
-            ConfigError: 100 draws left some client short; alpha is too small for so many clients.
+            ConfigError: 100 draws left some client short; alpha is too small for so many clients. Or there are
+                no classes.
         """
+        if not dataset.num_classes:
+            raise ConfigError(f"partition: dirichlet shares out classes, and '{dataset.name}' is a regression; use iid")
+        labels = dataset.train.labels.numpy()
         for _ in range(100):
             shares: list[list[Indices]] = [[] for _ in range(clients)]
             for label in np.unique(labels):
@@ -67,6 +61,3 @@ class Dirichlet:
             f"partition: 100 draws of dirichlet(alpha = {self.alpha}) left one of {clients} clients with fewer than "
             f"{self.min_examples} of {len(labels)} examples; raise alpha, or lower min_examples or federation.clients"
         )
-
-
-PARTITIONS: dict[str, type[Iid] | type[Dirichlet]] = {"iid": Iid, "dirichlet": Dirichlet}

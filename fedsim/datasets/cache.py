@@ -1,0 +1,95 @@
+"""A parsed data set, kept as one safetensors file that is mapped into memory.
+
+Text and compressed files take seconds to parse; the parsed tensors take none to map, and processes
+on one machine share their pages. The file's name follows from the settings and from path, size and
+time of every source file, so a changed source is parsed anew. The folder is FEDSIM_CACHE, by default
+`fedsim` in XDG_CACHE_HOME or `~/.cache`; it may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsim.datasets import Column, Dataset, Examples
+from fedsim.files import in_one_step
+
+log = logging.getLogger(__name__)
+
+_FORMAT = 1
+"""Raise it when a parser changes what it makes of the same file."""
+
+
+def cache_folder() -> Path:
+    """Where parsed data sets and trained states are kept."""
+    if named := os.environ.get("FEDSIM_CACHE"):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsim"
+
+
+def cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -> Dataset:
+    """What `parse` returned for the same plug-in settings and sources, or what it returns now.
+
+    Args:
+        plugin: the data set plug-in, a dataclass; its class and settings are part of the key.
+        sources: every file that `parse` reads.
+    """
+    path = cache_folder() / "datasets" / f"{_key(plugin, sources)}.safetensors"
+    try:
+        return _read(path)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        if path.is_file():
+            log.warning("%s: is not readable (%s); parsing the data anew", path, error)
+    dataset = parse()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with in_one_step(path) as temporary:
+            _write(dataset, temporary)
+    except (OSError, SafetensorError) as error:
+        log.warning("%s: the parsed data are not kept (%s); set FEDSIM_CACHE to a folder with room", path, error)
+    return dataset
+
+
+def _key(plugin: Any, sources: Iterable[Path]) -> str:
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
+    text = repr((_FORMAT, type(plugin).__module__, repr(plugin), sorted(stats)))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _write(dataset: Dataset, path: Path) -> None:
+    tensors: dict[str, Tensor] = {}
+    about: dict[str, Any] = {}
+    for item in dataclasses.fields(dataset):
+        value = getattr(dataset, item.name)
+        if isinstance(value, Examples):
+            for name in ("raw", "labels", "groups"):
+                if (tensor := getattr(value, name)) is not None:
+                    tensors[f"{item.name}/{name}"] = tensor.contiguous()
+            about[item.name] = {"scale": value.scale}
+        elif item.name == "columns":
+            about[item.name] = [dataclasses.asdict(column) for column in value]
+        else:
+            about[item.name] = value
+    save_file(tensors, path, metadata={"fedsim": json.dumps(about)})
+
+
+def _read(path: Path) -> Dataset:
+    with safe_open(path, framework="pt") as file:
+        about: dict[str, Any] = json.loads(file.metadata()["fedsim"])
+        tensors: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for part in ("train", "test"):
+        own: dict[str, Any] = {name: tensors.get(f"{part}/{name}") for name in ("raw", "labels", "groups")}
+        about[part] = Examples(**own, **about[part])
+    about["columns"] = [Column(**{**column, "categories": tuple(column["categories"])}) for column in about["columns"]]
+    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in about.items()}
+    return Dataset(**fields)

@@ -1,0 +1,46 @@
+"""Fully connected networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedsim.errors import ConfigError
+from fedsim.models import flat_size
+from fedsim.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mlp:
+    """A fully connected network with ReLU between its layers and none after the last.
+
+    Args:
+        hidden: units of each hidden layer.
+        batch_norm: normalise before each ReLU.
+        dropout: probability of dropping a hidden unit, in [0, 1).
+    """
+
+    hidden: tuple[int, ...] = (200,)
+    batch_norm: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.hidden, default=1) < 1:
+            raise ConfigError(f"hidden: expected layers of at least 1 unit, got {list(self.hidden)}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
+
+    def build(self, task: Task) -> nn.Module:
+        """See `ModelPlugin`. Inputs of any shape are flattened."""
+        layers: list[nn.Module] = [nn.Flatten()]
+        width = flat_size(task, "mlp")
+        for units in self.hidden:
+            layers.append(nn.Linear(width, units))
+            if self.batch_norm:
+                layers.append(nn.BatchNorm1d(units))
+            layers.append(nn.ReLU())
+            if self.dropout:
+                layers.append(nn.Dropout(self.dropout))
+            width = units
+        return nn.Sequential(*layers, nn.Linear(width, task.outputs))

@@ -1,0 +1,53 @@
+"""What a model is for: the shape of its inputs, and what it is to say of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+
+
+class Loss(Protocol):
+    """What clients minimise."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+        """The loss of `example output` predictions: their `mean` or `sum`, or with `none` one an example."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """A learning problem, as far as a network has to know it.
+
+    Attributes:
+        input_shape: shape of one example: `channel height width` of an image, `feature` of a row of
+            a table, `place` of a text.
+        num_classes: number of classes; 0 for a regression.
+        vocabulary: number of different tokens of a text, whose inputs are integers; 0 otherwise.
+    """
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    vocabulary: int = 0
+
+    @property
+    def kind(self) -> Literal["image", "table", "text"]:
+        """What an example is."""
+        return "text" if self.vocabulary else "image" if len(self.input_shape) == 3 else "table"
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a network gives for each example: a logit a class, or one prediction."""
+        return self.num_classes or 1
+
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy, or for a regression the mean squared error."""
+        return cross_entropy if self.num_classes else squared_error
+
+
+def squared_error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    """Squared error of `example 1` predictions from `example` targets."""
+    return mse_loss(outputs.squeeze(-1), targets, reduction=reduction)
