@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, PluginError
 from fedsim.partitions import Indices, Partition
 from fedsim.randomness import numpy_generator
 
@@ -55,10 +55,17 @@ class FederatedData:
         """What each client holds, those who only test last."""
         examples = len(self.dataset.train)
         share = self.test_fraction if self.test_by == "client" else 0.0
-        clients = self.clients + math.ceil(self.clients * share / (1 - share))
+        # Rounded first, or 19 clients and a twentieth for tests would need 1.0000000000000002 of them, which is 2.
+        clients = self.clients + math.ceil(round(self.clients * share / (1 - share), 9))
         if clients > examples:
             raise ConfigError(f"federation.clients: {clients} clients for {examples} examples; lower it")
-        return self.partition.assign(self.dataset, clients, numpy_generator(self.seed, "partition"))
+        shares = self.partition.assign(self.dataset, clients, numpy_generator(self.seed, "partition"))
+        if len(shares) != clients:
+            kind = type(self.partition).__name__
+            raise PluginError(
+                f"partition: {kind} made {len(shares)} parts for {clients} clients; this is a fault in it"
+            )
+        return shares
 
     @cached_property
     def _assigned(self) -> list[tuple[Indices, Indices]]:
@@ -74,6 +81,15 @@ class FederatedData:
                 )
             split.append((np.sort(train), np.sort(shuffled[:held_out])))
         return split
+
+    def indices(self, client: int) -> tuple[Indices, Indices]:
+        """What `client` trains on and what she holds out: sorted indices into the training set."""
+        return self._assigned[client]
+
+    @property
+    def clients_who_test(self) -> list[Indices]:
+        """What each of the further clients holds who only test (`test_by = "client"`)."""
+        return self._shares[self.clients :]
 
     def train(self, client: int) -> tuple[Tensor, Tensor]:
         """The training inputs of `client` in the data set's value range, and their labels."""
@@ -93,7 +109,7 @@ class FederatedData:
     def public_test(self) -> tuple[Tensor, Tensor]:
         """What the server tests on: the data set's own test examples, or those of the clients who only test."""
         if self.test_fraction and self.test_by == "client":
-            return _take(self.dataset.train, np.concatenate(self._shares[self.clients :]))
+            return _take(self.dataset.train, np.concatenate(self.clients_who_test))
         return self.dataset.test.inputs(), self.dataset.test.labels
 
     def to_model(self, inputs: Tensor) -> Tensor:

@@ -44,9 +44,7 @@ class Dirichlet:
             ConfigError: 100 draws left some client short; alpha is too small for so many clients. Or there are
                 no classes.
         """
-        if not dataset.num_classes:
-            raise ConfigError(f"partition: dirichlet shares out classes, and '{dataset.name}' is a regression; use iid")
-        labels = dataset.train.labels.numpy()
+        labels = class_labels(dataset, "dirichlet")
         for _ in range(100):
             shares: list[list[Indices]] = [[] for _ in range(clients)]
             for label in np.unique(labels):
@@ -61,3 +59,15 @@ class Dirichlet:
             f"partition: 100 draws of dirichlet(alpha = {self.alpha}) left one of {clients} clients with fewer than "
             f"{self.min_examples} of {len(labels)} examples; raise alpha, or lower min_examples or federation.clients"
         )
+
+
+def class_labels(dataset: Dataset, partition: str) -> Indices:
+    """`example`, the classes that `partition` shares out.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if not dataset.num_classes:
+        raise ConfigError(f"partition: {partition} shares out classes, and '{dataset.name}' is a regression; use iid")
+    labels: Indices = dataset.train.labels.numpy()
+    return labels

@@ -1,0 +1,101 @@
+"""Who holds what, written down in a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from fedsim.datasets import Dataset
+from fedsim.errors import ConfigError, DataError
+from fedsim.partitions import Indices
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexFile:
+    """Reads each client's indices from a file: JSON `{"0": [3, 1], "1": [0]}`, or safetensors.
+
+    Args:
+        path: the file, relative to the working folder; `.safetensors` holds one int64 tensor a client,
+            called by its id. Ids are 0 to clients - 1, and index 0 is the first training example.
+    """
+
+    path: str
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
+        """See `Partition`; nothing is left to chance.
+
+        Raises:
+            ConfigError: the file names other clients than there are.
+            DataError: it is missing, is neither JSON nor safetensors, or names examples that do not
+                exist, twice, or for two clients.
+        """
+        path = Path(self.path).expanduser()
+        table = _read(path)
+        wanted = [str(client) for client in range(clients)]
+        if other := sorted(set(table) ^ set(wanted)):
+            raise ConfigError(
+                f"{path}: expected the clients 0 to {clients - 1} (federation.clients, and those who only test), got "
+                f"{len(table)} of which '{other[0]}' is {'too much' if other[0] in table else 'missing'}"
+            )
+        shares = [_indices(path, client, table[client]) for client in wanted]
+        _check(path, shares, len(dataset.train), dataset.name)
+        return shares
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        table = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror or error}); partition.path is relative to the working folder"
+        ) from error
+    except (ValueError, RecursionError, SafetensorError) as error:
+        kind = "safetensors" if path.suffix == ".safetensors" else "JSON"
+        raise DataError(f"{path}: is not {kind} ({_flat(error)}); write {{client id: [indices]}}") from error
+    if not isinstance(table, dict):
+        raise DataError(f"{path}: expected a table {{client id: [indices]}}, got a {type(table).__name__}")
+    return table
+
+
+def _indices(path: Path, client: str, value: Any) -> Indices:
+    """`value` as indices; numbers that are not whole and true or false are none."""
+    whole = not isinstance(value, list) or all(type(item) is int for item in value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        whole = False
+    if not whole or array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+        raise DataError(f"{path}: client {client}: expected a list of at least one whole number")
+    return array.astype(np.int64)
+
+
+def _check(path: Path, shares: list[Indices], count: int, name: str) -> None:
+    """Each index exists, and one client holds it once."""
+    everything = np.concatenate(shares)
+    owners = np.repeat(np.arange(len(shares)), [len(share) for share in shares])
+    if (outside := np.flatnonzero((everything < 0) | (everything >= count))).size:
+        first = outside[0]
+        raise DataError(
+            f"{path}: client {owners[first]} holds index {everything[first]}, but '{name}' has the training examples "
+            f"0 to {count - 1}"
+        )
+    order = np.argsort(everything, kind="stable")
+    if (twice := np.flatnonzero(np.diff(everything[order]) == 0)).size:
+        one, other = owners[order[twice[0]]], owners[order[twice[0] + 1]]
+        who = f"client {one} holds index {everything[order[twice[0]]]} twice"
+        if one != other:
+            who = f"clients {one} and {other} both hold index {everything[order[twice[0]]]}"
+        raise DataError(f"{path}: {who}; name each index once")
+
+
+def _flat(error: Exception) -> str:
+    return " ".join(str(error).split())
