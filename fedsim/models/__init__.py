@@ -26,12 +26,20 @@ def image_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int, int
         ConfigError: `task` has no images, or smaller ones than `model` can take.
     """
     if task.kind != "image" or min(task.input_shape[1:]) < smallest:
-        raise ConfigError(
-            f"model: {model} takes images of at least {smallest} x {smallest}, got {_described(task)}; "
-            "choose another model or data set"
-        )
+        raise unsuited(task, model, f"images of at least {smallest} x {smallest}")
     channels, height, width = task.input_shape
     return channels, height, width
+
+
+def text_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int]:
+    """Tokens in one text of `task`, and how many different ones there are.
+
+    Raises:
+        ConfigError: `task` has no texts, or shorter ones than `model` can take.
+    """
+    if task.kind != "text" or task.input_shape[0] < smallest:
+        raise unsuited(task, model, f"texts of at least {smallest} tokens")
+    return task.input_shape[0], task.vocabulary
 
 
 def flat_size(task: Task, model: str) -> int:
@@ -41,10 +49,12 @@ def flat_size(task: Task, model: str) -> int:
         ConfigError: its examples are texts, whose tokens are no numbers to reckon with.
     """
     if task.kind == "text":
-        raise ConfigError(f"model: {model} takes numbers, got {_described(task)}; choose text-cnn")
+        raise unsuited(task, model, "numbers", "text-cnn")
     return math.prod(task.input_shape)
 
 
-def _described(task: Task) -> str:
+def unsuited(task: Task, model: str, takes: str, choose: str = "another model or data set") -> ConfigError:
+    """The error to raise when `model` cannot be built for `task`: what it takes, what it got, what to do."""
     shape = " x ".join(map(str, task.input_shape))
-    return f"texts of {shape} tokens" if task.kind == "text" else f"inputs of shape {shape}"
+    got = f"texts of {shape} tokens" if task.kind == "text" else f"inputs of shape {shape}"
+    return ConfigError(f"model: {model} takes {takes}, got {got}; choose {choose}")

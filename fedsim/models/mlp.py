@@ -15,15 +15,21 @@ from fedsim.task import Task
 class Mlp:
     """A fully connected network with ReLU between its layers and none after the last.
 
+    Some papers' networks are settings of it. Zhu et al. 2023 (SME), App. G: `hidden = [1000, 1000]`,
+    to which the authors' released code adds `output_relu`. Driouich et al. 2022 (LMRA), App. C.1:
+    `hidden = [256, 256, 256]`, for the AT&T faces `[32, 32, 32]`, with `batch_norm` or without.
+
     Args:
         hidden: units of each hidden layer.
-        batch_norm: normalise before each ReLU.
+        batch_norm: normalise before each ReLU between layers.
         dropout: probability of dropping a hidden unit, in [0, 1).
+        output_relu: ReLU after the last layer too, so that no logit is negative.
     """
 
     hidden: tuple[int, ...] = (200,)
     batch_norm: bool = False
     dropout: float = 0.0
+    output_relu: bool = False
 
     def __post_init__(self) -> None:
         if min(self.hidden, default=1) < 1:
@@ -43,4 +49,5 @@ class Mlp:
             if self.dropout:
                 layers.append(nn.Dropout(self.dropout))
             width = units
-        return nn.Sequential(*layers, nn.Linear(width, task.outputs))
+        layers.append(nn.Linear(width, task.outputs))
+        return nn.Sequential(*layers, *([nn.ReLU()] if self.output_relu else []))

@@ -1,0 +1,27 @@
+"""The simplest of networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedsim.models import flat_size
+from fedsim.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """One linear layer on flattened inputs: logistic regression for classes, else linear regression.
+
+    With a regression task and `bias = false` it is the federated least squares of LMRA, section 3.1.
+
+    Args:
+        bias: whether the layer adds a constant.
+    """
+
+    bias: bool = True
+
+    def build(self, task: Task) -> nn.Module:
+        """See `ModelPlugin`. Inputs of any shape are flattened."""
+        return nn.Sequential(nn.Flatten(), nn.Linear(flat_size(task, "linear"), task.outputs, bias=self.bias))

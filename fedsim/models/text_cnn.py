@@ -1,0 +1,83 @@
+"""Convolutional networks for texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.errors import ConfigError
+from fedsim.models import text_shape
+from fedsim.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCnn:
+    """TextCNN of Zhang and Wallace 2015 with sigmoids, which TGIAs-RO attacks (Tables X and XI).
+
+    An embedding; convolution blocks side by side, each a convolution over neighbouring tokens, a sigmoid
+    and a max pool over all places; dropout; one linear layer. TGIAs-RO says one block of kernel size 3, or
+    three with 4 and 5 as well, and counts 3 and 5 layers. Whether they stand side by side it
+    does not say; they do in the network that it cites. Numbers of channels and embedding dimensions are
+    those of the cited paper too.
+
+    Args:
+        kernels: tokens that each block's convolution sees at once, one number a block; `[3]` is the
+            paper's network with one block.
+        channels: output channels of each block.
+        dimension: length of a token's embedding.
+        dropout: probability of dropping an input of the linear layer, in [0, 1); 0.5 is the cited
+            paper's. TGIAs-RO attacks the network in evaluation mode.
+    """
+
+    kernels: tuple[int, ...] = (3, 4, 5)
+    channels: int = 100
+    dimension: int = 300
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        if min(self.kernels, default=0) < 1:
+            raise ConfigError(f"kernels: expected one or more sizes of at least 1, got {list(self.kernels)}")
+        if min(self.channels, self.dimension) < 1:
+            raise ConfigError(
+                f"channels and dimension: expected at least 1 each, got {self.channels} and {self.dimension}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
+
+    def build(self, task: Task) -> TextCnnModule:
+        """See `ModelPlugin`. Texts at least as long as the largest kernel."""
+        _, vocabulary = text_shape(task, "text-cnn", smallest=max(self.kernels))
+        return TextCnnModule(self, vocabulary, task.outputs)
+
+
+class TextCnnModule(nn.Module):
+    """The network that `TextCnn` builds.
+
+    Attributes:
+        embedding: from tokens to vectors; its weight is `token dimension`.
+    """
+
+    def __init__(self, settings: TextCnn, vocabulary: int, outputs: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, settings.dimension)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(settings.dimension, settings.channels, kernel),
+                nn.Sigmoid(),
+                nn.AdaptiveMaxPool1d(1),
+                nn.Flatten(),
+            )
+            for kernel in settings.kernels
+        )
+        self.dropout = nn.Dropout(settings.dropout)
+        self.linear = nn.Linear(settings.channels * len(settings.kernels), outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`example output` for `example place` tokens or `example place dimension` embeddings."""
+        embedded = inputs if inputs.is_floating_point() else self.embedding(inputs)
+        places = embedded.transpose(1, 2)
+        features = torch.cat([block(places) for block in self.blocks], dim=1)
+        logits: Tensor = self.linear(self.dropout(features))
+        return logits
