@@ -1,9 +1,10 @@
 """A parsed data set, kept as one safetensors file that is mapped into memory.
 
 Text and compressed files take seconds to parse; the parsed tensors take none to map, and processes
-on one machine share their pages. The file's name follows from the settings and from path, size and
-time of every source file, so a changed source is parsed anew. The folder is FEDSIM_CACHE, by default
-`fedsim` in XDG_CACHE_HOME or `~/.cache`; it may be deleted at any time.
+on one machine share their pages. Writing into a mapped tensor changes neither the file nor another
+process. The file's name follows from the settings and from path, size and time of every source file,
+so a changed source is parsed anew. The folder is FEDSIM_CACHE, by default `fedsim` in XDG_CACHE_HOME
+or `~/.cache`; it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -22,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.datasets import Column, Dataset, Examples
-from fedsim.files import in_one_step
+from fedsim.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -31,33 +33,44 @@ _FORMAT = 1
 
 
 def cache_folder() -> Path:
-    """Where parsed data sets and trained states are kept."""
-    if named := os.environ.get("FEDSIM_CACHE"):
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsim"
+    """Where parsed data sets and trained states are kept.
+
+    Raises:
+        DataError: nothing names a folder, and the user has no home.
+    """
+    try:
+        if named := os.environ.get("FEDSIM_CACHE"):
+            return Path(named).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsim"
+    except RuntimeError as error:
+        raise DataError("cache: this user has no home folder; set FEDSIM_CACHE to a folder") from error
 
 
 def cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -> Dataset:
     """What `parse` returned for the same plug-in settings and sources, or what it returns now.
 
+    Several processes may ask at once: each parses, whole files replace each other.
+
     Args:
         plugin: the data set plug-in, a dataclass; its class and settings are part of the key.
-        sources: every file that `parse` reads.
+        sources: every file that `parse` reads; they exist.
     """
     path = cache_folder() / "datasets" / f"{_key(plugin, sources)}.safetensors"
-    try:
-        return _read(path)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        if path.is_file():
+    if path.is_file():
+        try:
+            return _read(path)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             log.warning("%s: is not readable (%s); parsing the data anew", path, error)
     dataset = parse()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with in_one_step(path) as temporary:
-            _write(dataset, temporary)
+        with TemporaryDirectory(dir=path.parent, prefix=".") as own:  # a name that no other process has
+            _write(dataset, Path(own) / path.name)
+            (Path(own) / path.name).replace(path)
     except (OSError, SafetensorError) as error:
         log.warning("%s: the parsed data are not kept (%s); set FEDSIM_CACHE to a folder with room", path, error)
-    return dataset
+        return dataset
+    return _read(path)  # from now on the file's pages, which others share, hold it
 
 
 def _key(plugin: Any, sources: Iterable[Path]) -> str:
@@ -72,10 +85,9 @@ def _write(dataset: Dataset, path: Path) -> None:
     for item in dataclasses.fields(dataset):
         value = getattr(dataset, item.name)
         if isinstance(value, Examples):
-            for name in ("raw", "labels", "groups"):
-                if (tensor := getattr(value, name)) is not None:
-                    tensors[f"{item.name}/{name}"] = tensor.contiguous()
-            about[item.name] = {"scale": value.scale}
+            parts = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
+            tensors |= {f"{item.name}/{k}": v.contiguous() for k, v in parts.items() if isinstance(v, Tensor)}
+            about[item.name] = {k: v for k, v in parts.items() if not isinstance(v, Tensor)}
         elif item.name == "columns":
             about[item.name] = [dataclasses.asdict(column) for column in value]
         else:
@@ -86,10 +98,11 @@ def _write(dataset: Dataset, path: Path) -> None:
 def _read(path: Path) -> Dataset:
     with safe_open(path, framework="pt") as file:
         about: dict[str, Any] = json.loads(file.metadata()["fedsim"])
-        tensors: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name in file.keys():  # noqa: SIM118
+            part, _, item = name.partition("/")
+            about[part][item] = file.get_tensor(name)
     for part in ("train", "test"):
-        own: dict[str, Any] = {name: tensors.get(f"{part}/{name}") for name in ("raw", "labels", "groups")}
-        about[part] = Examples(**own, **about[part])
+        about[part] = Examples(**about[part])
     about["columns"] = [Column(**{**column, "categories": tuple(column["categories"])}) for column in about["columns"]]
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in about.items()}
     return Dataset(**fields)

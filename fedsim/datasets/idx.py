@@ -3,58 +3,230 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+import string
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
-from fedsim.datasets.files import data_folder
+from fedsim.datasets.cache import cached
+from fedsim.datasets.files import by_torchvision, data_folder, find, verify
+from fedsim.datasets.holding_out import every_nth
 from fedsim.errors import DataError
+
+_MNIST_SUMS = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    "qmnist-train-labels-idx2-int.gz": "0058f8dd561b90ffdd0f734c6a30e5e4",
+    "qmnist-test-labels-idx2-int.gz": "5b5b05890a5e13444e108efe57b788aa",
+}
+_FASHION_SUMS = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+"""MD5 sums of the official files, as in torchvision 0.29; unpacked files have none."""
+
+_UBYTE_IMAGES, _UBYTE_LABELS, _INT_ROWS = 0x803, 0x801, 0xC02
+"""Magic numbers: the type of the elements, and the number of axes."""
+
+_FASHION = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+
+_MERGED = "".join(c for c in string.ascii_lowercase if c not in "cijklmopsuvwxyz")
+"""Lower-case letters that EMNIST's `balanced` and `bymerge` tell from their capitals."""
+
+Split = Literal["letters", "balanced", "byclass", "bymerge", "digits", "mnist"]
+_EMNIST_CLASSES: Mapping[Split, str] = {
+    "letters": string.ascii_lowercase,
+    "balanced": string.digits + string.ascii_uppercase + _MERGED,
+    "byclass": string.digits + string.ascii_uppercase + string.ascii_lowercase,
+    "bymerge": string.digits + string.ascii_uppercase + _MERGED,
+    "digits": string.digits,
+    "mnist": string.digits,
+}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The two files that hold one part of a data set."""
+
+    images: Path
+    labels: Path
+
+    @classmethod
+    def find(cls, home: Path, stem: str, remedy: str) -> _Part:
+        """The files called `stem-...` in `home`, unpacked or gzipped."""
+        names = (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
+        return cls(*(find(home, [name, f"{name}.gz"], remedy) for name in names))
+
+    def read(self, folder: Path, sums: Mapping[str, str]) -> tuple[Tensor, Tensor]:
+        """`example channel height width` (uint8) and `example` (int64), as stored."""
+        raw = torch.from_numpy(_read_idx(self.images, folder, sums, _UBYTE_IMAGES))[:, None]
+        labels = torch.from_numpy(_read_idx(self.labels, folder, sums, _UBYTE_LABELS).astype(np.int64))
+        if len(raw) != len(labels):
+            raise DataError(
+                f"{self.images}: holds {len(raw)} images, but {self.labels.name} holds {len(labels)} labels; "
+                "get both again"
+            )
+        return raw, labels
+
+
+def _files(parts: Iterable[_Part]) -> list[Path]:
+    return [path for part in parts for path in (part.images, part.labels)]
+
+
+def _examples(raw: Tensor, labels: Tensor, groups: Tensor | None = None) -> Examples:
+    return Examples(raw=raw, labels=labels, scale=1 / 255, groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mnist:
-    """70 000 handwritten digits, 28 x 28, grey, white on black (LeCun, Cortes, Burges)."""
+    """70 000 handwritten digits, 28 x 28, grey, white on black (LeCun, Cortes, Burges).
+
+    Their natural groups are the writers, where the label files of QMNIST (Yadav, Bottou 2019) lie in
+    `QMNIST/raw`: 539 people wrote the training digits, 297 others the test digits.
+    """
 
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`. Reads torchvision's layout `MNIST/raw`, unpacked or gzipped."""
-        home = data_folder(folder, "mnist") / "MNIST" / "raw"
-        parts = {}
-        for part, stem in (("train", "train"), ("test", "t10k")):
-            raw = torch.from_numpy(_read_idx(home, f"{stem}-images-idx3-ubyte", magic=2051))[:, None]
-            labels = torch.from_numpy(_read_idx(home, f"{stem}-labels-idx1-ubyte", magic=2049).astype(np.int64))
-            if len(raw) != len(labels):
-                raise DataError(f"{home}: {stem} holds {len(raw)} images but {len(labels)} labels; download it again")
-            parts[part] = Examples(raw=raw, labels=labels, scale=1 / 255)
+        folder = data_folder(folder, "mnist")
+        remedy = by_torchvision(f"MNIST('{folder}', download=True)")
+        parts = [_Part.find(folder / "MNIST" / "raw", stem, remedy) for stem in ("train", "t10k")]
+        writers = [_writer_file(folder, part) for part in ("train", "test")]
+        sources = [*_files(parts), *(path for path in writers if path)]
+        return cached(self, sources, lambda: _parse_mnist(folder, parts, writers))
+
+
+def _writer_file(folder: Path, part: str) -> Path | None:
+    plain = folder / "QMNIST" / "raw" / f"qmnist-{part}-labels-idx2-int"
+    return next((path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()), None)
+
+
+def _parse_mnist(folder: Path, parts: list[_Part], writers: list[Path | None]) -> Dataset:
+    examples, names = [], dict[int, int]()
+    for part, path in zip(parts, writers, strict=True):
+        raw, labels = part.read(folder, _MNIST_SUMS)
+        groups = None
+        if path:
+            ids = _read_writers(path, folder, labels)
+            names |= {writer: len(names) + i for i, writer in enumerate(sorted(set(ids) - set(names)))}
+            groups = torch.tensor([names[writer] for writer in ids])
+        examples.append(_examples(raw, labels, groups))
+    return Dataset(
+        name="mnist",
+        train=examples[0],
+        test=examples[1],
+        num_classes=10,
+        source="Y. LeCun, C. Cortes, C. Burges: The MNIST database; writers: C. Yadav, L. Bottou: QMNIST (2019)",
+        licence="CC BY-SA 3.0; QMNIST's labels: BSD style",
+        class_names=tuple(string.digits),
+        group_names=tuple(map(str, names)),
+    )
+
+
+def _read_writers(path: Path, folder: Path, labels: Tensor) -> list[int]:
+    """Who wrote each digit: NIST's ids. The first rows of the file are MNIST's digits, in MNIST's order."""
+    rows = _read_idx(path, folder, _MNIST_SUMS, _INT_ROWS)[: len(labels)]
+    if rows.shape != (len(labels), 8) or not np.array_equal(rows[:, 0], labels.numpy()):
+        raise DataError(f"{path}: its digits are not those of MNIST/raw; get QMNIST's file again, or remove it")
+    ids: list[int] = rows[:, 2].tolist()
+    return ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class FashionMnist:
+    """70 000 pictures of clothes in 10 classes, 28 x 28, grey, on black (Xiao, Rasul, Vollgraf 2017)."""
+
+    def load(self, folder: Path | None) -> Dataset:
+        """See `DatasetPlugin`. Reads torchvision's layout `FashionMNIST/raw`, unpacked or gzipped."""
+        folder = data_folder(folder, "fashion-mnist")
+        remedy = by_torchvision(f"FashionMNIST('{folder}', download=True)")
+        parts = [_Part.find(folder / "FashionMNIST" / "raw", stem, remedy) for stem in ("train", "t10k")]
+
+        def parse() -> Dataset:
+            train, test = (_examples(*part.read(folder, _FASHION_SUMS)) for part in parts)
+            return Dataset(
+                name="fashion-mnist",
+                train=train,
+                test=test,
+                num_classes=10,
+                source="H. Xiao, K. Rasul, R. Vollgraf: Fashion-MNIST (2017)",
+                licence="MIT",
+                class_names=_FASHION,
+            )
+
+        return cached(self, _files(parts), parse)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emnist:
+    """Handwritten letters and digits, 28 x 28, grey, white on black, upright (Cohen et al. 2017).
+
+    Args:
+        split: which classes. `letters`: 26, capitals and small letters in one; `digits`, `mnist`: 10;
+            `byclass`: 62; `balanced`, `bymerge`: 47, letters whose two forms look alike merged.
+        files: `both` reads the training and the test file. `test` makes do with the official test file:
+            every fifth example of a class is a test example, the others are training examples.
+    """
+
+    split: Split = "letters"
+    files: Literal["both", "test"] = "both"
+
+    def load(self, folder: Path | None) -> Dataset:
+        """See `DatasetPlugin`. Reads torchvision's layout `EMNIST/raw`, unpacked or gzipped."""
+        folder = data_folder(folder, "emnist")
+        parts = self._find(folder / "EMNIST" / "raw", f"EMNIST('{folder}', split='{self.split}', download=True)")
+        return cached(self, _files(parts), lambda: self._parse(folder, parts))
+
+    def _find(self, home: Path, call: str) -> list[_Part]:
+        remedy = by_torchvision(call)
+        if self.files == "test":
+            return [_Part.find(home, f"emnist-{self.split}-test", remedy)]
+        if any(home.glob(f"emnist-{self.split}-test-images-idx3-ubyte*")):
+            remedy = f'set data.files = "test" to make do with the official test file, or {remedy}'
+        return [_Part.find(home, f"emnist-{self.split}-{part}", remedy) for part in ("train", "test")]
+
+    def _parse(self, folder: Path, parts: list[_Part]) -> Dataset:
+        read = [part.read(folder, {}) for part in parts]
+        first = 1 if self.split == "letters" else 0  # the others count from 0
+        # The files hold each image mirrored along its diagonal.
+        pairs = [(raw.mT.contiguous(), labels - first) for raw, labels in read]
+        if self.files == "test":
+            raw, labels = pairs[0]
+            held_out = every_nth(labels, 1 / 5)
+            pairs = [(raw[~held_out], labels[~held_out]), (raw[held_out], labels[held_out])]
+        train, test = (_examples(*pair) for pair in pairs)
+        names = tuple(_EMNIST_CLASSES[self.split])
         return Dataset(
-            name="mnist",
-            train=parts["train"],
-            test=parts["test"],
-            num_classes=10,
-            source="Y. LeCun, C. Cortes, C. Burges: The MNIST database",
-            licence="CC BY-SA 3.0",
+            name="emnist",
+            train=train,
+            test=test,
+            num_classes=len(names),
+            source="G. Cohen, S. Afshar, J. Tapson, A. van Schaik: EMNIST (2017), from NIST Special Database 19",
+            licence="not stated; NIST's database is a work of the US government",
+            class_names=names,
         )
 
 
-def _read_idx(folder: Path, stem: str, magic: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Read one file of LeCun's idx format, plain or gzipped."""
-    plain, packed = folder / stem, folder / f"{stem}.gz"
-    path = plain if plain.is_file() else packed
-    if not path.is_file():
-        raise DataError(
-            f"{plain}[.gz]: no such file; on a machine with a network, "
-            f"`python -c \"import torchvision; torchvision.datasets.MNIST('{folder.parent.parent}', download=True)\"` "
-            "fetches it"
-        )
+def _read_idx(path: Path, folder: Path, sums: Mapping[str, str], magic: int) -> np.ndarray[Any, Any]:
+    """The array in one file of the format, plain or gzipped, whose magic number has to be `magic`."""
+    verify(path, folder, sums.get(path.name))
+    axes, kind = magic & 0xFF, ">i4" if magic == _INT_ROWS else np.uint8
     try:
-        content = gzip.decompress(path.read_bytes()) if path is packed else path.read_bytes()
-        axes = content[3]
-        shape: Sequence[int] = np.frombuffer(content, ">i4", axes, offset=4).tolist()
-        if int.from_bytes(content[:4], "big") != magic:
-            raise ValueError(f"expected magic number {magic}, got {int.from_bytes(content[:4], 'big')}")
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()
-    except (OSError, EOFError, ValueError, IndexError) as error:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        got = int.from_bytes(content[:4], "big")
+        if got != magic:
+            raise ValueError(f"expected magic number {magic}, got {got}")
+        shape = np.frombuffer(content, ">u4", axes, offset=4).tolist()
+        return np.frombuffer(content, kind, offset=4 + 4 * axes).reshape(shape).copy()
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path}: is damaged ({error}); download it again") from error

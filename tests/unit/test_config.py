@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import re
 import shutil
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def build(path: Path, *overrides: str) -> Config:
         ("attack.sme.name=smee", "attacks: nothing is called 'smee', did you mean 'sme'?"),
         ("model.name=sme_cnn", "models: nothing is called 'sme_cnn', did you mean 'sme-cnn'?"),
         ("data.name=digit", "datasets: nothing is called 'digit', did you mean 'digits'?"),
-        ("data.name=imagenet", "datasets: nothing is called 'imagenet', known: digits, "),
+        ("data.name=qqq", "datasets: nothing is called 'qqq', known: adult, "),
         ("data.shape=3", "data.shape: unknown setting for 'digits', there are none"),
         ("partition.name=dirichle", "partitions: nothing is called 'dirichle', did you mean 'dirichlet'?"),
         ("strategy.name=fedav", "strategies: nothing is called 'fedav', did you mean 'fedavg'?"),
@@ -252,6 +253,10 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pixels = np.arange(count * 784).reshape(count, 28, 28) % 256
         (home / f"{stem}-images-idx3-ubyte").write_bytes(idx(2051, pixels))
         (home / f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(2049, np.arange(count) % 10)))
+    packed = sorted(home.glob("*.gz"))  # they are not the official ones on purpose
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  MNIST/raw/{path.name}\n" for path in packed]
+    (tmp_path / "data" / "SHA256SUMS").write_text("".join(lines))
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path / "data"))
     return home
 
@@ -268,8 +273,8 @@ Harm = Callable[[Path], object]
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [
-        (shutil.rmtree, r"train-images-idx3-ubyte\[\.gz\]: no such file; on a machine with a network, .*download=True"),
-        (lambda home: (home / "t10k-labels-idx1-ubyte.gz").unlink(), r"t10k-labels-idx1-ubyte\[\.gz\]: no such file"),
+        (shutil.rmtree, r"train-images-idx3-ubyte .*: no such file; on a machine with a network, .*download=True"),
+        (lambda home: (home / "t10k-labels-idx1-ubyte.gz").unlink(), r"t10k-labels-idx1-ubyte .*: no such file"),
         (lambda home: cut(home / "train-images-idx3-ubyte", 5000), "images-idx3-ubyte: is damaged .*download it again"),
         (lambda home: cut(home / "train-images-idx3-ubyte", 2), "is damaged"),
         (lambda home: cut(home / "train-images-idx3-ubyte", 0), "is damaged"),
@@ -277,7 +282,7 @@ Harm = Callable[[Path], object]
         (lambda home: (home / "train-images-idx3-ubyte").write_bytes(b"<html>not found</html>" * 99), "is damaged"),
         (
             lambda home: (home / "train-images-idx3-ubyte").write_bytes(idx(2051, np.zeros((39, 28, 28)))),
-            "train holds 39 images but 40 labels",
+            "images-idx3-ubyte: holds 39 images, but train-labels-idx1-ubyte.gz holds 40 labels",
         ),
     ],
     ids=["no folder", "no file", "cut images", "cut header", "empty", "cut gzip", "html", "counts differ"],

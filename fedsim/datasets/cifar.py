@@ -1,0 +1,208 @@
+"""CIFAR-10 and CIFAR-100, from the pickles that their author distributes.
+
+A pickle can run any program. These are read by an unpickler that knows arrays of bytes and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.datasets import Dataset, Examples
+from fedsim.datasets.cache import cached
+from fedsim.datasets.files import SUMS, by_torchvision, data_folder, find, is_listed, verify
+from fedsim.errors import DataError
+
+log = logging.getLogger(__name__)
+
+_SUMS_10 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+}
+_SUMS_100 = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
+}
+"""MD5 sums of the official files, as in torchvision 0.29."""
+
+_SOURCE = "A. Krizhevsky: Learning Multiple Layers of Features from Tiny Images (2009)"
+_LICENCE = "not stated; the author asks that the report be cited"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar10:
+    """60 000 photographs in 10 classes, 32 x 32, colour (Krizhevsky 2009).
+
+    All files have to be there and official. A part of them is taken where the data folder's SHA256SUMS
+    lists exactly what is there, so that nobody works on a part unknowingly; the log then says how much it is.
+    """
+
+    def load(self, folder: Path | None) -> Dataset:
+        """See `DatasetPlugin`. Reads torchvision's layout `cifar-10-batches-py`."""
+        folder = data_folder(folder, "cifar10")
+        home, remedy = folder / "cifar-10-batches-py", by_torchvision(f"CIFAR10('{folder}', download=True)")
+        batches = _batches(home, folder, remedy)
+        test, meta = (find(home, [name], remedy) for name in ("test_batch", "batches.meta"))
+
+        def parse() -> Dataset:
+            return Dataset(
+                name="cifar10",
+                train=_read_examples(batches, folder, _SUMS_10, "labels"),
+                test=_read_examples([test], folder, _SUMS_10, "labels"),
+                num_classes=10,
+                source=_SOURCE,
+                licence=_LICENCE,
+                class_names=_names(meta, folder, _SUMS_10, "label_names"),
+            )
+
+        return _say_how_much(cached(self, [*batches, test, meta], parse))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar100:
+    """60 000 photographs in 100 classes, 32 x 32, colour (Krizhevsky 2009).
+
+    The files have to be official, or listed in the data folder's SHA256SUMS; the log says where they hold
+    but a part.
+
+    Args:
+        coarse: tell only the 20 superclasses apart.
+    """
+
+    coarse: bool = False
+
+    def load(self, folder: Path | None) -> Dataset:
+        """See `DatasetPlugin`. Reads torchvision's layout `cifar-100-python`."""
+        folder = data_folder(folder, "cifar100")
+        remedy = by_torchvision(f"CIFAR100('{folder}', download=True)")
+        train, test, meta = (find(folder / "cifar-100-python", [name], remedy) for name in ("train", "test", "meta"))
+        kind = "coarse" if self.coarse else "fine"
+
+        def parse() -> Dataset:
+            return Dataset(
+                name="cifar100",
+                train=_read_examples([train], folder, _SUMS_100, f"{kind}_labels"),
+                test=_read_examples([test], folder, _SUMS_100, f"{kind}_labels"),
+                num_classes=20 if self.coarse else 100,
+                source=_SOURCE,
+                licence=_LICENCE,
+                class_names=_names(meta, folder, _SUMS_100, f"{kind}_label_names"),
+            )
+
+        return _say_how_much(cached(self, [train, test, meta], parse))
+
+
+def _batches(home: Path, folder: Path, remedy: str) -> list[Path]:
+    """The training files: all five, or those that are there if SUMS lists these and no others."""
+    every = [home / f"data_batch_{number}" for number in range(1, 6)]
+    there = [path for path in every if path.is_file()]
+    if (len(there) < len(every) and there != [path for path in every if is_listed(path, folder)]) or not there:
+        missing = next(path for path in every if path not in there)
+        remedy += f", or to work with a part, list exactly the files that are there in {folder / SUMS}"
+        find(home, [missing.name], remedy)
+    return there
+
+
+def _say_how_much(dataset: Dataset) -> Dataset:
+    train, test = len(dataset.train), len(dataset.test)
+    if (train, test) != (50_000, 10_000):
+        log.info("%s: %d of 50000 training and %d of 10000 test examples are there", dataset.name, train, test)
+    return dataset
+
+
+def _names(path: Path, folder: Path, sums: Mapping[str, str], key: str) -> tuple[str, ...]:
+    names = _unpickled(path, folder, sums, [key])[key]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{path}: '{key}' is no list of names; get the file again")
+    return tuple(names)
+
+
+def _read_examples(paths: Sequence[Path], folder: Path, sums: Mapping[str, str], key: str) -> Examples:
+    parts = [_read_batch(path, folder, sums, key) for path in paths]
+    raw, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return Examples(raw=raw, labels=labels, scale=1 / 255)
+
+
+def _read_batch(path: Path, folder: Path, sums: Mapping[str, str], key: str) -> tuple[Tensor, Tensor]:
+    """`example channel height width` (uint8) and `example` (int64) of one file."""
+    batch = _unpickled(path, folder, sums, ["data", key])
+    data, labels = batch["data"], batch[key]
+    if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == 3072):
+        raise DataError(f"{path}: 'data' is no array of rows of 3072 bytes; get the file again")
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
+        raise DataError(f"{path}: '{key}' is no list of classes; get the file again")
+    if len(labels) != len(data):
+        raise DataError(f"{path}: holds {len(data)} images but {len(labels)} labels; get the file again")
+    return torch.from_numpy(data.reshape(-1, 3, 32, 32)), torch.tensor(labels, dtype=torch.int64)
+
+
+def _unpickled(path: Path, folder: Path, sums: Mapping[str, str], keys: Sequence[str]) -> dict[str, Any]:
+    verify(path, folder, sums[path.name])
+    try:
+        with path.open("rb") as file:
+            content = _BytesOnly(file, encoding="latin1").load()
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    except Exception as error:  # a damaged pickle may raise anything, says Python's manual
+        raise DataError(f"{path}: is damaged ({type(error).__name__}: {error}); get it again") from error
+    if not isinstance(content, dict) or not all(key in content for key in keys):
+        raise DataError(f"{path}: is no dictionary with {' and '.join(map(repr, keys))}; get the file again")
+    return content
+
+
+class _BytesOnly(pickle.Unpickler):
+    """Makes plain values and arrays of bytes; whatever else a pickle asks for is refused, not called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        place = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
+        if place not in _ADMITTED:
+            raise DataError(
+                f"asks for {module}.{name}, which no CIFAR file needs; it is damaged or made to do harm, "
+                "get the official file"
+            )
+        return _ADMITTED[place]
+
+
+_ARRAY = object()
+"""Stands for the class of arrays, so that a pickle can name it but not call it."""
+
+
+def _empty_array(cls: object, _shape: object, _kind: object) -> np.ndarray[Any, Any]:
+    """What NumPy's pickles start with; the shape and the bytes follow."""
+    if cls is not _ARRAY:
+        raise ValueError("expected an array")
+    return np.empty(0, np.uint8)
+
+
+def _bytes_dtype(name: object, *_: object) -> np.dtype[np.uint8]:
+    if name not in ("u1", "|u1"):
+        raise ValueError(f"expected an array of bytes, got one of {name!r}")
+    return np.dtype(np.uint8)
+
+
+def _latin1(text: object, encoding: object) -> bytes:
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1", "iso-8859-1"):
+        raise ValueError(f"expected text in latin1, got {encoding!r}")
+    return text.encode("latin1")
+
+
+_ADMITTED: Mapping[str, Any] = {
+    "numpy.core.multiarray._reconstruct": _empty_array,
+    "numpy.ndarray": _ARRAY,
+    "numpy.dtype": _bytes_dtype,
+    "_codecs.encode": _latin1,
+}

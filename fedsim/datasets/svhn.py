@@ -1,0 +1,75 @@
+"""Street View House Numbers, from Matlab files."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedsim.datasets import Dataset, Examples
+from fedsim.datasets.cache import cached
+from fedsim.datasets.files import by_torchvision, data_folder, find, verify
+from fedsim.errors import DataError
+
+_SUMS = {
+    "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
+    "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
+}
+"""MD5 sums of the official files, as in torchvision 0.29."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Svhn:
+    """99 289 house numbers cut into digits, 32 x 32, colour: 73 257 to train, 26 032 to test (Netzer et al. 2011)."""
+
+    def load(self, folder: Path | None) -> Dataset:
+        """See `DatasetPlugin`. Reads torchvision's two files, in the data folder or in `SVHN` within it."""
+        folder = data_folder(folder, "svhn")
+        train, test = (
+            find(
+                folder,
+                [f"SVHN/{part}_32x32.mat", f"{part}_32x32.mat"],
+                by_torchvision(f"SVHN('{folder / 'SVHN'}', split='{part}', download=True)"),
+            )
+            for part in ("train", "test")
+        )
+
+        def parse() -> Dataset:
+            return Dataset(
+                name="svhn",
+                train=_read(train, folder),
+                test=_read(test, folder),
+                num_classes=10,
+                source="Y. Netzer et al.: Reading Digits in Natural Images with Unsupervised Feature Learning (2011)",
+                licence="for non-commercial use",
+                class_names=tuple(string.digits),
+            )
+
+        return cached(self, [train, test], parse)
+
+
+def _read(path: Path, folder: Path) -> Examples:
+    from scipy.io import loadmat
+
+    verify(path, folder, _SUMS[path.name])
+    try:
+        content = loadmat(path, variable_names=["X", "y"])
+        images, labels = content["X"], content["y"].ravel()
+    except Exception as error:  # a damaged file makes SciPy raise almost anything
+        raise DataError(f"{path}: is damaged ({type(error).__name__}: {error}); get it again") from error
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
+        raise DataError(
+            f"{path}: 'X' holds {images.dtype} of shape {images.shape}, expected bytes of shape "
+            "(32, 32, 3, images); get the file again"
+        )
+    if labels.dtype.kind not in "ui":
+        raise DataError(f"{path}: 'y' holds {labels.dtype}, expected integers; get the file again")
+    if len(labels) != images.shape[3]:
+        raise DataError(f"{path}: holds {images.shape[3]} images but {len(labels)} labels; get the file again")
+    classes = torch.from_numpy(labels.astype(np.int64))
+    classes[classes == 10] = 0  # Matlab counts from 1, and calls the digit 0 ten
+    raw = torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1)))
+    return Examples(raw=raw, labels=classes, scale=1 / 255)
