@@ -19,7 +19,7 @@ from fedsim.cohort_training import Share, local_updates, pays
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT, play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
-from fedsim.errors import ConfigError, FedsimError, RunError
+from fedsim.errors import FedsimError, RunError
 from fedsim.experiment import Experiment
 from fedsim.messages import State
 from fedsim.randomness import generator, numpy_generator, one_thread
@@ -121,17 +121,9 @@ def _parse(experiment: str) -> Experiment:
     return Experiment.from_json(experiment)
 
 
-def _device(experiment: Experiment) -> torch.device:
-    """Where clients train."""
-    name = experiment.config.federation.device
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("federation.device: 'cuda', but PyTorch finds no GPU here; use 'cpu'")
-    return torch.device(name)
-
-
 def _placed(experiment: Experiment) -> tuple[nn.Module, torch.device]:
     """The model, on the device where clients train."""
-    device = _device(experiment)
+    device = experiment.device()
     # Built on the CPU, and there asking each of its layers takes as long as a step.
     return experiment.model if device.type == "cpu" else experiment.model.to(device), device
 

@@ -1,4 +1,4 @@
-"""The command line: run, attack, report, inspect, list, show.
+"""The command line: run, train, attack, report, inspect, data, list, show.
 
 Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Exit codes: 0 done,
 1 a run or an attack failed, 2 the request itself is wrong.
@@ -30,6 +30,7 @@ from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
 if TYPE_CHECKING:
     from fedsim.audit import Audit, Job
     from fedsim.messages import Update
+    from fedsim.run_folder import RunFolder
     from fedsim.summary import Summary
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -82,6 +83,27 @@ def run(
         failures = _attack(open_audit(folder.path, None)) if attacked else []
         _report(folder.path)
     _finish(failures)
+
+
+@cli.command()
+def train(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file with a [states] table.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The folder for the states; one in the cache by default.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Train without an adversary and keep models at the rounds and epochs that [states] names."""
+    from fedsim.config import load_config
+    from fedsim.training_states import make_states
+
+    _use_data_dir(data_dir)
+    with _logging_to(None):
+        states = make_states(load_config(file, overrides or []), file.stem, out)
+    table = Table("state", "test loss", "test accuracy")
+    for name, about in states.manifest()["states"].items():
+        table.add_row(name, *(f"{about[key]:.3f}" if key in about else "-" for key in ("loss", "accuracy")))
+    console.print(table)
+    print(f'start from one with\n[model]\nstart = "{states.path(name)}"')  # noqa: T201
 
 
 @cli.command()
@@ -148,9 +170,32 @@ def inspect(
     _finish(failures)
 
 
+@cli.command("data")
+def show_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, or an experiment file (*.toml).")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The picture, a PNG; runs/data-NAME.png by default.")] = None,
+    data_dir: DataDir = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch it into the data folder first.")] = False,
+) -> None:
+    """Say what a data set is and who holds what of it, and draw a picture of that."""
+    from fedsim.holdings import client_table, description, survey
+    from fedsim.holdings_picture import draw_to
+
+    _use_data_dir(data_dir)
+    if out is not None and out.suffix != ".png":
+        raise ConfigError(f"--out {out}: the picture is a PNG; name a file that ends in .png")
+    holdings = survey(name, overrides or [], fetch=download)
+    console.print(description(holdings))
+    console.print(client_table(holdings))
+    path = out or Path("runs") / f"data-{Path(name).stem}.png"
+    draw_to(path, holdings)
+    console.print(f"picture: {path}", soft_wrap=True)
+
+
 @cli.command("list")
 def list_plugins(
-    group: Annotated[str, typer.Argument(help="attacks, defenses, strategies, datasets or models.")],
+    group: Annotated[str, typer.Argument(help="attacks, defenses, strategies, datasets, partitions or models.")],
 ) -> None:
     """List registered plug-ins, one a line, name first."""
     chosen = next((known for known in registry.GROUPS if known == group), None)
@@ -294,13 +339,13 @@ def _use_data_dir(folder: Path | None) -> None:
 
 
 @contextmanager
-def _logging_to(folder: Any) -> Iterator[None]:
+def _logging_to(folder: RunFolder | None) -> Iterator[None]:
     """Show the program's own log lines, and keep them in the run folder once that exists."""
     logger = logging.getLogger("fedsim")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     screen = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
-    logger.handlers = [screen, _LogFile(folder.log)]
+    logger.handlers = [screen, *([_LogFile(folder.log)] if folder else [])]
     try:
         yield
     finally:

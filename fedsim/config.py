@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -63,9 +63,14 @@ class PartitionTable(PluginTable):
 
 
 class ModelTable(PluginTable):
-    """[model]: which network."""
+    """[model]: which network, and the trained state to start from.
+
+    `start` is a safetensors file such as `fedsim train` writes; a relative path is relative to the
+    experiment file.
+    """
 
     name: str = "sme-cnn"
+    start: str | None = None
 
 
 class StrategyTable(PluginTable):
@@ -121,8 +126,22 @@ class FederationTable(Table):
     port: int | None = Field(default=None, ge=1, le=65535)
 
 
+class StatesTable(Table):
+    """[states]: which states of training are kept, in `RUN/states` or by `fedsim train`.
+
+    `rounds` are rounds of the federation, `epochs` those of central training on the whole training
+    set, which only `fedsim train` does; 0 is the untrained model. In central training the learning
+    rate is multiplied with `decay` after each of the epochs `decay_at`.
+    """
+
+    rounds: list[Annotated[int, Field(ge=0)]] = []
+    epochs: list[Annotated[int, Field(ge=0)]] = []
+    decay_at: list[Annotated[int, Field(ge=1)]] = []
+    decay: float = Field(default=0.1, gt=0)
+
+
 class RecordingTable(Table):
-    """[recording]: see `fedsim.transcript.Plan`."""
+    """[recording]: see `fedsim.transcript.Plan`; `rounds = []` records nothing."""
 
     rounds: list[int] | None = None
     clients: list[int] | None = None
@@ -227,6 +246,7 @@ class Config(AttackFile):
     strategy: StrategyTable = StrategyTable()
     defense: list[PluginTable] = []
     recording: RecordingTable = RecordingTable()
+    states: StatesTable = StatesTable()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
@@ -237,8 +257,14 @@ class Config(AttackFile):
             ("adversary.rounds", self.adversary.rounds, rounds, "rounds"),
             ("recording.rounds", self.recording.rounds, rounds, "rounds"),
         ):
-            if isinstance(chosen, list):
+            if isinstance(chosen, list) and (chosen or where != "recording.rounds"):
                 _check_choice(where, chosen, count, what)
+        if self.recording.rounds == [] and self.attack and self.adversary.when != "never":
+            raise ValueError("recording.rounds: nothing is recorded, so there is nothing to attack; name rounds")
+        if self.states.rounds and max(self.states.rounds) > rounds:
+            raise ValueError(
+                f"states.rounds: round {max(self.states.rounds)} of federation.rounds = {rounds}; raise it"
+            )
         if self.federation.address and self.federation.port:
             raise ValueError("federation.port: with an address nothing is started here, so there is no port to choose")
         # A run folder may come from a stranger: what it holds names no code and no files.
@@ -269,7 +295,11 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     Raises:
         ConfigError: the file is missing, is not TOML, or says something that does not hold.
     """
-    return check(Config, read_toml(path, overrides), str(path))
+    config = check(Config, read_toml(path, overrides), str(path))
+    if config.model.start is None:
+        return config
+    start = str((path.parent / Path(config.model.start).expanduser()).resolve())
+    return config.model_copy(update={"model": config.model.model_copy(update={"start": start})})
 
 
 def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:

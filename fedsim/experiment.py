@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedsim import registry
@@ -15,10 +16,13 @@ from fedsim.attack import Attack
 from fedsim.cohort_training import fits, group_size
 from fedsim.config import AttackFile, AttackTable, Config, check
 from fedsim.datasets import Dataset
+from fedsim.datasets.checks import check_dataset
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, PluginError
 from fedsim.federated_data import FederatedData
+from fedsim.models.checks import check_model
 from fedsim.randomness import seeded
+from fedsim.states import read_state
 from fedsim.training import LocalTraining, state_of
 
 
@@ -43,16 +47,17 @@ class Experiment:
     def check(self) -> None:
         """Make everything once, so that every error in the file shows before work starts."""
         build_attacks(self.config)
-        parts = (self.training, self.defenses, self.data.train(0), self.model, self.new_strategy())
+        parts = (self.training, self.defenses, self.data.train(0), self.initial_state(), self.new_strategy())
         del parts
+        sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
+        check_model(self.new_model(), self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
 
     @cached_property
     def dataset(self) -> Dataset:
         """The data set, read from disk."""
         table = self.config.data
         plugin = registry.build("datasets", table.name, table.settings, "data")
-        loaded: Dataset = plugin.load(data_folder())
-        return loaded
+        return check_dataset(plugin.load(data_folder()), table.name)
 
     @cached_property
     def data(self) -> FederatedData:
@@ -83,8 +88,14 @@ class Experiment:
         return network
 
     def initial_state(self) -> dict[str, Tensor]:
-        """w_0 of the federation."""
-        return state_of(self.new_model(), statistics=self.training.batch_norm_statistics == "shared")
+        """w_0 of the federation: fresh weights, or the trained ones of `[model] start`.
+
+        Raises:
+            ConfigError: the file is not readable or holds another model.
+        """
+        fresh = state_of(self.new_model(), statistics=self.training.batch_norm_statistics == "shared")
+        table = self.config.model
+        return fresh if table.start is None else read_state(Path(table.start), fresh, table.name)
 
     def new_strategy(self) -> Any:
         """The Flower strategy that the experiment names, with the memory of a fresh start.
@@ -112,6 +123,17 @@ class Experiment:
     def training(self) -> LocalTraining:
         """How clients train, before the server adds anything to it."""
         return LocalTraining(**self.config.training.model_dump())
+
+    def device(self) -> torch.device:
+        """Where clients train.
+
+        Raises:
+            ConfigError: a GPU is asked for and there is none.
+        """
+        name = self.config.federation.device
+        if name == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("federation.device: 'cuda', but PyTorch finds no GPU here; use 'cpu'")
+        return torch.device(name)
 
     @cached_property
     def together(self) -> int:

@@ -82,18 +82,26 @@ def entry(group: Group, name: str) -> EntryPoint:
 
 
 def load(group: Group, name: str) -> Any:
-    """The class registered as `name`, or the one at `module:attribute`.
+    """The class registered as `name`, or what is at `module:attribute`: a class, or a function that makes its product.
 
     An experiment file may come with somebody else's run, so nothing is called that is no plug-in:
-    `os:system` is not a model.
+    `os:system` is not a model. A function is known for one by the type that it says it returns.
 
     Raises:
         PluginError: the name is unknown, its module does not import, or it is no plug-in of `group`.
     """
     loaded = load_object(name) if ":" in name else _load_entry(group, name)
-    if not isinstance(loaded, type) or not hasattr(loaded, _OFFERS[group]):
-        raise PluginError(f"{group}: '{name}' is no class with a method '{_OFFERS[group]}'; name another plug-in")
-    return loaded
+    if isinstance(loaded, type) and hasattr(loaded, _OFFERS[group]):
+        return loaded
+    if group in ("models", "datasets"):
+        from fedsim.makers import PRODUCTS, makes
+
+        if makes(loaded, group):
+            return loaded
+        or_else = f", nor a function annotated to return {PRODUCTS[group]}"
+    else:
+        or_else = ""
+    raise PluginError(f"{group}: '{name}' is no class with a method '{_OFFERS[group]}'{or_else}; name another plug-in")
 
 
 def _load_entry(group: Group, name: str) -> Any:
@@ -126,14 +134,19 @@ def load_object(reference: str, beside: Path | None = None) -> Any:
 def build(group: Group, name: str, settings: Mapping[str, Any], where: str) -> Any:
     """Make the plug-in `name` from a table of settings.
 
-    Dataclasses are validated strictly by their annotations, other classes (Flower's strategies) by
-    the names of their keyword arguments.
+    Dataclasses are validated strictly by their annotations, other classes (Flower's strategies) and a
+    user's functions by the names of their keyword arguments.
 
     Raises:
         ConfigError: an unknown setting or a wrong type; names it as `where.setting`.
         PluginError: the name is unknown, or its module does not import.
     """
-    return construct(load(group, name), name, settings, where)
+    found = load(group, name)
+    if isinstance(found, type) and hasattr(found, _OFFERS[group]):
+        return construct(found, name, settings, where)
+    from fedsim.makers import Maker
+
+    return construct(Maker.of(found), name, settings, where)
 
 
 def construct(cls: Any, name: str, settings: Mapping[str, Any], where: str) -> Any:

@@ -21,6 +21,10 @@ from fedsim.files import in_one_step, remove_leftovers
 _VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
 
 
+_INFLUENCES = ("data", "partition", "model", "training", "federation", "strategy", "defense", "states")
+"""The tables of an experiment that a training follows from."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Where everything of one run is written."""
@@ -51,6 +55,11 @@ class RunFolder:
     def images(self) -> Path:
         """The same for every single image."""
         return self.path / "image-scores.csv"
+
+    @property
+    def states(self) -> Path:
+        """Trained models that the experiment wants kept."""
+        return self.path / "states"
 
     @property
     def metrics(self) -> Path:
@@ -106,14 +115,26 @@ class RunFolder:
         """Save the resolved experiment and the versions that run it."""
         tables = config.model_dump(mode="json", exclude_none=True)
         write_text(self.experiment, tomli_w.dumps({k: v for k, v in tables.items() if v != []}))
-        versions = {name: _version(name) for name in _VERSIONED}
-        write_text(self.path / "versions.json", json.dumps(versions, indent=2) + "\n")
+        write_text(self.path / "versions.json", json.dumps(_versions(), indent=2) + "\n")
 
     def read_experiment(self) -> Config | None:
         """The experiment that made this run, or None for a recording made elsewhere."""
         if not self.experiment.is_file():
             return None
         return check(Config, read_toml(self.experiment), str(self.experiment))
+
+
+def made_with(config: Config) -> dict[str, Any]:
+    """What the states of a training follow from: the settings that have an influence on them, and the versions."""
+    launch = {"engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "port", "evaluate_every"}
+    tables = config.model_dump(mode="json", exclude_none=True, exclude={"federation": launch})
+    tables = {key: tables[key] for key in _INFLUENCES}
+    tables["states"].pop("epochs", None)  # more of them leave those before as they are
+    return {"experiment": tables, "versions": _versions()}
+
+
+def _versions() -> dict[str, str]:
+    return {name: _version(name) for name in _VERSIONED}
 
 
 def write_text(path: Path, text: str) -> None:

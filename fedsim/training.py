@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,15 +106,12 @@ def local_update(
     load_state(model, before)
     set_modes(model, settings)
     parameters = dict(model.named_parameters())
-    kept = [p for p in _batch_norm_parameters(model) if p.requires_grad and settings.batch_norm == "frozen"]
-    for parameter in kept:
-        parameter.requires_grad_(False)
     anchors = {name: p.detach().clone() for name, p in parameters.items()} if settings.proximal_mu else {}
     optimizer = new_optimizer(model, settings)
     order = generator(*key, "order")
     noise = generator(*key, "defense")
     losses: list[Tensor] = []
-    with seeded(*key, "dropout"):
+    with seeded(*key, "dropout"), frozen(model, settings):
         for index in batches(len(inputs), settings, order):
             batch, targets = inputs[index], labels[index]
             for defense in defenses:
@@ -127,8 +125,6 @@ def local_update(
             if defenses:
                 _defend_gradient(parameters, defenses, noise)
             optimizer.step()
-    for parameter in kept:
-        parameter.requires_grad_(True)
     after = state_of(model, statistics=settings.batch_norm_statistics == "shared")
     if broken := non_finite(after):
         raise RunError(
@@ -240,8 +236,18 @@ def set_modes(model: nn.Module, settings: LocalTraining) -> None:
             module.train(settings.dropout)
 
 
-def _batch_norm_parameters(model: nn.Module) -> list[nn.Parameter]:
-    return [p for module in model.modules() if isinstance(module, _BatchNorm) for p in module.parameters()]
+@contextmanager
+def frozen(model: nn.Module, settings: LocalTraining) -> Iterator[None]:
+    """Keep scale and shift of BatchNorm layers from being trained, where `settings` ask for it."""
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    held = [p for layer in layers for p in layer.parameters() if p.requires_grad and settings.batch_norm == "frozen"]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
 
 
 def _defend_gradient(parameters: dict[str, nn.Parameter], defenses: Sequence[Defense], noise: torch.Generator) -> None:

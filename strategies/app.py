@@ -10,7 +10,7 @@ import gc
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +26,8 @@ from fedsim.engines.readiness import check_nodes, wait_for_nodes
 from fedsim.errors import RunError
 from fedsim.experiment import Experiment, resolve
 from fedsim.randomness import seeded
-from fedsim.run_folder import RunFolder, read_rows, write_rows
+from fedsim.run_folder import RunFolder, made_with, read_rows, write_rows
+from fedsim.states import States
 from fedsim.training import evaluate
 from fedsim.transcript import Plan, Recorder
 from strategies.checkpoint import Checkpoint
@@ -77,18 +78,34 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     done = start.round if start else 0
     arrays = start.arrays if start else record_of(experiment.initial_state())
     rows = [row for row in read_rows(folder.metrics) if int(row["round"]) <= done] if start else []
+    keep = _keeper(experiment, folder)
+    if not done:
+        keep(0, arrays, {})
     logical = _logical(experiment, folder, grid, nodes)
     with _little_garbage(), _attacker(experiment, folder) as attack:
         for number in range(done + 1, config.federation.rounds + 1):
             arrays, measured = _round(experiment, strategy, logical, number, arrays)
             rows += measured
             write_rows(folder.metrics, METRICS, rows)
+            keep(number, arrays, measured[0])
             Checkpoint.of(number, arrays, strategy.strategy).save(folder.checkpoint)
             if attack is not None:
                 attack(number)
             if number == done + 1:
                 gc.collect()
                 gc.freeze()  # what the first round made for good; looking through it takes longer than a small round
+
+
+def _keeper(experiment: Experiment, folder: RunFolder) -> Callable[[int, ArrayRecord, Mapping[str, Any]], None]:
+    """A function that keeps the global model after a round, if the experiment wants it kept."""
+    states, made_by = States(folder.states), made_with(experiment.config)
+
+    def keep(number: int, arrays: ArrayRecord, row: Mapping[str, Any]) -> None:
+        if number in experiment.config.states.rounds:
+            measured = {key: row[key] for key in ("loss", "accuracy") if key in row}
+            states.keep(f"round-{number}", state_in(arrays), made_by, {"round": number, **measured})
+
+    return keep
 
 
 def _logical(experiment: Experiment, folder: RunFolder, grid: Grid, expected: int) -> CohortGrid:

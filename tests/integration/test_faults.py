@@ -38,13 +38,22 @@ from fedsim.defense import Defense
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
 @dataclass(frozen=True, kw_only=True)
-class OneBadLabel:
-    """Digits with a label that the network has no output for; one client holds it."""
+class OneRareLabel:
+    """Digits with a class that has one example; one client holds it."""
     def load(self, folder):
         data = Digits().load(folder)
         labels = data.train.labels.clone()
-        labels[100] = 99
-        return replace(data, train=replace(data.train, labels=labels))
+        labels[100] = 10
+        return replace(data, train=replace(data.train, labels=labels), num_classes=11)
+
+@dataclass(frozen=True, kw_only=True)
+class Allergic(Defense):
+    """Falls over at the rare label."""
+    paper = PAPER
+    def on_batch(self, inputs, labels, *, rng):
+        if 10 in labels:
+            raise IndexError("nobody told me of class 10")
+        return inputs, labels
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
@@ -52,7 +61,7 @@ class Broken:
     def build(self, task):
         class Net(nn.Linear):
             def forward(self, x):
-                if self.training:
+                if self.training and len(x) > 2:
                     raise OSError("the device is gone")
                 return super().forward(x.flatten(1))
         return Net(64, task.outputs)
@@ -97,7 +106,10 @@ def test_a_client_with_broken_data_fails_alone_in_every_round(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     config = tiny_config(
-        data={"name": "faulty_plugins:OneBadLabel"}, partition={"samples_per_client": None}, federation={"rounds": 3}
+        data={"name": "faulty_plugins:OneRareLabel"},
+        partition={"samples_per_client": None},
+        federation={"rounds": 3},
+        defense=[{"name": "faulty_plugins:Allergic"}],
     )
     transcript = Transcript((folder := serial_run(config, tmp_path / "run")).path)
     failing = {frozenset(transcript.header(number).failures) for number in transcript.rounds}

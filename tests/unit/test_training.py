@@ -26,7 +26,7 @@ from fedsim.errors import ConfigError, RunError
 from fedsim.messages import State, Update, by_name, non_finite
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seed_for, seeded
-from fedsim.task import Task
+from fedsim.task import Task, squared_error
 from fedsim.training import LocalTraining, evaluate, load_state, local_update, state_of
 
 KEY = (3, "train", 1, 0)
@@ -250,6 +250,53 @@ def test_frozen_batch_norm_leaves_its_statistics_and_trains_its_scale() -> None:
 
 def test_frozen_batch_norm_trains_on_single_examples() -> None:
     assert not non_finite(train(net(batch_norm=True), batch_norm="eval", batch_size=1))
+
+
+def test_wholly_frozen_batch_norm_is_a_constant_and_the_rest_is_trained() -> None:
+    model = net(batch_norm=True)
+    before = state_of(model)
+    after = train(model, batch_norm="frozen", local_epochs=1)
+    for name in ("2.weight", "2.bias", "2.running_mean", "2.running_var"):
+        assert torch.equal(after[name], before[name])
+    assert not torch.equal(after["1.weight"], before["1.weight"])
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_withheld_statistics_are_in_no_update_and_change_no_weight() -> None:
+    shared = train(net(batch_norm=True), local_epochs=2)
+    withheld = train(net(batch_norm=True), local_epochs=2, batch_norm_statistics="withheld")
+    assert set(shared) - set(withheld) == {"2.running_mean", "2.running_var"}
+    assert all(torch.equal(withheld[name], shared[name]) for name in withheld)
+
+
+def test_evaluation_without_statistics_normalises_by_the_batch() -> None:
+    model, (inputs, labels) = net(batch_norm=True), some_data(12)
+    state = {name: tensor for name, tensor in state_of(model).items() if "running" not in name}
+    measured = evaluate(model, state, inputs, labels)
+    expected = cross_entropy(net(batch_norm=True).train()(inputs), labels).item()
+    assert measured["loss"] == pytest.approx(expected, rel=1e-5)
+    assert measured["loss"] != pytest.approx(evaluate(model, state_of(net(batch_norm=True)), inputs, labels)["loss"])
+
+
+def test_one_example_alone_has_no_statistics() -> None:
+    with pytest.raises(RunError, match=r"a batch of one example .* training\.batch_size"):
+        train(net(batch_norm=True), count=9, batch_size=4)
+
+
+def test_statistics_that_are_withheld_cannot_be_normalised_by() -> None:
+    with pytest.raises(ConfigError, match="'eval' normalises by running statistics, but they are withheld"):
+        LocalTraining(local_epochs=1, batch_norm="eval", batch_norm_statistics="withheld")
+
+
+def test_a_regression_is_trained_and_evaluated_by_its_squared_error() -> None:
+    inputs, truth = torch.randn(64, 3, generator=generator(1)), torch.tensor([1.0, -2.0, 0.5])
+    targets, model = inputs @ truth, nn.Linear(3, 1)
+    settings = LocalTraining(local_epochs=40, batch_size=8, learning_rate=0.1)
+    after, loss = local_update(model, state_of(model), inputs, targets, settings, key=(1,), loss=squared_error)
+    torch.testing.assert_close(after["weight"][0], truth, atol=1e-3, rtol=0)
+    measured = evaluate(model, after, inputs, targets, squared_error)
+    assert set(measured) == {"loss"}
+    assert measured["loss"] < 1e-5 < loss
 
 
 def test_integer_buffers_do_not_travel() -> None:

@@ -1,0 +1,62 @@
+"""`fedsim train`: make the states that an experiment file asks for, or find them made already."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+
+from fedsim.config import AdversaryTable, Config, RecordingTable
+from fedsim.datasets.cache import cache_folder
+from fedsim.errors import ConfigError, RunError
+from fedsim.experiment import Experiment, resolve
+from fedsim.run_folder import RunFolder, made_with
+from fedsim.simulation import federate
+from fedsim.states import States
+
+log = logging.getLogger(__name__)
+
+
+def make_states(config: Config, name: str, out: Path | None) -> States:
+    """The states that `[states]` names, after rounds of the federation and epochs of central training.
+
+    What is there already, in `out` or by default in the cache, is not made again; what was interrupted
+    goes on.
+
+    Args:
+        name: of the experiment, for a folder in the cache.
+        out: a run folder; no server records in it, and no attack is run.
+
+    Raises:
+        ConfigError: no state is asked for, or `out` holds something else.
+        RunError: training failed. States kept before stay usable.
+    """
+    wanted = [f"round-{n}" for n in config.states.rounds], [f"epoch-{n}" for n in config.states.epochs]
+    if not any(wanted):
+        raise ConfigError("states: no state is asked for; add [states] with rounds or epochs, e.g. epochs = [0, 10]")
+    quiet = {"attack": [], "adversary": AdversaryTable(), "recording": RecordingTable(rounds=[])}
+    config = resolve(config.model_copy(update=quiet))
+    made_by = made_with(config)
+    key = hashlib.sha256(json.dumps(made_by["experiment"], sort_keys=True).encode()).hexdigest()[:12]
+    folder = RunFolder(out or cache_folder() / "states" / f"{name}-{key}")
+    states = States(folder.states)
+    known = states.manifest()
+    if known and known["experiment"] != made_by["experiment"]:
+        raise ConfigError(f"{folder.path}: holds states of another experiment; choose another --out")
+    if not (states.lacks([*wanted[0], *wanted[1]])):
+        log.info("all %d states are there already", len(wanted[0]) + len(wanted[1]))
+        return states
+    if states.lacks(wanted[0]):
+        federate(config, folder, resume=folder.experiment.is_file())
+    if states.lacks(wanted[1]):
+        from fedsim.central import train_centrally
+
+        experiment = Experiment(config)
+        experiment.check()
+        folder.prepare(resume=folder.experiment.is_file(), overwrite=False)
+        folder.write_experiment(config)
+        train_centrally(experiment, states, made_by)
+    if missing := states.lacks([*wanted[0], *wanted[1]]):
+        raise RunError(f"{states.path(missing[0])}: was made once and is gone; remove {folder.path} and train again")
+    return states
