@@ -79,9 +79,9 @@ def complete(path: Path, table: pd.DataFrame) -> pd.DataFrame:
     Raises:
         DataError: a column has no name, or a cell is empty or `nan`.
     """
-    for number, name in enumerate(table, 1):
+    for name in table:
         if not name:
-            raise DataError(f"{path}: column {number} has no name; write one into the first line, or name '' in drop")
+            raise DataError(f"{path}: a column has no name; write one into the first line, or name '' in drop")
         if absent := [cell for cell in table[name].unique() if cell.lower() in ("", "nan")]:
             missing = table[name].isin(absent)
             raise DataError(
@@ -176,6 +176,11 @@ def encode(
         parts[1].append(features[len(train) :])
     first, second = (torch.from_numpy(np.concatenate(part, axis=1)) for part in parts)
     return first, second, tuple(columns)
+
+
+def plain_columns(features: int) -> tuple[Column, ...]:
+    """Columns x0, x1, ... of features that are the numbers themselves, in no range."""
+    return tuple(Column(name=f"x{place}", start=place) for place in range(features))
 
 
 def held_out(table: pd.DataFrame, fraction: float) -> NDArray[np.bool_]:
