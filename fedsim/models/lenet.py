@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.init import uniform_
 
 from fedsim.errors import ConfigError
-from fedsim.models import image_shape, unsuited
+from fedsim.models import image_shape
 from fedsim.task import Task
 
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "relu": nn.ReLU}
@@ -51,7 +51,9 @@ class LeNet:
     def _classic(self, task: Task) -> nn.Module:
         channels, height, width = image_shape(task, "lenet", smallest=12)
         if self.released and not task.num_classes:
-            raise unsuited(task, "lenet with released = true", "classes", "released = false")
+            raise ConfigError(
+                "model: lenet with released = true takes classes, got a regression; choose released = false"
+            )
         act = _ACTIVATIONS[self.activation or "tanh"]
         features = 16 * _halved(_halved(height)) * _halved(_halved(width))
         return nn.Sequential(
