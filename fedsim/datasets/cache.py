@@ -65,12 +65,14 @@ def cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=path.parent, prefix=".") as own:  # a name that no other process has
-            _write(dataset, Path(own) / path.name)
-            (Path(own) / path.name).replace(path)
+            temporary = Path(own) / path.name
+            _write(dataset, temporary)
+            mapped = _read(temporary)  # before others may remove it; its pages are shared with whoever reads it later
+            temporary.replace(path)
     except (OSError, SafetensorError) as error:
         log.warning("%s: the parsed data are not kept (%s); set FEDSIM_CACHE to a folder with room", path, error)
         return dataset
-    return _read(path)  # from now on the file's pages, which others share, hold it
+    return mapped
 
 
 def _key(plugin: Any, sources: Iterable[Path]) -> str:
