@@ -16,8 +16,8 @@ class Vgg9:
     """VGG of nine layers after Simonyan and Zisserman 2014, which LAVP attacks.
 
     Six conv 3x3 with ReLU, a 2 x 2 max pool after every second; then linear - ReLU twice, and a last
-    linear layer. LAVP names the network only. Sizes are those usual in federated learning (Wang et al.
-    2020, FedMA, whose 3 491 530 parameters with CIFAR-10 it has), without the dropout that they add.
+    linear layer. LAVP names the network only. Sizes are those usual in federated learning, from the code
+    of Wang et al. 2020 (FedMA): 3 491 530 parameters with CIFAR-10. The dropout that they add is left out.
 
     Args:
         channels: output channels of the six convolutions.

@@ -19,7 +19,7 @@ class VitApril:
     Its first block applies attention directly to the embedded patches, without normalisation and
     shortcut, which makes APRIL's closed form possible; the other blocks normalise first. The head is
     layer norm - linear - GELU - linear on the class token. The class token and the positions start at
-    zero. Sizes are those of SME's released code; the texts name no patch size.
+    zero. Sizes are those of SME's released code; SME's text names none, nor a patch size.
 
     Args:
         patch: pixels of a patch's side; by default the whole image is one patch, as in SME's released code.
