@@ -111,7 +111,7 @@ def _read(
 ) -> dict[str, Any]:
     """What the files to train and to test on say of a `Dataset`."""
     reader = LeafFiles(num_classes)
-    train, test = (reader.read([_verified(path, home) for path in paths]) for paths in files)
+    train, test = (reader.read([verify(path, home) for path in paths]) for paths in files)
     place = files[0][0].parent.parent
     about: dict[str, Any] = {"group_names": tuple(reader.users)}
     if reader.letters:
@@ -137,10 +137,6 @@ def _read(
         raw = part.inputs.reshape(-1, *shape)
         about[name] = Examples(raw=raw, labels=part.labels, scale=scale, groups=part.groups)
     return about
-
-
-def _verified(path: Path, home: Path) -> Path:
-    return verify(path, home) if path.is_relative_to(home) else path
 
 
 def _guessed(size: int, grey: bool) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from fedsim.errors import DataError
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters for its Shakespeare task, in its order."""
 
+_NO_CLASS = 1 << 31
 _PLACES = {character: place for place, character in enumerate(LETTERS)}
 
 
@@ -109,8 +110,9 @@ class LeafFiles:
         if self.texts:
             return np.array([[_letter(share, character) for character in x] for x in share.x], np.int32)
         try:
-            numbers = np.array(share.x, np.float32)
-        except (TypeError, ValueError) as error:
+            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found below
+                numbers = np.array(share.x, np.float32)
+        except (TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{share.where}: x holds something that is no number ({error})") from error
         if not np.isfinite(numbers).all():
             raise DataError(f"{share.where}: x holds NaN, null or an infinite number; correct the file")
@@ -121,7 +123,7 @@ class LeafFiles:
             if self.letters:
                 if not isinstance(y, str) or len(y) != 1:
                     raise DataError(f"{share.where}: y is {y!r}, expected one character like the first one")
-            elif not isinstance(y, int | float) or y % 1 or y < 0:
+            elif not isinstance(y, int | float) or y % 1 or not 0 <= y < _NO_CLASS:
                 raise DataError(f"{share.where}: y is {y!r}, expected a class, a whole number from 0 on")
             elif self.num_classes is not None and y >= self.num_classes:
                 raise DataError(f"{share.where}: y is {y}, expected less than num_classes ({self.num_classes})")
@@ -139,6 +141,8 @@ def _shares(path: Path) -> Iterator[_Share]:
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):
             raise DataError(f"{path}: has no {key}, expected what LEAF writes: users, num_samples and user_data")
     users, sizes, data = (content[key] for key in kinds)
+    if odd := [user for user in users if not isinstance(user, str)]:
+        raise DataError(f"{path}: users holds {odd[0]!r}, expected names in quotes; correct the file")
     if len(users) != len(sizes):
         raise DataError(f"{path}: names {len(users)} users but {len(sizes)} num_samples, expected one each")
     if unnamed := sorted(set(data) - set(users)):
@@ -146,8 +150,8 @@ def _shares(path: Path) -> Iterator[_Share]:
     for user, size in zip(users, sizes, strict=True):
         if user not in data:
             raise DataError(f"{path}: user '{user}' has no user_data; correct the file")
-        x, y = (data[user].get(key) for key in "xy")
         where = f"{path}: user '{user}'"
+        x, y = (data[user].get(key) if isinstance(data[user], dict) else None for key in "xy")
         if not isinstance(x, list) or not isinstance(y, list):
             raise DataError(f"{where}: has no list x or no list y, expected one of each")
         if len(x) != len(y):
@@ -155,7 +159,7 @@ def _shares(path: Path) -> Iterator[_Share]:
         if len(y) != size:
             raise DataError(f"{where}: has {len(y)} examples, but num_samples says {size}; correct the file")
         if y:
-            yield _Share(where, str(user), x, y)
+            yield _Share(where, user, x, y)
 
 
 def _letter(share: _Share, character: str) -> int:

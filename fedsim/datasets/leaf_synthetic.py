@@ -33,7 +33,7 @@ class LeafSynthetic:
     i = 1 ... d of variance i^decay around v_i, and y = argmax (1, x) W + N(0, noise).
 
     The defaults are LMRA's (Driouich et al. 2023, App. C.1), but for `classes`, which it does not give (5 is LEAF's
-    default). Mind that centres outweigh the rest when features are many: of the ten clients, seven hold examples of
+    default). Mind that centres outweigh the rest when features are many: of the ten clients, eight hold examples of
     one class only. With `decay = 2`, as in LMRA's released code, all hold all five.
 
     Clients are the natural groups. Each also has a quarter of her number of training examples (rounded up) to test

@@ -101,11 +101,11 @@ def numbers(path: Path, column: pd.Series) -> NDArray[np.float64]:
     """The numbers in `column`.
 
     Raises:
-        DataError: a cell is no number, or an infinite one.
+        DataError: a cell is no number, or too large for a 32-bit one.
     """
     codes, cells = pd.factorize(column)  # a cell is often repeated, and reading it takes time
     known = _parsed(cells)
-    bad = ~np.isfinite(known)
+    bad = ~(np.abs(known) <= np.finfo(np.float32).max)
     if bad.any():
         cell = cells[bad.argmax()]
         line = column.index[(codes == bad.argmax()).argmax()]
