@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 _FORMAT = 1
 """Raise it when a parser changes what it makes of the same file."""
 
+_UNREADABLE = (OSError, SafetensorError, RuntimeError)
+"""What safetensors, and torch on mapping for it, raise of files; also where another process removes one."""
+
 
 def cache_folder() -> Path:
     """Where parsed data sets and trained states are kept.
@@ -59,7 +62,7 @@ def cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -
     if path.is_file():
         try:
             return _read(path)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (*_UNREADABLE, KeyError, TypeError, ValueError) as error:
             log.warning("%s: is not readable (%s); parsing the data anew", path, error)
     dataset = parse()
     try:
@@ -69,7 +72,7 @@ def cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -
             _write(dataset, temporary)
             mapped = _read(temporary)  # before others may remove it; its pages are shared with whoever reads it later
             temporary.replace(path)
-    except (OSError, SafetensorError) as error:
+    except _UNREADABLE as error:
         log.warning("%s: the parsed data are not kept (%s); set FEDSIM_CACHE to a folder with room", path, error)
         return dataset
     return mapped

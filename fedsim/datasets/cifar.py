@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
-from fedsim.datasets.files import SUMS, by_torchvision, data_folder, find, is_listed, verify
+from fedsim.datasets.files import SUMS, by_torchvision, data_folder, find, is_listed, reason, verify
 from fedsim.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ def _unpickled(path: Path, folder: Path, sums: Mapping[str, str], keys: Sequence
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     except Exception as error:  # a damaged pickle may raise anything, says Python's manual
-        raise DataError(f"{path}: is damaged ({type(error).__name__}: {error}); get it again") from error
+        raise DataError(f"{path}: is damaged ({reason(error)}); get it again") from error
     if not isinstance(content, dict) or not all(key in content for key in keys):
         raise DataError(f"{path}: is no dictionary with {' and '.join(map(repr, keys))}; get the file again")
     return content

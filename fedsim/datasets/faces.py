@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
-from fedsim.datasets.files import data_folder, find, verify
+from fedsim.datasets.files import data_folder, find, reason, verify
 from fedsim.errors import ConfigError, DataError
 
 _PEOPLE, _IMAGES = 40, 10
@@ -76,5 +76,5 @@ class AttFaces:
             with Image.open(verify(path, folder)) as image:
                 resized = image.convert("L").resize((width, height), Image.Resampling.BILINEAR)
         except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{path}: is no whole image ({error}); get it again") from error
+            raise DataError(f"{path}: is no whole image ({reason(error)}); get it again") from error
         return torch.from_numpy(np.array(resized))

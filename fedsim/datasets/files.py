@@ -50,6 +50,11 @@ def by_torchvision(call: str) -> str:
     return f'on a machine with a network, `python -c "import torchvision; torchvision.datasets.{call}"` fetches it'
 
 
+def reason(error: BaseException) -> str:
+    """What kind of error it is and what it says, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
 def is_listed(path: Path, folder: Path) -> bool:
     """Whether `folder / SUMS` says how the file `path` has to be.
 
@@ -98,7 +103,9 @@ def _sums(path: Path, _time: int) -> Mapping[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); write it anew with sha256sum, or remove it") from error
+        raise DataError(
+            f"{path}: cannot be read ({reason(error)}); write it anew with sha256sum, or remove it"
+        ) from error
     sums = {}
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
-from fedsim.datasets.files import data_folder, verify
+from fedsim.datasets.files import data_folder, reason, verify
 from fedsim.datasets.holding_out import every_nth
 from fedsim.errors import ConfigError, DataError
 
@@ -116,7 +116,9 @@ class ImageFolder:
             with Image.open(path) as opened:
                 image = opened.convert("RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"{path}: is no whole image ({error}); mend it or take it out of the folder") from error
+            raise DataError(
+                f"{path}: is no whole image ({reason(error)}); mend it or take it out of the folder"
+            ) from error
         short = min(image.size)
         width, height = (int(self.size * side / short) for side in image.size)
         image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -133,7 +135,7 @@ def _listed(home: Path) -> tuple[list[str], list[_Labelled]]:
     names = _classes(home / "train")
     if strangers := sorted(set(_folders(test)) - set(names)):
         raise DataError(f"{test / strangers[0]}: 'train' has no class of this name; rename or remove it")
-    return names, [_images(home / "train", names), _images(test, [name for name in names if (test / name).is_dir()])]
+    return names, [_images(home / "train", names), _images(test, names, every_class=False)]
 
 
 def _classes(home: Path) -> list[str]:
@@ -148,11 +150,11 @@ def _folders(home: Path) -> list[str]:
     return sorted(path.name for path in home.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _images(home: Path, names: Sequence[str]) -> _Labelled:
+def _images(home: Path, names: Sequence[str], *, every_class: bool = True) -> _Labelled:
     found: _Labelled = []
     for label, name in enumerate(names):
         own = sorted(path for path in (home / name).rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
-        if not own:
+        if not own and (every_class or (home / name).is_dir()):
             raise DataError(f"{home / name}: holds no image; add some ({', '.join(sorted(_ENDINGS))}) or remove it")
         found += [(path, label) for path in own]
     return found

@@ -11,7 +11,7 @@ import torch
 
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
-from fedsim.datasets.files import by_torchvision, data_folder, find, verify
+from fedsim.datasets.files import by_torchvision, data_folder, find, reason, verify
 from fedsim.errors import DataError
 
 _SUMS = {
@@ -59,7 +59,7 @@ def _read(path: Path, folder: Path) -> Examples:
         content = loadmat(path, variable_names=["X", "y"])
         images, labels = content["X"], content["y"].ravel()
     except Exception as error:  # a damaged file makes SciPy raise almost anything
-        raise DataError(f"{path}: is damaged ({type(error).__name__}: {error}); get it again") from error
+        raise DataError(f"{path}: is damaged ({reason(error)}); get it again") from error
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
         raise DataError(
             f"{path}: 'X' holds {images.dtype} of shape {images.shape}, expected bytes of shape "
