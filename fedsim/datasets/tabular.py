@@ -6,6 +6,7 @@ import csv
 import gzip
 import hashlib
 import math
+import re
 import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedsim.randomness import numpy_generator
 MOST_CATEGORIES = 1000
 """More in one column are names or numbers of things rather than kinds of them."""
 
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _TOO_MANY = "name it in drop, or leave it out of categorical if it holds numbers"
 
 
@@ -152,7 +154,7 @@ def encode(
         categorical: columns of numbers to treat as categories; columns without any number are categories anyway.
 
     Raises:
-        DataError: a column mixes numbers and others, or has too many categories.
+        DataError: a column mixes numbers and others, writes numbers with a comma, or has too many categories.
     """
     parts: tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]] = ([], [])
     columns: list[Column] = []
@@ -160,6 +162,11 @@ def encode(
     for name in train:
         both = pd.concat([train[name], test[name]])
         if name in categorical or np.isnan(_parsed(both.unique())).all():
+            if name not in categorical and all(_DECIMAL_COMMA.fullmatch(cell) for cell in both.unique()):
+                raise DataError(
+                    f"{path}: column '{name}' holds numbers with a decimal comma, such as '{both.iloc[0]}'; "
+                    "write them with a point, or name the column in categorical"
+                )
             known = categories(path, both)
             column = Column(name=name, start=start, categories=known)
             codes = pd.Categorical(both, categories=known).codes

@@ -326,6 +326,11 @@ BAD: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "infinite": (LINES + "-inf,1\n", {"target": "y", "drop": ()}, "column 'a' holds '-inf' in line 4, expected a fin"),
     "huge": (LINES + "1e300,1\n", {"target": "y", "drop": ()}, "column 'a' holds '1e300' in line 4, expected a fin"),
     "mixed": (LINES + "x,1\n", {"target": "y", "drop": ()}, "column 'a' holds 'x' in line 4.*categorical"),
+    "decimal comma": (
+        "a;y\n1,5;0\n-2,25;1\n",
+        {"target": "y", "drop": (), "separator": ";"},
+        "column 'a' holds numbers with a decimal comma, such as '.*,.*'; write them with a point",
+    ),
     "text target": (PEOPLE, {"task": "regression"}, "column 'owner' holds 'no' in line 2"),
     "one class": ("a,y\n1,0\n2,0\n", {"target": "y", "drop": ()}, "the target 'y' is '0' in every line"),
     "one number": (
