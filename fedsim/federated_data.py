@@ -116,8 +116,15 @@ class FederatedData:
         """From the data set's value range to the units that the model is fed with."""
         if not self.standardise or self.dataset.vocabulary:
             return inputs
-        mean, std = (moment.reshape(-1, *[1] * (inputs.ndim - 2)) for moment in self.dataset.moments)
+        mean, std = (moment.reshape(-1, *[1] * (inputs.ndim - 2)) for moment in self.dataset.standard)
         return (inputs - mean) / std
+
+    def moments(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of a model input, a channel."""
+        (mean, std), (shift, scale) = self.dataset.moments, self.dataset.standard
+        if not self.standardise:
+            return mean.tolist(), std.tolist()
+        return ((mean - shift) / scale).tolist(), (std / scale).tolist()
 
     def value_range(self) -> tuple[list[float], list[float]]:
         """Lowest and highest value of a model input, a channel."""

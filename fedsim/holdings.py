@@ -204,7 +204,7 @@ def _goal(dataset: Dataset) -> str:
         mean, deviation = dataset.target
         return f"a number (regression); mean {_figure(mean)}, standard deviation {_figure(deviation)}"
     names = dataset.class_names
-    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    shown = ", ".join(map(plain, names[:6])) + (", ..." if len(names) > 6 else "")
     return f"{dataset.num_classes} classes" + (f": {shown}" if shown else "")
 
 
@@ -230,6 +230,11 @@ def _partition(holdings: Holdings) -> str:
     )
 
 
+def plain(name: str) -> str:
+    """`name` on one line and visible: a class of texts may be a line break or a blank."""
+    return name if name.isprintable() and name.strip() else repr(name)
+
+
 def client_table(holdings: Holdings) -> Table:
     """A row a client, and what lies between the extremes; narrow enough for 80 columns."""
     columns = ("N", "held out", *(("classes", "largest class") if holdings.dataset.num_classes else ("mean", "sd")))
@@ -241,7 +246,7 @@ def client_table(holdings: Holdings) -> Table:
         table.add_column(column, justify="right")
     rows = _numbers(holdings)
     for client, one in enumerate(holdings.clients[:_ROWS]):
-        table.add_row(str(client), *([escape(one.group)] if grouped else []), *_cells(holdings, rows[client]))
+        table.add_row(str(client), *([escape(plain(one.group))] if grouped else []), *_cells(holdings, rows[client]))
     if len(rows) > _ROWS:
         table.add_row(f"{_thousands(len(rows) - _ROWS)} more", style="dim")
     if len(rows) > 1:

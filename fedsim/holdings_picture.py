@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from fedsim.datasets import Dataset
 from fedsim.errors import ConfigError
 from fedsim.figures import DPI, style
 from fedsim.files import in_one_step
-from fedsim.holdings import Holdings
+from fedsim.holdings import Holdings, plain
 
 Numbers = NDArray[np.float64]
 
@@ -28,8 +27,8 @@ _SQUARE, _FRAME = 0.42, 2.0
 """Inches: side of an image in the strip; what the axes' names and the colour bar take of the height."""
 
 
-def picture(holdings: Holdings) -> bytes:
-    """A PNG: clients x classes (of a regression: x targets), examples a client, and images where there are any."""
+def draw(holdings: Holdings) -> Figure:
+    """Clients x classes (of a regression: x targets), examples a client, and images where there are any."""
     images = holdings.dataset.task.kind == "image"
     rows = len(holdings.clients)
     height = min(8.5, max(3.6, _FRAME + 0.24 * rows))
@@ -47,13 +46,11 @@ def picture(holdings: Holdings) -> bytes:
         _draw_images(figure.add_subplot(grid[2]), holdings, height - _FRAME)
     partition, clients = holdings.config.partition.name, f"{rows} clients" if rows > 1 else "1 client"
     figure.suptitle(f"{holdings.dataset.name}, partition {partition}, {clients}", color=_INK, fontsize=11)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
-    return file.getvalue()
+    return figure
 
 
 def draw_to(path: Path, holdings: Holdings) -> None:
-    """Write the picture to `path`, and make its folder.
+    """Write the picture to `path`, a PNG, and make its folder.
 
     Raises:
         ConfigError: it cannot be written.
@@ -61,7 +58,7 @@ def draw_to(path: Path, holdings: Holdings) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with in_one_step(path) as temporary:
-            temporary.write_bytes(picture(holdings))
+            draw(holdings).savefig(temporary, format="png", dpi=DPI, metadata={"Software": None})
     except OSError as error:
         raise ConfigError(f"--out {path}: cannot be written ({error.strerror}); name another file") from error
 
@@ -129,8 +126,8 @@ def _name_clients(axes: Axes, holdings: Holdings) -> None:
 
 def _label(holdings: Holdings, client: int) -> str:
     """Id and natural group, if that is called otherwise."""
-    group = _short(holdings.clients[client].group)
-    return str(client) if group in ("", str(client)) else f"{client} ({group})"
+    group = holdings.clients[client].group
+    return str(client) if group in ("", str(client)) else f"{client} ({_short(group)})"
 
 
 def _name_classes(axes: Axes, dataset: Dataset) -> None:
@@ -138,7 +135,7 @@ def _name_classes(axes: Axes, dataset: Dataset) -> None:
     if len(names) > _NAMED:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
         return
-    longest = max(map(len, names))
+    longest = max(map(len, map(plain, names)))
     rotation = 0 if longest * len(names) <= 45 else 90
     size = 8 if len(names) <= 26 else 6.5
     axes.set_xticks(range(len(names)), [_short(name) for name in names], rotation=rotation, fontsize=size)
@@ -216,4 +213,6 @@ def _spread(count: int, most: int) -> NDArray[np.int64]:
 
 
 def _short(name: str, most: int = 16) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    name = plain(name)
+    cut = name if len(name) <= most else f"{name[: most - 1]}…"
+    return cut.replace("$", r"\$")  # which would start a formula
