@@ -44,15 +44,17 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
 
     The model is handed over as copies of a network: a method of the experiment would carry the data.
     """
-    task = experiment.dataset.task
-    channels = task.input_shape[0]
-    standard = {"input_mean": [0.0] * channels, "input_std": [1.0] * channels}
-    return (standard if experiment.data.standardise and task.kind != "text" else {}) | {
+    task, data = experiment.dataset.task, experiment.data
+    inputs: dict[str, Any] = {}
+    if task.kind != "text":
+        inputs["value_range"] = data.value_range()
+        if data.standardise:
+            inputs["input_mean"], inputs["input_std"] = data.moments()
+    return inputs | {
         "model": partial(deepcopy, experiment.new_model()),
         "loss": task.loss,
         "input_shape": task.input_shape,
         "num_classes": task.num_classes or None,
-        "value_range": None if task.kind == "text" else experiment.data.value_range(),
         "learning_rate": experiment.training.learning_rate,
         "local_epochs": experiment.training.local_epochs,
         "batch_size": experiment.training.batch_size,

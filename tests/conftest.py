@@ -81,6 +81,14 @@ def serial_run() -> Callable[..., RunFolder]:
     return run_serial
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Parsed data and trained states are not kept in the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSIM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Two cores are shared with others, and the number of threads changes float sums."""

@@ -261,8 +261,14 @@ def test_what_a_defense_promises_is_a_guarantee_or_nothing(name: str) -> None:
 
 # Data sets and models.
 
-SETTINGS: dict[str, dict[str, Any]] = {}
-"""What a data set or model needs set."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "csv": {"path": "flight-prices/Clean_Dataset.csv.gz", "target": "class", "drop": ["flight"]},
+    "emnist": {"files": "test"},
+    "femnist": {"folder": "femnist-digits"},
+    "image-folder": {"path": "imagenet-sample-224/val"},
+    "leaf": {"path": "leaf/shakespeare"},
+}
+"""What a data set or model needs set, to find what is at hand."""
 
 
 @pytest.mark.parametrize("name", registry.names("datasets"))

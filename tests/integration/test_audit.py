@@ -207,6 +207,7 @@ def test_the_granted_model_carries_no_experiment(run: Path) -> None:
 
 NET = """
 from fedsim.models.mlp import Mlp
+from fedsim.task import Task
 
 def build():
     return Mlp(hidden=(16,)).build(Task((1, 8, 8), 10))

@@ -28,7 +28,7 @@ ALL = {"rounds": [0, 1, 3], "epochs": [0, 1, 3]}
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def states_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -50,9 +50,9 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return set(left) == set(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_states_of_both_kinds_are_kept_with_how_good_they_are(tiny_config: Tiny, cache: Path) -> None:
+def test_states_of_both_kinds_are_kept_with_how_good_they_are(tiny_config: Tiny, states_cache: Path) -> None:
     states = make_states(config(tiny_config), "tiny", None)
-    assert cache in states.folder.parents
+    assert states_cache in states.folder.parents
     manifest = states.manifest()
     assert list(manifest["states"]) == ["round-0", "round-1", "round-3", "epoch-0", "epoch-1", "epoch-3"]
     accuracies = {name: about.get("accuracy") for name, about in manifest["states"].items()}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.datasets import Dataset, Examples
+from fedsim.datasets import Column, Dataset, Examples
 from fedsim.datasets.digits import Digits
 from fedsim.datasets.idx import Mnist
 from fedsim.errors import ConfigError, DataError
@@ -233,3 +233,22 @@ def test_the_value_range_is_what_black_and_white_become(digits: Dataset) -> None
     assert low == pytest.approx([inputs.min().item()])
     assert high == pytest.approx([inputs.max().item()])
     assert shared(digits, standardise=False).value_range() == ([0.0], [1.0])
+
+
+def test_sorted_files_and_rare_categories_do_not_spoil_the_scale() -> None:
+    """The first rows of a file may be all of one kind, and a category may be held by few."""
+    count = 60_000
+    number = torch.linspace(0, 1, count)
+    rare = torch.zeros(count, 2)
+    rare[:, 0], rare[:3, 0], rare[:3, 1] = 1, 0, 1
+    columns = (Column(name="age", start=0), Column(name="kind", start=1, categories=("a", "b")))
+    part = Examples(raw=torch.cat([number[:, None], rare], 1), labels=torch.arange(count) % 2, scale=1.0)
+    table = Dataset(name="t", train=part, test=part, num_classes=2, source="", licence="", columns=columns)
+    data = shared(table)
+    inputs = data.to_model(part.inputs())
+    assert inputs[:, 0].mean().item() == pytest.approx(0, abs=1e-3)
+    assert inputs[:, 0].std().item() == pytest.approx(1, abs=1e-3)
+    assert torch.equal(inputs[:, 1:], rare)
+    mean, std = data.moments()
+    assert mean == pytest.approx(inputs.mean(0).tolist(), abs=1e-3)
+    assert std[0] == pytest.approx(1, abs=1e-3)
