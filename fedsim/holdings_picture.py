@@ -23,8 +23,8 @@ _INK = "#333333"
 _TRAIN, _HELD_OUT = style(0).colour, style(4).colour
 _NAMED, _BINS, _SHOWN = 40, 60, 10
 """The most clients with a name beside their row; bins of a histogram; examples of a client in the strip."""
-_SQUARE, _FRAME = 0.42, 2.0
-"""Inches: side of an image in the strip; what the axes' names and the colour bar take of the height."""
+_SQUARE, _TITLES, _FRAME = 0.44, 0.9, 2.0
+"""Inches: side of an image in the strip; what titles take of the height; what names of axes and the colour bar do."""
 
 
 def draw(holdings: Holdings) -> Figure:
@@ -43,7 +43,7 @@ def draw(holdings: Holdings) -> Figure:
     _name_clients(spread, holdings)
     _draw_sizes(sizes, holdings)
     if images:
-        _draw_images(figure.add_subplot(grid[2]), holdings, height - _FRAME)
+        _draw_images(figure.add_subplot(grid[2]), holdings, height - _TITLES)
     partition, clients = holdings.config.partition.name, f"{rows} clients" if rows > 1 else "1 client"
     figure.suptitle(f"{holdings.dataset.name}, partition {partition}, {clients}", color=_INK, fontsize=11)
     return figure
