@@ -54,7 +54,7 @@ def job(
             "momentum": momentum,
             "optimizer": optimizer,
         },
-        "federation": {"clients": clients, "rounds": rounds, "seed": 1, **federation},
+        "federation": {"clients": clients, "rounds": rounds, "seed": 1, "evaluate_every": 5, **federation},
         "recording": {"rounds": []},
         "adversary": {"when": "never"},
     }
@@ -134,7 +134,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "csv": job(
         {"name": "csv", "path": "flight-prices/clean_dataset.csv.gz", "target": "class", "drop": ["flight"]},
         {"name": "linear"},
-        rounds=3,
+        rounds=5,
         batch_size=512,
     ),
     # Models.

@@ -295,11 +295,12 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     Raises:
         ConfigError: the file is missing, is not TOML, or says something that does not hold.
     """
-    config = check(Config, read_toml(path, overrides), str(path))
-    if config.model.start is None:
-        return config
-    start = str((path.parent / Path(config.model.start).expanduser()).resolve())
-    return config.model_copy(update={"model": config.model.model_copy(update={"start": start})})
+    tables = read_toml(path, overrides)
+    for table, key in (("model", "start"), ("partition", "path")):  # nodes work in folders of their own
+        owner = tables.get(table)
+        if isinstance(owner, dict) and isinstance(owner.get(key), str) and owner[key]:
+            owner[key] = str((path.parent / Path(owner[key]).expanduser()).resolve())
+    return check(Config, tables, str(path))
 
 
 def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:

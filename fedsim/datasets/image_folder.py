@@ -84,7 +84,7 @@ class ImageFolder:
             train=train,
             test=test,
             num_classes=len(names),
-            source=f"images in {home}",
+            source=f"images in {home.name}",
             licence="whatever the owners of the images say",
             class_names=tuple(names),
         )

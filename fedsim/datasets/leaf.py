@@ -59,7 +59,9 @@ class Leaf:
 
         def parse() -> Dataset:
             about = _read(files, home, self.shape, self.num_classes)
-            return Dataset(name="leaf", source=str(files[0][0].parent.parent), licence="as its owner says", **about)
+            return Dataset(
+                name="leaf", source=f"JSON files in {Path(self.path).name}", licence="as its owner says", **about
+            )
 
         return cached(self, [path for part in files for path in part], parse)
 

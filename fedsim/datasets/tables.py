@@ -198,7 +198,7 @@ class Csv:
                 categorical=self.categorical,
                 fraction=self.test_fraction,
             )
-            return Dataset(name="csv", source=str(path), licence="as its owner says", **made)
+            return Dataset(name="csv", source=path.name, licence="as its owner says", **made)
 
         return cached(self, [path], parse)
 

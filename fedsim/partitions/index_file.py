@@ -22,11 +22,11 @@ class IndexFile:
     """Reads each client's indices from a file: JSON `{"0": [3, 1], "1": [0]}`, or safetensors.
 
     Args:
-        path: the file, relative to the working folder; `.safetensors` holds one int64 tensor a client,
+        path: the file, relative to the experiment file; `.safetensors` holds one int64 tensor a client,
             called by its id. Ids are 0 to clients - 1, and index 0 is the first training example.
     """
 
-    path: str
+    path: str = ""
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
         """See `Partition`; nothing is left to chance.
@@ -36,6 +36,8 @@ class IndexFile:
             DataError: it is missing, is neither JSON nor safetensors, or names examples that do not
                 exist, twice, or for two clients.
         """
+        if not self.path:
+            raise ConfigError("partition.path: index-file needs a file, which is not set")
         path = Path(self.path).expanduser()
         table = _read(path)
         wanted = [str(client) for client in range(clients)]
@@ -56,7 +58,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         table = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror or error}); partition.path is relative to the working folder"
+            f"{path}: cannot be read ({error.strerror or error}); a relative partition.path is beside the experiment file"
         ) from error
     except (ValueError, RecursionError, SafetensorError) as error:
         kind = "safetensors" if path.suffix == ".safetensors" else "JSON"

@@ -316,3 +316,10 @@ def test_a_network_that_does_not_fit_the_data(file: Path) -> None:
 def test_a_file_of_a_windows_editor_is_read(file: Path) -> None:
     file.write_text(TEXT, encoding="utf-8-sig")
     assert build(file).federation.clients == 4
+
+
+def test_files_that_an_experiment_names_are_beside_it(file: Path) -> None:
+    overrides = ["partition.name=index-file", "partition.path=who.json", "model.start=states/a.safetensors"]
+    config = load_config(file, overrides)
+    assert config.partition.settings["path"] == str(file.parent / "who.json")
+    assert config.model.start == str(file.parent / "states" / "a.safetensors")
