@@ -57,9 +57,7 @@ def _read(path: Path) -> Mapping[str, Any]:
             return load_file(path)
         table = json.loads(path.read_bytes())
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror or error}); a relative partition.path is beside the experiment file"
-        ) from error
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); name another partition.path") from error
     except (ValueError, RecursionError, SafetensorError) as error:
         kind = "safetensors" if path.suffix == ".safetensors" else "JSON"
         raise DataError(f"{path}: is not {kind} ({_flat(error)}); write {{client id: [indices]}}") from error
