@@ -95,7 +95,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "leaf, Shakespeare": job(
         {"name": "leaf", "path": "leaf/shakespeare"},
         {"name": "text-cnn"},
-        BY_NATURE,
+        {**BY_NATURE, "samples_per_client": 60},
         clients=30,
         optimizer="adam",
         learning_rate=0.003,
@@ -127,7 +127,14 @@ JOBS: dict[str, dict[str, Any]] = {
     "flight-prices, linear": job(
         {"name": "flight-prices", "max_examples": 100_000}, {"name": "linear"}, BY_NATURE, clients=6, batch_size=512
     ),
-    "reuters-r8": job({"name": "reuters-r8"}, {"name": "text-cnn"}, optimizer="adam", learning_rate=0.003, epochs=2),
+    "reuters-r8": job(
+        {"name": "reuters-r8"},
+        {"name": "text-cnn"},
+        SOME | {"samples_per_client": 200},
+        optimizer="adam",
+        learning_rate=0.003,
+        epochs=2,
+    ),
     "image-folder": job(
         {"name": "image-folder", "path": "att_faces", "size": 64}, {"name": "lenet"}, learning_rate=0.1, epochs=10
     ),
@@ -148,13 +155,12 @@ JOBS: dict[str, dict[str, Any]] = {
         learning_rate=0.01,
     ),
     "linear": job({"name": "digits"}, {"name": "linear"}),
-    "lenet": job({"name": "digits"}, {"name": "lenet"}, epochs=5, learning_rate=0.1),
     "tgias-lenet": job({"name": "emnist", "files": "test"}, {"name": "tgias-lenet"}, SOME, epochs=2),
     "alexnet": job(CIFAR, {"name": "alexnet"}, FEW, **SMALL),
     "vgg9": job(CIFAR, {"name": "vgg9"}, FEW, **SMALL),
     "resnet8": job(CIFAR, {"name": "resnet8"}, FEW, **SMALL),
-    "resnet18": job(CIFAR, {"name": "resnet18"}, FEW, **SMALL),
-    "convnet": job(CIFAR, {"name": "convnet"}, FEW, **SMALL),
+    "resnet18": job(CIFAR, {"name": "resnet18"}, FEW | {"samples_per_client": 50}, **SMALL),
+    "convnet": job(CIFAR, {"name": "convnet"}, FEW | {"samples_per_client": 50}, **SMALL),
     "vit-april": job(CIFAR, {"name": "vit-april"}, FEW, **SMALL | {"learning_rate": 0.01}),
     "shufflenet-v2": job(
         {"name": "image-folder", "path": "att_faces", "size": 64}, {"name": "shufflenet-v2"}, **SMALL, epochs=4
