@@ -1,26 +1,37 @@
-"""The engine behind gradient inversion: move dummy data until their gradient points along an update.
+"""The engine behind gradient inversion: move dummy data until their update looks like the recorded one.
 
-An attack says where on the line between w_0 and w_T the dummy gradient is taken and how to optimise;
-see `inverting_gradients` and `surrogate_model`.
+An attack is a `Recipe`: where the gradient is taken (`places`), how it is compared (`distances`), what
+else is asked of the data (`priors`), and how all that is minimised. The files of the attacks have
+little else in them.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
+from adversaries.compiled import compiled
+from adversaries.distances import Cosine, Distance
 from adversaries.labels import count_labels
+from adversaries.places import AtBroadcast, Place, Variable
+from adversaries.priors import Prior, total_variation
+from adversaries.scene import Scene, known_steps, scene_of
 from fedsim.attack import Attack, Knowledge, Progress, single_update
-from fedsim.errors import AttackError, ConfigError, TranscriptError
+from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Reconstruction
-from fedsim.messages import State, Update, by_name
+from fedsim.messages import Update
 from fedsim.transcript import Transcript
+
+__all__ = ["GradientInversion", "Recipe", "total_variation"]
+
+log = logging.getLogger("fedsim." + __name__)
 
 _SNAPSHOTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Fractions of the iterations after which the dummy data are kept for the report."""
@@ -29,270 +40,288 @@ _DECAY = (3 / 8, 5 / 8, 7 / 8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """Where the dummy gradient is taken: at alpha w_0 + (1 - alpha) w_T (SME, Eq. 5).
+class Recipe:
+    """One inversion attack.
 
     Attributes:
-        alpha: position at the start; 1 is the broadcast state.
-        step_size: Adam's, for alpha; None keeps it fixed.
+        place: where the dummy gradient is taken.
+        distance: how it is compared with the update.
+        priors: further terms of the objective with their weights.
+        optimizer: `adam`, `sgd` or `lbfgs` (torch's, whose closures count as one iteration).
+        step_size: of the dummy data, in standard deviations of the inputs.
+        signed: feed the optimizer the sign of each pixel's gradient.
+        schedule: of all step sizes: `steps` (to a tenth after 3/8, 5/8 and 7/8 of the way), `cosine`
+            (to zero), `constant`.
+        bounded: keep pixels in the valid range after each step.
+        joint_labels: step size of label logits that are optimised with the data; None takes the
+            labels that are granted or counted.
+        epochs: how many dummy images stand for each example, one an epoch.
+        one_step: the attack assumes T = 1; with more it warns.
     """
 
-    alpha: float = 1.0
-    step_size: float | None = None
+    place: Place = field(default_factory=AtBroadcast)
+    distance: Distance = field(default_factory=Cosine)
+    priors: Sequence[tuple[float, Prior]] = ()
+    optimizer: Literal["adam", "sgd", "lbfgs"] = "adam"
+    step_size: float = 1.0
+    signed: bool = False
+    schedule: Literal["steps", "cosine", "constant"] = "steps"
+    bounded: bool = True
+    joint_labels: float | None = None
+    epochs: int = 1
+    one_step: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientMatching(Attack):
-    """Reconstruct a victim's data from one update by matching gradients.
+class GradientInversion(Attack):
+    """Base of the attacks that reconstruct a victim's data from one update by matching gradients.
 
-    Minimises L_sim(w_0 - w_T, grad loss(w, D)) + lambda TV(D) over the dummy data D, where L_sim is
-    one minus the cosine and w lies on the line between w_0 and w_T        [SME, Eqs. 1 and 5].
-    A subclass says where on that line.
+    A subclass has its hyperparameters as fields and writes a `_recipe`.
 
     Args:
-        iterations: K.                                                        [SME App. D: 1000]
-        step_size: Adam's for the dummy data, in standard deviations of the inputs. [SME App. D: 1]
-        tv_weight: lambda, dimensionless.                                     [SME App. D: 0.01]
-        signed: feed Adam the sign of each pixel's gradient.    [Geiping et al.: yes; SME: no]
-        decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the way. [released code of both papers]
+        iterations: steps of the optimizer.
+        restarts: random starts; the one with the smallest objective at its end is the finding.
+        patience: stop when the objective has not fallen by a hundredth of itself for so many
+            iterations; 0 never stops early.
+        compile: trace and compile the double backward pass, once for each shape: some 4 to 20 s, then
+            1.1 to 1.6 times as fast on a CPU. Not for models whose control flow depends on values.
+        precision: `bfloat16` computes convolutions and linear layers in it, on hardware that can.
     """
 
     iterations: int = 1000
-    step_size: float = 1.0
-    tv_weight: float = 0.01
-    signed: bool = False
-    decay: bool = True
+    restarts: int = 1
+    patience: int = 0
+    compile: bool = False
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ConfigError(f"iterations: expected at least 1, got {self.iterations}")
-        if not 0 < self.step_size < math.inf:
-            raise ConfigError(f"step_size: expected a finite value above 0, got {self.step_size}")
-        if not 0 <= self.tv_weight < math.inf:
-            raise ConfigError(f"tv_weight: expected a finite value of at least 0, got {self.tv_weight}")
+        for name, least in (("iterations", 1), ("restarts", 1), ("patience", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
 
     @abstractmethod
-    def _line(self) -> Line: ...
+    def _recipe(self, scene: Scene) -> Recipe:
+        """What to minimise, and how; may ask `scene` for facts, and raise where they are withheld."""
+
+    def _labels(self, scene: Scene, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
+        """Labels that are granted, or else counted from the last layer."""
+        where = f"round {update.round}, client {update.client}"
+        if knowledge.labels is None:
+            before, after = (
+                dict(zip(scene.names, weights, strict=True)) | dict(scene.buffers)
+                for weights in (scene.before, scene.after)
+            )
+            return count_labels(update, knowledge, scene.model, before, after, rng)
+        if len(knowledge.labels) != update.num_examples:
+            granted, count = len(knowledge.labels), update.num_examples
+            raise AttackError(f"{where}: {granted} labels are granted, but the client reported N = {count}")
+        return knowledge.labels
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Reconstruction:
+        """Minimise the recipe's objective over the dummy data.
+
+        The result is the last iterate of the restart whose objective is smallest; nothing is picked
+        with hindsight. Curves hold each iteration's values before its step, as in SME's released
+        code, so their last is that of the last iterate but one.
+        """
         update = single_update(transcript, victim)
-        return invert(update, knowledge, self, self._line(), rng=rng, progress=progress)
+        scene = scene_of(update, knowledge)
+        recipe = self._recipe(scene)
+        where = f"round {update.round}, client {update.client}"
+        steps = known_steps(knowledge, update.num_examples)
+        if recipe.one_step and steps != 1:
+            told = "an unknown number of" if steps is None else str(steps)
+            log.warning(
+                "%s on %s: assumes one local step, the update is of %s; expect little", type(self).__name__, where, told
+            )
+        if recipe.joint_labels is None:
+            labels = self._labels(scene, update, knowledge, rng).to(knowledge.device)
+            scene = replace(scene, labels=labels.repeat(recipe.epochs))
+        shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
+        runs = [_Run(recipe, scene, shape, knowledge, self.iterations, rng) for _ in range(self.restarts)]
+        evaluate = self._evaluator(recipe, scene, runs[0])
+        self._descend(runs, evaluate, where, progress)
+        best = min(runs, key=lambda run: run.last("objective"))
+        return best.finding(self._merged)
+
+    def _merged(self, data: Tensor, scene: Scene) -> Tensor:
+        """One image an example, out of `epochs` of them; by default they are one already."""
+        return data
+
+    def _evaluator(self, recipe: Recipe, scene: Scene, run: _Run) -> Evaluate:
+        """A function from values to the objective, the distance and the slopes."""
+        target = recipe.distance.target(scene)
+
+        def evaluate(values: dict[str, Tensor], consensus: Tensor, scene: Scene, target: list[Tensor]) -> list[Tensor]:
+            with torch.autocast(consensus.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                return _objective(recipe, scene, values, consensus, target)
+
+        if self.compile:
+            return compiled(evaluate, (type(self).__name__, repr(self)), scene, target, run.values())
+        return lambda values, consensus: evaluate(values, consensus, scene, target)
+
+    def _descend(self, runs: list[_Run], evaluate: Evaluate, where: str, progress: Progress) -> None:
+        keep = {round(part * self.iterations) for part in _SNAPSHOTS}
+        best, since = math.inf, 0
+        for iteration in range(self.iterations):
+            consensus = torch.stack([run.dummy.detach() for run in runs]).mean(0) if len(runs) > 1 else runs[0].dummy
+            for run in runs:
+                if iteration in keep:
+                    run.snapshot(iteration)
+                run.step(evaluate, consensus.detach())
+            if iteration % max(1, self.iterations // 100) == 0 or iteration == self.iterations - 1:
+                values = {name: min(run.last(name) for run in runs) for name in runs[0].trace}
+                if any(math.isnan(run.last("objective")) for run in runs):
+                    raise AttackError(
+                        f"{where}: the objective became NaN at iteration {iteration}; lower the attack's step_size"
+                    )
+                progress(iteration + 1, self.iterations, values)
+            if self.patience:
+                now = min(run.last("objective") for run in runs)
+                best, since = (now, 0) if now < 0.99 * best else (best, since + 1)
+                if since >= self.patience:
+                    log.info("%s: stopped after %d iterations, the objective stays at %.4g", where, iteration + 1, now)
+                    break
+        for run in runs:
+            run.snapshot(iteration + 1)
 
 
-@dataclass(frozen=True)
-class _Units:
-    """The dummy data live in standardised coordinates; this maps them to the model's and to [0, 1]."""
-
-    centre: Tensor
-    scale: Tensor
-    low: Tensor
-    high: Tensor
-
-    def to_model(self, dummy: Tensor) -> Tensor:
-        return self.centre + self.scale * dummy
-
-    def to_unit_range(self, dummy: Tensor) -> Tensor:
-        return ((self.to_model(dummy) - self.low) / (self.high - self.low)).clamp(0, 1).float().cpu()
-
-    @torch.no_grad()
-    def clamp_(self, dummy: Tensor) -> None:
-        """Keep pixels in the valid range (SME, App. D)."""
-        bounds = ((end - self.centre) / self.scale for end in (self.low, self.high))
-        dummy.clamp_(*bounds)
+Evaluate = Callable[[dict[str, Tensor], Tensor], list[Tensor]]
+"""`(values, consensus) -> [objective, distance, slope of each value]`."""
 
 
-@dataclass
-class _Trace:
-    """Curves and snapshots collected on the way."""
-
-    values: dict[str, list[Tensor]] = field(default_factory=lambda: {"objective": [], "l_sim": [], "alpha": []})
-    at: list[int] = field(default_factory=list)
-    data: list[Tensor] = field(default_factory=list)
-
-
-def invert(
-    update: Update,
-    knowledge: Knowledge,
-    matching: GradientMatching,
-    line: Line,
-    *,
-    rng: torch.Generator,
-    progress: Progress,
-) -> Reconstruction:
-    """Minimise L_sim(w_0 - w_T, grad of the dummy data) + lambda TV(dummy data)     (SME, Eqs. 1 and 5).
-
-    The result is the last iterate; nothing is picked with hindsight. Curves hold each iteration's
-    values before its step, as in SME's released code, so their last is that of the last iterate but one.
-
-    Raises:
-        AttackError: a zero update, buffers that were not shared, or an objective that became NaN.
-        KnowledgeError: labels are withheld and cannot be recovered from this model.
-        TranscriptError: the update is not one of this model.
-    """
-    model, before, after, buffers = _prepare(update, knowledge)
-    direction = [before[name] - after[name] for name in before]
-    norm = torch.sqrt(sum((d.square().sum() for d in direction), torch.zeros((), device=knowledge.device)))
-    if not norm > 0:
-        raise AttackError(f"round {update.round}, client {update.client}: w_T equals w_0, there is nothing to match")
-    target = [d / norm for d in direction]
-    labels = _labels(update, knowledge, model, {**before, **buffers}, {**after, **buffers}, rng).to(knowledge.device)
-    units = _units(knowledge, next(iter(before.values())))
-
-    shape = (len(labels), *(knowledge.input_shape or ()))
-    dummy = torch.randn(shape, generator=rng).to(norm)
-    units.clamp_(dummy)
-    dummy.requires_grad_(True)
-    alpha = torch.tensor(line.alpha, dtype=norm.dtype, device=norm.device, requires_grad=line.step_size is not None)
-    groups = [{"params": [dummy], "lr": matching.step_size}]
-    if line.step_size is not None:
-        groups.append({"params": [alpha], "lr": line.step_size})
-    optimizer = torch.optim.Adam(groups)
-    milestones = [int(part * matching.iterations) for part in _DECAY] if matching.decay else []
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
-    loss = knowledge.loss
-    assert loss is not None
-
-    surrogate = {
-        name: weights.detach().requires_grad_(True) for name, weights in _surrogate(alpha, before, after).items()
-    }
-    trace = _Trace()
-    keep = {round(part * matching.iterations) for part in _SNAPSHOTS}
-    for iteration in range(matching.iterations):
-        if iteration in keep:
-            trace.at.append(iteration)
-            trace.data.append(units.to_unit_range(dummy.detach()))
-        if line.step_size is not None:
-            surrogate = _surrogate(alpha, before, after)
-        logits = functional_call(model, {**surrogate, **buffers}, (units.to_model(dummy),))
-        gradient = torch.autograd.grad(loss(logits, labels), list(surrogate.values()), create_graph=True)
-        l_sim = 1 - _cosine(gradient, target)
-        objective = l_sim + matching.tv_weight * total_variation(dummy)
-        wanted = [dummy] if line.step_size is None else [dummy, alpha]
-        for variable, slope in zip(wanted, torch.autograd.grad(objective, wanted), strict=True):
-            variable.grad = slope.sign() if matching.signed and variable is dummy else slope
-        for name, value in (("objective", objective), ("l_sim", l_sim), ("alpha", alpha)):
-            trace.values[name].append(value.detach().clone())
-        _report(iteration, matching.iterations, trace, update, progress)
-        optimizer.step()
-        schedule.step()
-        units.clamp_(dummy)
-        with torch.no_grad():
-            alpha.clamp_(0, 1)
-    trace.at.append(matching.iterations)
-    trace.data.append(units.to_unit_range(dummy.detach()))
-    return Reconstruction(
-        data=trace.data[-1],
-        labels=labels.cpu(),
-        trace={name: torch.stack(values).float().cpu() for name, values in trace.values.items()},
-        snapshots=torch.stack(trace.data),
-        snapshot_iterations=torch.tensor(trace.at),
-    )
+def _objective(
+    recipe: Recipe, scene: Scene, given: Mapping[str, Tensor], consensus: Tensor, target: list[Tensor]
+) -> list[Tensor]:
+    """The objective and its slopes, by one double backward pass."""
+    values = {name: value.detach().requires_grad_(True) for name, value in given.items()}
+    dummy = values["dummy"]
+    labels = scene.labels if recipe.joint_labels is None else values["label_logits"].softmax(1)
+    gradient = recipe.place.gradient(scene, values, dummy, labels)
+    distance = recipe.distance(gradient, target)
+    objective = distance
+    for weight, prior in recipe.priors:
+        if weight:
+            objective = objective + weight * prior(scene, dummy, consensus)
+    slopes = torch.autograd.grad(objective, list(values.values()))
+    return [objective.detach(), distance.detach(), *slopes]
 
 
-def _surrogate(alpha: Tensor, before: State, after: State) -> dict[str, Tensor]:
-    return {name: alpha * before[name] + (1 - alpha) * after[name] for name in before}
+class _Run:
+    """One restart: the values that are optimised, their optimizer, and what they went through."""
 
+    def __init__(
+        self,
+        recipe: Recipe,
+        scene: Scene,
+        shape: tuple[int, ...],
+        knowledge: Knowledge,
+        iterations: int,
+        rng: torch.Generator,
+    ) -> None:
+        self._recipe, self._scene = recipe, scene
+        like = scene.before[0]
+        self.dummy = torch.randn(shape, generator=rng).to(like)
+        if recipe.bounded:
+            scene.units.clamp_(self.dummy)
+        self._variables = recipe.place.variables(scene)
+        if recipe.joint_labels is not None:
+            assert knowledge.num_classes is not None
+            logits = torch.randn((shape[0], knowledge.num_classes), generator=rng).to(like)
+            self._variables["label_logits"] = Variable(logits, recipe.joint_labels, -math.inf, math.inf)
+        self._own = {name: variable.start.clone() for name, variable in self._variables.items()}
+        groups = [{"params": [self.dummy], "lr": recipe.step_size}]
+        groups += [{"params": [self._own[name]], "lr": v.step_size} for name, v in self._variables.items()]
+        self._optimizer = _optimizer(recipe, groups)
+        self._schedule = _schedule(recipe, self._optimizer, iterations)
+        self.trace: dict[str, list[Tensor]] = {"objective": [], "l_sim": []}
+        self.trace |= {name: [] for name, value in self._own.items() if name != "label_logits"}
+        self._at: list[int] = []
+        self._data: list[Tensor] = []
 
-def total_variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, averaged over both directions.
+    def values(self) -> dict[str, Tensor]:
+        """What is optimised, the dummy data first."""
+        return {"dummy": self.dummy, **self._own}
 
-    `images` is `example channel height width`; anisotropic and without wrap-around, in the units of
-    the dummy data, as in SME's released code (IG's own code sums the directions).
-    """
-    across = (images[..., 1:] - images[..., :-1]).abs().mean()
-    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
-    return (across + down) / 2
+    def last(self, name: str) -> float:
+        """The latest value of a curve."""
+        return self.trace[name][-1].mean().item()
 
+    def step(self, evaluate: Evaluate, consensus: Tensor) -> None:
+        """One iteration."""
+        noted: list[Tensor] = []
 
-def _cosine(gradient: tuple[Tensor, ...], target: list[Tensor]) -> Tensor:
-    """Cosine between a gradient and a unit vector, over all parameters at once."""
-    inner = torch.stack([(g * t).sum() for g, t in zip(gradient, target, strict=True)]).sum()
-    norm = torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
-    return inner / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+        def closure() -> Tensor:
+            objective, distance, *slopes = evaluate(self.values(), consensus)
+            for value, slope in zip(self.values().values(), slopes, strict=True):
+                value.grad = slope.sign() if self._recipe.signed and value is self.dummy else slope
+            if not noted:
+                noted.extend((objective, distance))
+            return objective
 
+        self.trace_variables()
+        self._optimizer.step(closure)  # type: ignore[arg-type]
+        for name, value in zip(("objective", "l_sim"), noted, strict=True):
+            self.trace[name].append(value.clone())
+        if self._schedule is not None:
+            self._schedule.step()
+        if self._recipe.bounded:
+            self._scene.units.clamp_(self.dummy)
+        for name, variable in self._variables.items():
+            self._own[name].clamp_(variable.low, variable.high)
 
-def _prepare(update: Update, knowledge: Knowledge) -> tuple[nn.Module, State, State, State]:
-    """The model, w_0 and w_T under its parameters' names, and the buffers that were sent along."""
-    assert knowledge.model is not None
-    model = knowledge.model().to(knowledge.device).eval()
-    kept = model.state_dict()
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    real = {name: t.shape for name, t in kept.items() if t.is_floating_point()}
-    floating = [name for name, _ in model.named_buffers() if name in real]
-    # Federations send all that a model keeps, all but integer counters, or the parameters alone.
-    orders = ({name: t.shape for name, t in kept.items()}, real, shapes)
-    before, after = (
-        next((named for names in orders if (named := by_name(state, names)) is not None), None)
-        for state in (update.before, update.after)
-    )
-    if before is None or after is None:
-        raise TranscriptError(
-            f"round {update.round}, client {update.client}: the recorded weights "
-            f"({_describe(update.before)}) are not those of the model ({_describe_shapes(shapes)}); "
-            "attack with the model of that federation"
+    def trace_variables(self) -> None:
+        """Note the place's variables, a mean each, before they move."""
+        for name, value in self._own.items():
+            if name in self.trace:
+                self.trace[name].append(value.detach().mean().clone())
+
+    def snapshot(self, iteration: int) -> None:
+        """Keep the dummy data as they are after `iteration` steps."""
+        self._at.append(iteration)
+        self._data.append(self._scene.units.to_unit_range(self.dummy.detach()))
+
+    def finding(self, merged: Callable[[Tensor, Scene], Tensor]) -> Reconstruction:
+        """What was reconstructed."""
+        data = [merged(images, self._scene) for images in self._data]
+        logits = self._own.get("label_logits")
+        labels = self._scene.labels[: self._scene.num_examples] if logits is None else logits.argmax(1)
+        return Reconstruction(
+            data=data[-1],
+            labels=labels.cpu(),
+            trace={name: torch.stack(curve).float().cpu() for name, curve in self.trace.items()},
+            snapshots=torch.stack(data),
+            snapshot_iterations=torch.tensor(self._at),
         )
-    missing = [name for name in floating if name not in before]
-    if missing:
-        raise AttackError(
-            f"the model normalises with {missing[0]}, which clients of this federation do not share; "
-            "this attack needs a model without such buffers, or one that shares them"
-        )
-    device = knowledge.device
-    return (
-        model,
-        {name: before[name].to(device) for name in shapes},
-        {name: after[name].to(device) for name in shapes},
-        {name: before[name].to(device) for name in floating},
-    )
 
 
-def _labels(
-    update: Update, knowledge: Knowledge, model: nn.Module, before: State, after: State, rng: torch.Generator
-) -> Tensor:
-    if update.num_examples < 1:
-        raise AttackError(f"round {update.round}, client {update.client}: N is {update.num_examples}")
-    if knowledge.labels is None:
-        return count_labels(update, knowledge, model, before, after, rng)
-    if len(knowledge.labels) != update.num_examples:
-        raise AttackError(
-            f"round {update.round}, client {update.client}: {len(knowledge.labels)} labels are granted, "
-            f"but the client reported N = {update.num_examples}"
-        )
-    return knowledge.labels
+def check_descent(attack: Any) -> None:
+    """Raise ConfigError where an attack's `step_size` or `tv_weight` makes no sense."""
+    if not 0 < attack.step_size < math.inf:
+        raise ConfigError(f"step_size: expected a finite value above 0, got {attack.step_size}")
+    if not 0 <= attack.tv_weight < math.inf:
+        raise ConfigError(f"tv_weight: expected a finite value of at least 0, got {attack.tv_weight}")
 
 
-def _units(knowledge: Knowledge, like: Tensor) -> _Units:
-    """Standardised coordinates: by the granted moments, else half the range wide around its middle."""
-    assert knowledge.value_range is not None
-    assert knowledge.input_shape is not None
-    axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
-    low, high = (torch.as_tensor(end).to(like).reshape(axes) for end in knowledge.value_range)
-    if knowledge.input_mean is None or knowledge.input_std is None:
-        return _Units(centre=(low + high) / 2, scale=(high - low) / 4, low=low, high=high)
-    mean, std = (torch.as_tensor(m).to(like).reshape(axes) for m in (knowledge.input_mean, knowledge.input_std))
-    return _Units(centre=mean, scale=std, low=low, high=high)
+def _optimizer(recipe: Recipe, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(groups)
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=recipe.step_size)
+    params = [tensor for group in groups for tensor in group["params"]]  # type: ignore[attr-defined]
+    return torch.optim.LBFGS(params, lr=recipe.step_size)
 
 
-def _report(iteration: int, iterations: int, trace: _Trace, update: Update, progress: Progress) -> None:
-    if iteration % max(1, iterations // 100) and iteration != iterations - 1:
-        return
-    values = {name: curve[-1].item() for name, curve in trace.values.items()}
-    if values["objective"] != values["objective"]:
-        raise AttackError(
-            f"round {update.round}, client {update.client}: the objective became NaN at iteration {iteration}; "
-            "lower the attack's step_size"
-        )
-    progress(iteration + 1, iterations, values)
-
-
-def _describe(state: State) -> str:
-    return _describe_shapes({name: t.shape for name, t in state.items()})
-
-
-def _describe_shapes(shapes: dict[str, torch.Size]) -> str:
-    first = ", ".join(f"{name} {tuple(shape)}" for name, shape in list(shapes.items())[:2])
-    return f"{len(shapes)} tensors: {first}, ..."
+def _schedule(
+    recipe: Recipe, optimizer: torch.optim.Optimizer, iterations: int
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    if recipe.schedule == "steps":
+        milestones = [int(part * iterations) for part in _DECAY]
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+    if recipe.schedule == "cosine":
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
+    return None

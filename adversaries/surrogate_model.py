@@ -6,13 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.matching import GradientMatching, Line
+from adversaries.matching import GradientInversion, Recipe, check_descent
+from adversaries.places import OnLine
+from adversaries.priors import TotalVariation
+from adversaries.scene import Scene
 from fedsim.attack import Paper
 from fedsim.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurrogateModelExtension(GradientMatching):
+class SurrogateModelExtension(GradientInversion):
     """Match the update at a surrogate model between w_0 and w_T whose place is found along the way.
 
     Algorithm 1: the surrogate is alpha w_0 + (1 - alpha) w_T; dummy data and alpha take a step each
@@ -25,6 +28,10 @@ class SurrogateModelExtension(GradientMatching):
         tv_weight: lambda, dimensionless.                                     [App. D: 0.01]
         signed: feed Adam the sign of each pixel's gradient.    [Geiping et al.: yes; SME: no]
         decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the way. [released code of both papers]
+        restarts: random starts; the one with the smallest objective is the finding.  [papers: 1]
+        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
+        compile: trace and compile both backward passes, see `adversaries.compiled`.
+        precision: `bfloat16` computes convolutions and linear layers in it.
         alpha: start, 1 is the broadcast model.                                  [Algorithm 1: 0.5]
         alpha_step_size: Adam's, for alpha.                                      [App. D: 0.001]
 
@@ -34,6 +41,10 @@ class SurrogateModelExtension(GradientMatching):
         of w_T, as in the released code); with Eq. 5's alpha the factor is w_0 - w_T.
     """
 
+    step_size: float = 1.0
+    tv_weight: float = 0.01
+    signed: bool = False
+    decay: bool = True
     alpha: float = 0.5
     alpha_step_size: float = 0.001
 
@@ -47,10 +58,17 @@ class SurrogateModelExtension(GradientMatching):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_descent(self)
         if not 0 <= self.alpha <= 1:
             raise ConfigError(f"alpha: expected a value in [0, 1], got {self.alpha}")
         if not 0 < self.alpha_step_size < math.inf:
             raise ConfigError(f"alpha_step_size: expected a finite value above 0, got {self.alpha_step_size}")
 
-    def _line(self) -> Line:
-        return Line(alpha=self.alpha, step_size=self.alpha_step_size)
+    def _recipe(self, scene: Scene) -> Recipe:
+        return Recipe(
+            place=OnLine(alpha=self.alpha, step_size=self.alpha_step_size),
+            priors=[(self.tv_weight, TotalVariation())],
+            step_size=self.step_size,
+            signed=self.signed,
+            schedule="steps" if self.decay else "constant",
+        )

@@ -139,7 +139,7 @@ JOBS: dict[str, dict[str, Any]] = {
         {"name": "image-folder", "path": "att_faces", "size": 64}, {"name": "lenet"}, learning_rate=0.1, epochs=10
     ),
     "csv": job(
-        {"name": "csv", "path": "flight-prices/clean_dataset.csv.gz", "target": "class", "drop": ["flight"]},
+        {"name": "csv", "path": "flight-prices/Clean_Dataset.csv.gz", "target": "class", "drop": ["flight"]},
         {"name": "linear"},
         rounds=5,
         batch_size=512,

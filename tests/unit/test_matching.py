@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from adversaries.inverting_gradients import InvertingGradients
-from adversaries.matching import GradientMatching, total_variation
+from adversaries.matching import GradientInversion, total_variation
 from adversaries.surrogate_model import SurrogateModelExtension
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError, TranscriptError
@@ -89,7 +89,7 @@ Record = Callable[[Update], Transcript]
 
 
 def run(
-    attack: GradientMatching, transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0
+    attack: GradientInversion, transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0
 ) -> Reconstruction:
     finding = attack.run(transcript, knowledge, victim=5, rng=generator(seed))
     assert isinstance(finding, Reconstruction)
@@ -189,7 +189,7 @@ def test_ig_is_sme_with_alpha_held_at_one(record: Record) -> None:
     sme = run(SurrogateModelExtension(iterations=10, alpha=1.0, alpha_step_size=1e-30), transcript)
     assert torch.equal(ig.data, sme.data)
     assert torch.equal(ig.trace["objective"], sme.trace["objective"])
-    assert (ig.trace["alpha"] == 1).all()
+    assert "alpha" not in ig.trace
 
 
 @pytest.mark.usefixtures("start_from_the_truth")
@@ -304,7 +304,7 @@ def test_more_weight_on_total_variation_gives_smoother_images(record: Record) ->
 
 @pytest.mark.parametrize("attack", [InvertingGradients, SurrogateModelExtension])
 @pytest.mark.parametrize("hidden", [(), (32,)], ids=["linear", "mlp"])
-def test_one_example_is_recovered(record: Record, attack: type[GradientMatching], hidden: tuple[int, ...]) -> None:
+def test_one_example_is_recovered(record: Record, attack: type[GradientInversion], hidden: tuple[int, ...]) -> None:
     """A single full-batch step on one example gives it away, far beyond any guess."""
 
     def build() -> nn.Module:
@@ -511,7 +511,7 @@ def poisoned(state: State, value: float) -> State:
 @pytest.mark.parametrize("attack", [InvertingGradients(), SurrogateModelExtension()], ids=["ig", "sme"])
 def test_an_update_that_cannot_be_attacked_is_one_sentence(
     record: Record,
-    attack: GradientMatching,
+    attack: GradientInversion,
     update: Update,
     knowledge: Knowledge,
     kind: type[FedsimError],

@@ -1,0 +1,88 @@
+"""The objective and its slopes as one compiled graph: the forward pass and both backward passes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adversaries.scene import Scene, Units
+from fedsim.errors import AttackError
+
+_AGREEMENT = 1e-3
+"""Largest difference of the compiled objective from the traced function's own, relative to its size (at least 1)."""
+
+_cache: dict[Any, Callable[..., list[Tensor]]] = {}
+
+
+def compiled(
+    evaluate: Callable[..., list[Tensor]],
+    key: tuple[str, ...],
+    scene: Scene,
+    target: list[Tensor],
+    values: dict[str, Tensor],
+) -> Callable[[dict[str, Tensor], Tensor], list[Tensor]]:
+    """`evaluate` with its scene, traced and compiled for tensors of these shapes.
+
+    The graph of one victim serves all others with the same shapes: her tensors are arguments of it.
+
+    Args:
+        evaluate: `(values, consensus, scene, target) -> tensors`, without control flow that depends on values.
+        key: what sets `evaluate` apart from others, such as the attack's settings.
+
+    Raises:
+        AttackError: the model cannot be traced, or its graph does something else.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    tensors = _tensors(scene)
+
+    def traced(
+        values: dict[str, Tensor], consensus: Tensor, tensors: dict[str, Any], target: list[Tensor]
+    ) -> list[Tensor]:
+        return evaluate(values, consensus, _with_tensors(scene, tensors), target)
+
+    arguments = (values, values["dummy"], tensors, target)
+    whole = (key, repr(scene.model), _shapes(arguments))
+    if whole not in _cache:
+        try:
+            graph = make_fx(traced)(*arguments)
+            run = torch.compile(graph, dynamic=False)
+            ours, theirs = run(*arguments)[0].item(), evaluate(values, values["dummy"], scene, target)[0].item()
+        except Exception as error:
+            line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise AttackError(f"the model cannot be compiled ({line}); set compile = false") from error
+        if not abs(ours - theirs) <= _AGREEMENT * max(1.0, abs(theirs)):
+            raise AttackError(
+                f"the compiled objective is {ours:.6g} where the model gives {theirs:.6g}: its control flow depends on "
+                "values, or the compiler errs; set compile = false"
+            )
+        _cache[whole] = run
+    run = _cache[whole]
+    return lambda values, consensus: run(values, consensus, tensors, target)
+
+
+def _tensors(scene: Scene) -> dict[str, Any]:
+    """Every tensor of the scene, in a form that can be traced."""
+    units = [getattr(scene.units, item.name) for item in dataclasses.fields(Units)]
+    return {
+        "before": list(scene.before),
+        "after": list(scene.after),
+        "buffers": dict(scene.buffers),
+        "returned_buffers": dict(scene.returned_buffers),
+        "labels": scene.labels,
+        "units": units,
+    }
+
+
+def _with_tensors(scene: Scene, tensors: dict[str, Any]) -> Scene:
+    return dataclasses.replace(scene, **{**tensors, "units": Units(*tensors["units"])})
+
+
+def _shapes(tree: Any) -> tuple[Any, ...]:
+    from torch.utils._pytree import tree_leaves
+
+    return tuple((tuple(leaf.shape), leaf.dtype, leaf.device) for leaf in tree_leaves(tree))

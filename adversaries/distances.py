@@ -1,0 +1,89 @@
+"""How far the dummy update is from the recorded one: what an inversion minimises.
+
+A distance first makes its target out of the scene, once, then compares gradients with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from adversaries.scene import Scene
+
+Tensors = Sequence[Tensor]
+
+
+class Distance(Protocol):
+    """Compares a gradient with a target, tensor by tensor in the order of the model's parameters."""
+
+    def target(self, scene: Scene) -> list[Tensor]:
+        """What the gradient is compared with."""
+        ...
+
+    def __call__(self, gradient: Tensors, target: Tensors) -> Tensor:
+        """A scalar, smaller the closer they are."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """One minus the cosine between the gradient and w_0 - w_T, over all parameters at once: L_sim of SME, Eq. 1.
+
+    In [0, 2]; needs neither the learning rate nor the number of steps.
+    """
+
+    def target(self, scene: Scene) -> list[Tensor]:
+        """w_0 - w_T at length one."""
+        norm = torch.sqrt(torch.stack([delta.square().sum() for delta in scene.direction]).sum())
+        return [delta / norm for delta in scene.direction]
+
+    def __call__(self, gradient: Tensors, target: Tensors) -> Tensor:
+        """See `Distance`."""
+        inner = torch.stack([(g * t).sum() for g, t in zip(gradient, target, strict=True)]).sum()
+        norm = torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
+        return 1 - inner / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class SquaredL2:
+    """Squared Euclidean distance to the mean gradient (w_0 - w_T) / (eta T).
+
+    Attributes:
+        layers: weight of each tensor, in the model's order; None weighs all the same.
+    """
+
+    layers: tuple[float, ...] | None = None
+
+    def target(self, scene: Scene) -> list[Tensor]:
+        """The mean gradient."""
+        return scene.mean_gradient
+
+    def __call__(self, gradient: Tensors, target: Tensors) -> Tensor:
+        """See `Distance`."""
+        weights = self.layers or (1.0,) * len(target)
+        pairs = zip(weights, gradient, target, strict=True)
+        return torch.stack([weight * (g - t).square().sum() for weight, g, t in pairs]).sum()
+
+
+@dataclass(frozen=True)
+class GaussianKernel:
+    """One minus a Gaussian kernel a layer, whose width is the variance of that layer's recorded gradient.
+
+    SAPAG (Wang et al. 2020), Eqs. 7 to 9: 1 - exp(-||g - g'||^2 / sigma^2), weighted by layer.
+    """
+
+    def target(self, scene: Scene) -> list[Tensor]:
+        """The mean gradient."""
+        return scene.mean_gradient
+
+    def __call__(self, gradient: Tensors, target: Tensors) -> Tensor:
+        """See `Distance`."""
+        terms = []
+        for g, t in zip(gradient, target, strict=True):
+            width = t.var(unbiased=False) * t.numel() + torch.finfo(t.dtype).tiny
+            terms.append(1 - torch.exp(-(g - t).square().sum() / width))
+        return torch.stack(terms).mean()

@@ -1,0 +1,107 @@
+"""Where the gradient of the dummy data is taken; what sets one inversion attack apart from another.
+
+A place may have variables of its own, which are optimised together with the dummy data.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adversaries.scene import Scene
+
+
+@dataclass(frozen=True)
+class Variable:
+    """Something that is optimised beside the dummy data.
+
+    Attributes:
+        start: where it begins.
+        step_size: of its optimizer.
+        low: it is kept at least here.
+        high: and at most here.
+    """
+
+    start: Tensor
+    step_size: float
+    low: float = 0.0
+    high: float = 1.0
+
+
+class Place(ABC):
+    """A frozen dataclass that says at which weights the dummy data are differentiated."""
+
+    def variables(self, scene: Scene) -> dict[str, Variable]:
+        """What is optimised beside the dummy data, by name; a single number becomes a curve in the report."""
+        return {}
+
+    @abstractmethod
+    def gradient(self, scene: Scene, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
+        """What is compared with the recorded update, differentiable in the dummy data and in `values`."""
+
+
+@dataclass(frozen=True)
+class AtBroadcast(Place):
+    """At w_0: the update is taken for one gradient (DLG, IG)."""
+
+    def gradient(self, scene: Scene, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
+        """See `Place`."""
+        weights = [start.detach().requires_grad_(True) for start in scene.before]
+        return scene.gradient(weights, dummy, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnLine(Place):
+    """At alpha w_0 + (1 - alpha) w_T, the surrogate model of SME, Eq. 5.
+
+    Attributes:
+        alpha: position at the start; 1 is the broadcast state.
+        step_size: of alpha's optimizer; alpha stays in [0, 1].
+        per_layer: an alpha for each parameter tensor.
+    """
+
+    alpha: float = 0.5
+    step_size: float = 0.001
+    per_layer: bool = False
+
+    def variables(self, scene: Scene) -> dict[str, Variable]:
+        """Alpha, one number or `tensor`."""
+        start = torch.tensor(self.alpha).to(scene.before[0])
+        if self.per_layer:
+            start = start.repeat(len(scene.before))
+        return {"alpha": Variable(start, self.step_size)}
+
+    def gradient(self, scene: Scene, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
+        """See `Place`."""
+        alpha = values["alpha"]
+        alphas = alpha if self.per_layer else [alpha] * len(scene.before)
+        ends = zip(alphas, scene.before, scene.after, strict=True)
+        return scene.gradient([a * start + (1 - a) * end for a, start, end in ends], dummy, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlongTraining(Place):
+    """Nowhere in particular: local training is simulated, and all of its steps count (DLFA).
+
+    The dummy data are `epoch x example`: each epoch has images of its own, and their order in the
+    epoch's batches is theirs. What is compared is the mean of the simulated gradients.
+    """
+
+    def gradient(self, scene: Scene, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
+        """See `Place`."""
+        assert scene.learning_rate is not None
+        assert scene.batch_size is not None
+        weights: Sequence[Tensor] = [start.detach().requires_grad_(True) for start in scene.before]
+        total: list[Tensor] = []
+        for start in range(0, len(dummy), scene.num_examples):
+            epoch = slice(start, start + scene.num_examples)
+            images, classes = (torch.split(whole[epoch], scene.batch_size) for whole in (dummy, labels))
+            for batch, targets in zip(images, classes, strict=True):
+                gradient = scene.gradient(weights, batch, targets)
+                weights = [w - scene.learning_rate * g for w, g in zip(weights, gradient, strict=True)]
+                total = [t + g for t, g in zip(total, gradient, strict=True)] if total else gradient
+        return [t / scene.steps for t in total]

@@ -1,0 +1,118 @@
+"""What makes dummy data look like data: terms added to the distance, each with a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from adversaries.scene import Scene
+
+
+class Prior(Protocol):
+    """A term of the objective that depends on the dummy data."""
+
+    def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """A scalar, smaller the more plausible.
+
+        Args:
+            dummy: `example ...` in standardised units.
+            consensus: the mean of the dummy data of all restarts, as they were before this iteration.
+        """
+        ...
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels, averaged over both directions.
+
+    `images` is `example channel height width`; anisotropic and without wrap-around, in the units of
+    the dummy data, as in SME's released code (IG's own code sums the directions).
+    """
+    across = (images[..., 1:] - images[..., :-1]).abs().mean()
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
+    return (across + down) / 2
+
+
+@dataclass(frozen=True)
+class TotalVariation:
+    """See `total_variation`."""
+
+    def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """See `Prior`; nothing for inputs that are no images."""
+        return total_variation(dummy) if dummy.ndim == 4 else dummy.new_zeros(())
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Mean squared value of the dummy data (GradInversion, R_l2)."""
+
+    def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """See `Prior`."""
+        return dummy.square().mean()
+
+
+@dataclass(frozen=True)
+class GroupConsistency:
+    """Mean squared distance to the mean of all restarts (GradInversion, Eq. 11, without registration)."""
+
+    def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """See `Prior`."""
+        return (dummy - consensus).square().mean()
+
+
+@dataclass(frozen=True)
+class BatchNormStatistics:
+    """Distance of the dummy data's statistics in each BatchNorm layer from those that the client returned.
+
+    Sum over layers of ||mean - running mean||_2 + ||variance - running variance||_2 (GradInversion,
+    Eq. 9), at w_0. After one step of a layer with momentum m that normalises by the batch, the
+    batch's own statistics follow exactly from both running ones, and stand in their place.
+
+    Attributes:
+        exact: the client took one step in training mode, so that the batch's statistics follow.
+    """
+
+    exact: bool = False
+
+    def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """See `Prior`."""
+        state = {**dict(zip(scene.names, scene.before, strict=True)), **scene.buffers}
+        seen: dict[str, Tensor] = {}
+        layers = {name: m for name, m in scene.model.named_modules() if isinstance(m, _BatchNorm)}
+        hooks = [layer.register_forward_pre_hook(_noting(seen, name)) for name, layer in layers.items()]
+        try:
+            functional_call(scene.model, state, (scene.units.to_model(dummy),))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        terms = []
+        for name, layer in layers.items():
+            mean, variance = _targets(scene.buffers, scene.returned_buffers, name, layer if self.exact else None)
+            axes = [0, *range(2, seen[name].ndim)]
+            terms.append(
+                (seen[name].mean(axes) - mean).norm() + (seen[name].var(axes, unbiased=False) - variance).norm()
+            )
+        return torch.stack(terms).sum()
+
+
+def _noting(seen: dict[str, Tensor], name: str):  # type: ignore[no-untyped-def]
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen[name] = inputs[0]
+
+    return note
+
+
+def _targets(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], name: str, layer: _BatchNorm | None
+) -> tuple[Tensor, Tensor]:
+    mean, variance = (f"{name}.running_mean", f"{name}.running_var")
+    if layer is None or layer.momentum is None:
+        return after[mean], after[variance]
+    share = layer.momentum
+    own = [(after[key] - (1 - share) * before[key]) / share for key in (mean, variance)]
+    return own[0], own[1]

@@ -1,0 +1,200 @@
+"""One victim's update as the matching engine sees it: tensors in the order of the model's parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedsim.attack import Knowledge
+from fedsim.errors import AttackError, KnowledgeError, TranscriptError
+from fedsim.messages import State, Update, by_name
+from fedsim.task import Loss
+
+
+@dataclass(frozen=True)
+class Units:
+    """The dummy data live in standardised coordinates; this maps them to the model's and to [0, 1]."""
+
+    centre: Tensor
+    scale: Tensor
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, knowledge: Knowledge, like: Tensor) -> Units:
+        """By the granted moments, else half the range wide around its middle."""
+        assert knowledge.value_range is not None
+        assert knowledge.input_shape is not None
+        axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
+        low, high = (torch.as_tensor(end).to(like).reshape(axes) for end in knowledge.value_range)
+        if knowledge.input_mean is None or knowledge.input_std is None:
+            return cls(centre=(low + high) / 2, scale=(high - low) / 4, low=low, high=high)
+        mean, std = (torch.as_tensor(m).to(like).reshape(axes) for m in (knowledge.input_mean, knowledge.input_std))
+        return cls(centre=mean, scale=std, low=low, high=high)
+
+    def to_model(self, dummy: Tensor) -> Tensor:
+        """What the model is fed with."""
+        return self.centre + self.scale * dummy
+
+    def to_unit_range(self, dummy: Tensor) -> Tensor:
+        """What a finding holds: float32 on the CPU, in [0, 1]."""
+        return ((self.to_model(dummy) - self.low) / (self.high - self.low)).clamp(0, 1).float().cpu()
+
+    @torch.no_grad()
+    def clamp_(self, dummy: Tensor) -> None:
+        """Keep pixels in the valid range (SME, App. D)."""
+        bounds = ((end - self.centre) / self.scale for end in (self.low, self.high))
+        dummy.clamp_(*bounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What an objective is made of. Tensors lie on the attack's device.
+
+    Attributes:
+        model: in evaluation mode; lends its architecture only.
+        loss: what clients minimise.
+        names: of the model's parameters; `before` and `after` are in their order.
+        before: w_0.
+        after: w_T.
+        buffers: of the broadcast state, by name.
+        returned_buffers: of the state that the client returned.
+        labels: `example`, class indices; empty where they are found together with the data.
+        units: coordinates of the dummy data.
+        num_examples: N.
+        learning_rate: step size of local training, None where withheld.
+        local_epochs: E, None where withheld.
+        batch_size: B, None where withheld.
+    """
+
+    model: nn.Module
+    loss: Loss
+    names: tuple[str, ...]
+    before: Sequence[Tensor]
+    after: Sequence[Tensor]
+    buffers: State
+    returned_buffers: State
+    labels: Tensor
+    units: Units
+    num_examples: int
+    learning_rate: float | None = None
+    local_epochs: int | None = None
+    batch_size: int | None = None
+
+    @property
+    def direction(self) -> list[Tensor]:
+        """w_0 - w_T."""
+        return [start - end for start, end in zip(self.before, self.after, strict=True)]
+
+    @property
+    def steps(self) -> int:
+        """T = E ceil(N / B), for who knows E and B."""
+        assert self.local_epochs is not None
+        assert self.batch_size is not None
+        return self.local_epochs * math.ceil(self.num_examples / self.batch_size)
+
+    @property
+    def mean_gradient(self) -> list[Tensor]:
+        """(w_0 - w_T) / (eta T), for who knows eta, E and B."""
+        assert self.learning_rate is not None
+        return [delta / (self.learning_rate * self.steps) for delta in self.direction]
+
+    def gradient(self, weights: Sequence[Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
+        """Gradient of the loss of the dummy data at `weights`, itself differentiable.
+
+        Args:
+            weights: in the order of `names`, each requiring a gradient.
+            dummy: `example ...` in standardised units.
+            labels: `example` class indices or `example class` probabilities.
+        """
+        state = {**dict(zip(self.names, weights, strict=True)), **self.buffers}
+        outputs = functional_call(self.model, state, (self.units.to_model(dummy),))
+        return list(torch.autograd.grad(self.loss(outputs, labels), list(weights), create_graph=True))
+
+
+def scene_of(update: Update, knowledge: Knowledge) -> Scene:
+    """The scene of an update, without labels.
+
+    Raises:
+        AttackError: w_T equals w_0, N is not positive, or the model normalises by buffers that were not shared.
+        TranscriptError: the update is not one of this model.
+    """
+    where = f"round {update.round}, client {update.client}"
+    assert knowledge.model is not None
+    assert knowledge.loss is not None
+    model = knowledge.model().to(knowledge.device).eval()
+    shapes, floating, before, after = _states(update, model, where)
+    if missing := [name for name in floating if name not in before]:
+        raise AttackError(
+            f"the model normalises with {missing[0]}, which clients of this federation do not share; "
+            "this attack needs a model without such buffers, or one that shares them"
+        )
+    if update.num_examples < 1:
+        raise AttackError(f"{where}: N is {update.num_examples}")
+    device = knowledge.device
+    scene = Scene(
+        model=model,
+        loss=knowledge.loss,  # type: ignore[arg-type]
+        names=tuple(shapes),
+        before=[before[name].to(device) for name in shapes],
+        after=[after[name].to(device) for name in shapes],
+        buffers={name: before[name].to(device) for name in floating},
+        returned_buffers={name: after[name].to(device) for name in floating},
+        labels=torch.empty(0, dtype=torch.int64, device=device),
+        units=Units.of(knowledge, before[next(iter(shapes))].to(device)),
+        num_examples=update.num_examples,
+        learning_rate=knowledge.learning_rate,
+        local_epochs=knowledge.local_epochs,
+        batch_size=knowledge.batch_size,
+    )
+    if not any(bool((delta != 0).any()) for delta in scene.direction):
+        raise AttackError(f"{where}: w_T equals w_0, there is nothing to match")
+    return scene
+
+
+def known_steps(knowledge: Knowledge, num_examples: int) -> int | None:
+    """T, where the threat model grants E and B."""
+    if knowledge.local_epochs is None or knowledge.batch_size is None:
+        return None
+    return knowledge.local_epochs * math.ceil(num_examples / knowledge.batch_size)
+
+
+def _states(update: Update, model: nn.Module, where: str) -> tuple[dict[str, torch.Size], list[str], State, State]:
+    """Shapes of the parameters, names of the buffers that travel, and w_0 and w_T under the model's names."""
+    kept = model.state_dict()
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    real = {name: t.shape for name, t in kept.items() if t.is_floating_point()}
+    floating = [name for name, _ in model.named_buffers() if name in real]
+    # Federations send all that a model keeps, all but integer counters, or the parameters alone.
+    orders = ({name: t.shape for name, t in kept.items()}, real, shapes)
+    before, after = (
+        next((named for names in orders if (named := by_name(state, names)) is not None), None)
+        for state in (update.before, update.after)
+    )
+    if before is None or after is None:
+        recorded = _described((name, t.shape) for name, t in update.before.items())
+        raise TranscriptError(
+            f"{where}: the recorded weights ({recorded}) are not those of the model ({_described(shapes.items())}); "
+            "attack with the model of that federation"
+        )
+    return shapes, floating, before, after
+
+
+def _described(shapes: Iterable[tuple[str, torch.Size]]) -> str:
+    everything = list(shapes)
+    first = ", ".join(f"{name} {tuple(shape)}" for name, shape in everything[:2])
+    return f"{len(everything)} tensors: {first}, ..."
+
+
+def require(scene: Scene, attack: str, *names: str) -> None:
+    """Raise where the threat model withholds protocol facts that `attack` reckons with."""
+    if missing := [name for name in names if getattr(scene, name) is None]:
+        raise KnowledgeError(
+            f"{attack} needs {', '.join(missing)}, which the threat model withholds; "
+            "grant it under [adversary.knowledge] or choose another attack"
+        )
