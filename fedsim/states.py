@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,13 @@ class States:
             raise RunError(f"{path}: cannot be written ({error}); make room and train again") from error
 
 
-def read_state(path: Path, like: State, model: str) -> dict[str, Tensor]:
+def read_state(path: Path, like: State, model: str, withheld: Collection[str] = ()) -> dict[str, Tensor]:
     """The state in `path`, in the order and types of `like`.
 
     Args:
         like: a state of the network that is to start from it.
         model: what the experiment calls that network.
+        withheld: names that may be in the file and are left out, being in no message of the federation.
 
     Raises:
         ConfigError: the file is missing, damaged, not what its manifest says, not finite, or of another network.
@@ -100,6 +101,7 @@ def read_state(path: Path, like: State, model: str) -> dict[str, Tensor]:
     noted = States(path.parent).manifest().get("states", {}).get(path.stem)
     if noted and hashlib.sha256(content).hexdigest() != noted["sha256"]:
         raise ConfigError(f"model.start: {path} is not the file that its {MANIFEST} describes; train it again")
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in withheld}
     for name, tensor in like.items():
         if name not in tensors or tensors[name].shape != tensor.shape:
             got = tuple(tensors[name].shape) if name in tensors else "nothing"

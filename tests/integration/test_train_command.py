@@ -137,6 +137,16 @@ def test_a_federation_starts_from_a_state(tiny_config: Tiny, serial_run: Run, tm
     assert again.model.start == model["start"]
 
 
+def test_a_federation_that_withholds_statistics_starts_from_central_training(tiny_config: Tiny, tmp_path: Path) -> None:
+    tables: dict[str, Any] = {"training": {"batch_norm_statistics": "withheld"}, "states": {"epochs": [1]}}
+    model = {"name": "mlp", "hidden": [8], "batch_norm": True}
+    states = make_states(tiny_config(model=model, **tables), "tiny", None)
+    trained = read(states, "epoch-1")
+    start = Experiment(tiny_config(model={**model, "start": str(states.path("epoch-1"))}, **tables)).initial_state()
+    assert {name.split(".")[-1] for name in set(trained) - set(start)} == {"running_mean", "running_var"}
+    assert same({name: trained[name] for name in start}, start)
+
+
 def test_a_relative_start_is_beside_the_experiment_file(tiny_config: Tiny, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('[model]\nname = "mlp"\nstart = "states/x.safetensors"\n')
     assert load_config(tmp_path / "a.toml").model.start == str(tmp_path / "states" / "x.safetensors")
