@@ -23,7 +23,7 @@ from fedsim.federated_data import FederatedData
 from fedsim.models.checks import check_model
 from fedsim.randomness import seeded
 from fedsim.states import read_state
-from fedsim.training import LocalTraining, state_of
+from fedsim.training import LocalTraining, state_of, statistics_of
 
 
 def data_folder() -> Path | None:
@@ -84,7 +84,10 @@ class Experiment:
         table = self.config.model
         plugin = registry.build("models", table.name, table.settings, "model")
         with seeded(self.seed, "model"):
-            network: nn.Module = plugin.build(self.dataset.task)
+            network = plugin.build(self.dataset.task)
+        if not isinstance(network, nn.Module):
+            got = type(network).__name__
+            raise ConfigError(f"model: '{table.name}' gave a {got}, expected a torch.nn.Module")
         return network
 
     def initial_state(self) -> dict[str, Tensor]:
@@ -93,9 +96,12 @@ class Experiment:
         Raises:
             ConfigError: the file is not readable or holds another model.
         """
-        fresh = state_of(self.new_model(), statistics=self.training.batch_norm_statistics == "shared")
-        table = self.config.model
-        return fresh if table.start is None else read_state(Path(table.start), fresh, table.name)
+        table, model = self.config.model, self.new_model()
+        shared = self.training.batch_norm_statistics == "shared"
+        fresh = state_of(model, statistics=shared)
+        if table.start is None:
+            return fresh
+        return read_state(Path(table.start), fresh, table.name, withheld=() if shared else statistics_of(model))
 
     def new_strategy(self) -> Any:
         """The Flower strategy that the experiment names, with the memory of a fresh start.

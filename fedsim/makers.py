@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -10,6 +11,8 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from fedsim.datasets import Dataset
+from fedsim.datasets.files import reason
+from fedsim.errors import FedsimError, PluginError
 from fedsim.task import Task
 
 PRODUCTS = {"models": "torch.nn.Module", "datasets": "fedsim.datasets.Dataset"}
@@ -63,4 +66,11 @@ class Maker:
 
     def _call(self, given: str, value: Any) -> Any:
         wanted = given in inspect.signature(self._function).parameters
-        return self._function(**self._settings, **({given: value} if wanted else {}))
+        try:
+            return self._function(**self._settings, **({given: value} if wanted else {}))
+        except FedsimError:
+            raise
+        except Exception as error:  # a user's code; what it raises is her fault to mend, not one of fedsim
+            name = f"{self._function.__module__}:{self._function.__qualname__}"
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise PluginError(f"'{name}' fails, {reason(error)} ({place.filename}, line {place.lineno})") from error

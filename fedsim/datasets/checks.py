@@ -18,11 +18,17 @@ def check_dataset(dataset: Any, name: str) -> Dataset:
         name: what the experiment calls it.
 
     Raises:
-        DataError: no examples, as many labels as inputs, labels outside the classes, NaN, values
+        DataError: no tensors, no examples, as many labels as inputs, labels outside the classes, NaN, values
             outside the range, groups without a name.
     """
     if not isinstance(dataset, Dataset):
         raise DataError(f"data: '{name}' gave a {type(dataset).__name__}, expected a fedsim.datasets.Dataset")
+    for part, examples in (("training", dataset.train), ("test", dataset.test)):
+        for what in ("raw", "labels", "groups"):
+            tensor = getattr(examples, what)
+            if not isinstance(tensor, Tensor) and (what, tensor) != ("groups", None):
+                got = type(tensor).__name__
+                raise DataError(f"data: the {part} part of '{name}' has {what} of type {got}, expected a torch.Tensor")
     if dataset.train.raw.shape[1:] != dataset.test.raw.shape[1:]:
         shapes = f"{tuple(dataset.train.raw.shape[1:])} and {tuple(dataset.test.raw.shape[1:])}"
         raise DataError(f"data: '{name}' has training and test examples of different shapes, {shapes}")

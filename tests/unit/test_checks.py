@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fedsim import registry
+from fedsim.config import Config
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.checks import check_dataset
 from fedsim.datasets.digits import Digits
 from fedsim.errors import ConfigError, DataError, PluginError
+from fedsim.experiment import Experiment
 from fedsim.models.checks import check_model
 from fedsim.models.mlp import Mlp
 from fedsim.task import Task
@@ -44,6 +47,9 @@ RAW, LABELS = table().train.raw, table().train.labels
     ("dataset", "sentence"),
     [
         ([1, 2], "'mine' gave a list, expected a fedsim"),
+        (with_train(raw=RAW.numpy()), "the training part of 'mine' has raw of type ndarray, expected a torch.Tensor"),
+        (with_train(labels=LABELS.tolist()), "has labels of type list, expected a torch.Tensor"),
+        (with_train(groups=[0] * 6), "has groups of type list, expected a torch.Tensor"),
         (with_train(raw=RAW[:0], labels=LABELS[:0]), "the training part of 'mine' is empty"),
         (with_train(labels=LABELS[:5]), "holds 6 inputs but 5 labels|holds 5"),
         (with_train(labels=put(LABELS, 4, 3)), "label 3 at example 4, expected classes from 0 to 2"),
@@ -175,6 +181,12 @@ def data(folder, count: int) -> Dataset:
     part = Examples(raw=torch.rand(count, 2), labels=torch.arange(count) % 2, scale=1.0)
     return Dataset(name=str(folder), train=part, test=part, num_classes=2, source="here", licence="any")
 
+def broken(folder) -> Dataset:
+    raise ValueError("two\\nlines")
+
+def forgetful(task: Task) -> nn.Module:
+    task.outputs
+
 def unmarked(task):
     raise AssertionError("was called")
 
@@ -209,6 +221,15 @@ def test_its_settings_are_checked(own: str) -> None:
         registry.build("datasets", f"{own}:data", {}, "data")
     with pytest.raises(ConfigError, match=r"model\.task: unknown setting"):
         registry.build("models", f"{own}:net", {"task": 7}, "model")
+
+
+def test_what_it_raises_or_forgets_to_return_is_one_sentence(own: str, tmp_path: Path) -> None:
+    place = rf"\({re.escape(str(tmp_path / own))}\.py, line \d+\)$"
+    with pytest.raises(PluginError, match=rf"^'{own}:broken' fails, ValueError: two lines {place}"):
+        registry.build("datasets", f"{own}:broken", {}, "data").load(tmp_path)
+    federation = Config.model_validate({"data": {"name": "digits"}, "model": {"name": f"{own}:forgetful"}})
+    with pytest.raises(ConfigError, match=rf"^model: '{own}:forgetful' gave a NoneType, expected a torch\.nn\.Module$"):
+        Experiment(federation).check()
 
 
 @pytest.mark.parametrize("name", ["unmarked", "number", "data"])
