@@ -16,6 +16,9 @@ from fedsim.datasets.leaf_files import LETTERS, LeafFiles
 from fedsim.datasets.tabular import plain_columns
 from fedsim.errors import ConfigError, DataError
 
+_MOST_CLASSES = 100_000
+"""A label beyond is rather damage than a class; LEAF's largest task, Reddit, predicts one of 10 000 words."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
@@ -120,6 +123,11 @@ def _read(
         about |= {"num_classes": len(LETTERS), "class_names": tuple(LETTERS)}
     else:
         about["num_classes"] = num_classes or int(max(train.labels.max(), test.labels.max())) + 1
+        if num_classes is None and about["num_classes"] > _MOST_CLASSES:
+            raise DataError(
+                f"{place}: a y is {about['num_classes'] - 1}, which would make more than {_MOST_CLASSES} classes; "
+                "correct the file, or set data.num_classes"
+            )
         if about["num_classes"] < 2:
             raise DataError(f"{place}: each y is 0, expected at least two classes")
     if reader.texts:

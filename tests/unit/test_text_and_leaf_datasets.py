@@ -194,6 +194,11 @@ def test_the_test_part_has_to_be_like_the_training_part(tmp_path: Path) -> None:
         Leaf(path="task").load(write(tmp_path, {"a": ([[1.0]], [0])}, {"a": ([[2.0]], [0])}))
 
 
+def test_a_label_that_would_make_a_billion_classes_is_damage(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a y is 1000000000, which would make more than 100000 classes; correct"):
+        Leaf(path="task").load(write(tmp_path, NUMBERS, {"zed": ([[1, 2, 3]], [10**9])}))
+
+
 def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'leaf' needs a path"):
         Leaf().load(tmp_path)
