@@ -18,10 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedsim import metrics
 from fedsim.attack import Attack, Knowledge, Progress
 from fedsim.config import AdversaryTable, AttackFile
-from fedsim.errors import ConfigError, DataError, FedsimError
+from fedsim.datasets import Dataset
+from fedsim.errors import ConfigError, DataError, FedsimError, KnowledgeError
 from fedsim.experiment import Experiment, build_attacks, data_folder
 from fedsim.findings import Finding, load_finding, save_finding
 from fedsim.randomness import generator, one_thread
@@ -90,7 +93,12 @@ class Audit:
         """
         knowledge = grant(self.spec.adversary, self.experiment, self.beside)
         granted = ["labels"] if self.spec.adversary.knowledge.labels else []
-        for _, attack in build_attacks(self.spec):
+        for table, attack in build_attacks(self.spec):
+            if self.experiment and self.experiment.dataset.vocabulary and "value_range" in attack.needs:
+                raise KnowledgeError(
+                    f"{table.title} needs a value range, which the tokens of '{self.experiment.dataset.name}' do not "
+                    "have; choose an attack on texts, or data of numbers"
+                )
             attack.check(knowledge, granted)
         for file in self.spec.truth.values():
             Truth.load(self.beside / file)
@@ -225,14 +233,15 @@ class Audit:
         if self.experiment is None:
             return None
         data, labels = self.experiment.data.train(victim)
-        return Truth(data=data, labels=labels)
+        return Truth(data=_in_unit_range(data, self.experiment.dataset), labels=labels)
 
     def public(self) -> Public | None:
         """Examples of the same kind that no client holds, for floors."""
         if self.experiment is None:
             return None
         test = self.experiment.dataset.test
-        return Public(data=test.inputs(slice(0, 5000)), labels=test.labels[:5000])
+        data = _in_unit_range(test.inputs(slice(0, 5000)), self.experiment.dataset)
+        return Public(data=data, labels=test.labels[:5000])
 
     def score(self) -> list[dict[str, Any]]:
         """Judge every finding in the folder and write `scores.csv` and `image-scores.csv`.
@@ -253,6 +262,10 @@ class Audit:
                 truth = self.truth(int(str(about["victim"])))
                 if truth is None:
                     continue
+                if finding.labels.is_floating_point() != truth.labels.is_floating_point():
+                    raise DataError(
+                        "truth: the victim's labels are of another kind than the attack claims, classes or targets"
+                    )
                 scores = score(
                     finding,
                     truth,
@@ -328,6 +341,12 @@ def _sentence(job: Job, error: BaseException) -> str:
 
 def _silent(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
     """Report nothing."""
+
+
+def _in_unit_range(data: Tensor, dataset: Dataset) -> Tensor:
+    """`data` of `dataset` as findings claim it: its value range becomes [0, 1]; tokens stay as they are."""
+    low, high = dataset.value_range
+    return data if dataset.vocabulary else (data - low) / (high - low)
 
 
 def snapshots_psnr(finding: Finding, truth: Truth) -> list[float]:

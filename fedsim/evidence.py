@@ -125,10 +125,11 @@ def _truth(finding: Finding, about: Mapping[str, Any], audit: Audit | None, note
 
 def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, truth: Truth | None) -> Found:
     curves = {name: (np.arange(len(y), dtype=float), y.double().numpy()) for name, y in finding.trace.items()}
-    if truth and finding.snapshots is not None and finding.snapshot_iterations is not None:
+    images = finding.data.ndim == 4
+    if images and truth and finding.snapshots is not None and finding.snapshot_iterations is not None:
         curves["psnr"] = finding.snapshot_iterations.double().numpy(), np.array(snapshots_psnr(finding, truth))
     picture = b""
-    if finding.data.ndim == 4 and len(finding.data):
+    if images and len(finding.data):
         if truth:
             claimed = finding.data[metrics.match(finding.data, truth.data)][:IMAGES]
             true = truth.data[:IMAGES]

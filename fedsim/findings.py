@@ -22,7 +22,7 @@ class Reconstruction:
 
     Attributes:
         data: `example channel height width`, values in [0, 1].
-        labels: `example`, class index of each example.
+        labels: `example`, class index of each example, or of a regression its target (floating point).
         trace: named curves, one value an iteration, e.g. `objective`, `l_sim`, `alpha`.
         snapshots: `step example channel height width`, the data on the way there, in [0, 1].
         snapshot_iterations: `step`, the iteration after which each snapshot was taken.
@@ -39,7 +39,10 @@ class Reconstruction:
             raise AttackError(f"the attack claims {len(self.data)} examples but {len(self.labels)} labels")
         if not ((self.data >= 0) & (self.data <= 1)).all():
             raise AttackError("the attack claims data outside [0, 1], or NaN")
-        if self.labels.is_floating_point() or (self.labels < 0).any():
+        if self.labels.is_floating_point():
+            if not self.labels.isfinite().all():
+                raise AttackError("the attack claims targets that are NaN or infinite")
+        elif (self.labels < 0).any():
             raise AttackError("the attack claims labels that are no class indices")
 
 

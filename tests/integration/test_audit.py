@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,8 +18,11 @@ from torch import nn
 
 from fedsim.audit import Audit, attack_round, open_audit
 from fedsim.config import AttackFile, Config, check
+from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, DataError, KnowledgeError, TranscriptError
-from fedsim.findings import Reconstruction, load_finding
+from fedsim.experiment import Experiment
+from fedsim.findings import Reconstruction, load_finding, save_finding
+from fedsim.report import write_report
 from fedsim.run_folder import RunFolder, read_rows
 from fedsim.threat_model import grant
 
@@ -510,3 +515,54 @@ def test_settings_of_the_run_are_those_of_the_file(run: Path) -> None:
     assert config is not None
     assert config.attack[1].settings == dict(about["settings"])  # type: ignore[call-overload]
     assert dataclasses.is_dataclass(open_audit(run, None))
+
+
+def numbers(count: int = 12) -> Dataset:
+    part = Examples(raw=torch.rand(count, 3), labels=torch.linspace(-1, 1, count), scale=1.0)
+    return Dataset(name="numbers", train=part, test=part, num_classes=0, source="here", licence="any")
+
+
+def texts(count: int = 12) -> Dataset:
+    part = Examples(raw=torch.arange(count * 6).reshape(count, 6) % 9, labels=torch.arange(count) % 2, scale=None)
+    return Dataset(name="texts", train=part, test=part, num_classes=2, vocabulary=9, source="here", licence="any")
+
+
+def own(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Dataset]) -> dict[str, Any]:
+    """The `[data]` table of a data set that `make` gives."""
+    module = ModuleType("numbers_and_texts")
+    module.make = make  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return {"name": f"{module.__name__}:make"}
+
+
+def test_a_regression_is_attacked_and_scored(
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    adversary = {"victims": [0], "rounds": [1], "workers": 1, "knowledge": {"labels": True}}
+    tables = {"data": own(monkeypatch, numbers), "model": {"name": "linear"}}
+    run = serial_run(tiny_config(**tables, adversary=adversary, attack=ATTACKS), tmp_path / "regression")
+    audit = open_audit(run.path, None)
+    assert audit.run() == []
+    rows = audit.score()
+    assert {row["metric"] for row in rows} == {"mse", "l_sim"}
+    assert {row["attack"] for row in rows} == {"sme", "ig"}
+    write_report(run.path, audit)
+    path = next(run.findings.glob("*/*.safetensors"))
+    finding, about = load_finding(path)
+    save_finding(dataclasses.replace(finding, labels=torch.zeros(len(finding.labels), dtype=torch.long)), path, about)
+    assert {row["attack"] for row in audit.score()} == {"sme", "ig"} - {path.parent.name}
+
+
+def test_an_attack_on_numbers_says_that_texts_are_none(
+    tiny_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tables = {"data": own(monkeypatch, texts), "model": {"name": "text-cnn"}}
+    experiment = Experiment(tiny_config(**tables, attack=ATTACKS))
+    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, beside=tmp_path)
+    with pytest.raises(
+        KnowledgeError, match=r"^sme needs a value range, which the tokens of 'texts' do not have; choose"
+    ):
+        audit.check()

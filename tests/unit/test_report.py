@@ -119,6 +119,26 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     assert "hidden = [" in text  # the experiment file, verbatim
 
 
+def test_a_claim_about_a_table_has_no_picture_and_no_psnr(folder):
+    tables = config(data={"name": "leaf-synthetic"})
+    folder.write_experiment(tables)
+    record(folder)
+    png = claim(folder, torch.rand(3, 100))
+    assert "sme" in text_of(page(folder))
+    assert not png.exists()
+
+
+def test_what_a_victim_held_is_judged_in_the_unit_range_that_attacks_claim_it_in(folder):
+    tables = Experiment(config(data={"name": "leaf-synthetic"}))
+    audit = Audit(folder=folder, spec=tables.config, experiment=tables, beside=folder.path)
+    low, high = tables.dataset.value_range
+    assert low < 0 < 1 < high
+    truth, public = audit.truth(0).data, audit.public().data
+    for data, held in ((truth, tables.data.train(0)[0]), (public, tables.dataset.test.inputs()[:5000])):
+        assert 0 <= data.min() < data.max() <= 1
+        assert torch.allclose(low + data * (high - low), held, atol=1e-4)
+
+
 def test_the_page_and_the_command_line_say_the_same_hash(folder):
     record(folder)
     assert Transcript(folder.path).hash()[:16] in page(folder)

@@ -150,7 +150,7 @@ def test_lpips_is_missing_with_its_reason() -> None:
         (torch.full((1, 1, 2, 2), 1.1), torch.tensor([0]), r"outside \[0, 1\]"),
         (torch.zeros(2, 1, 2, 2), torch.tensor([0]), "2 examples but 1 labels"),
         (torch.zeros(1, 1, 2, 2), torch.tensor([-1]), "no class indices"),
-        (torch.zeros(1, 1, 2, 2), torch.tensor([0.5]), "no class indices"),
+        (torch.zeros(1, 1, 2, 2), torch.tensor([math.nan]), "targets that are NaN"),
     ],
 )
 def test_a_claim_that_is_none_is_refused_where_it_is_made(data: Tensor, labels: Tensor, sentence: str) -> None:
