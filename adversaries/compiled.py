@@ -23,15 +23,16 @@ def compiled(
     key: tuple[str, ...],
     scene: Scene,
     target: list[Tensor],
-    values: dict[str, Tensor],
-) -> Callable[[dict[str, Tensor], Tensor], list[Tensor]]:
+    sample: tuple[dict[str, Tensor], tuple[Tensor, ...]],
+) -> Callable[[dict[str, Tensor], tuple[Tensor, ...]], list[Tensor]]:
     """`evaluate` with its scene, traced and compiled for tensors of these shapes.
 
     The graph of one victim serves all others with the same shapes: her tensors are arguments of it.
 
     Args:
-        evaluate: `(values, consensus, scene, target) -> tensors`, without control flow that depends on values.
+        evaluate: `(values, around, scene, target) -> tensors`, without control flow that depends on values.
         key: what sets `evaluate` apart from others, such as the attack's settings.
+        sample: values and surroundings to trace it with.
 
     Raises:
         AttackError: the model cannot be traced, or its graph does something else.
@@ -41,17 +42,17 @@ def compiled(
     tensors = _tensors(scene)
 
     def traced(
-        values: dict[str, Tensor], consensus: Tensor, tensors: dict[str, Any], target: list[Tensor]
+        values: dict[str, Tensor], around: tuple[Tensor, ...], tensors: dict[str, Any], target: list[Tensor]
     ) -> list[Tensor]:
-        return evaluate(values, consensus, _with_tensors(scene, tensors), target)
+        return evaluate(values, around, _with_tensors(scene, tensors), target)
 
-    arguments = (values, values["dummy"], tensors, target)
+    arguments = (*sample, tensors, target)
     whole = (key, repr(scene.model), _shapes(arguments))
     if whole not in _cache:
         try:
             graph = make_fx(traced)(*arguments)
             run = torch.compile(graph, dynamic=False)
-            ours, theirs = run(*arguments)[0].item(), evaluate(values, values["dummy"], scene, target)[0].item()
+            ours, theirs = run(*arguments)[0].item(), evaluate(*sample, scene, target)[0].item()
         except Exception as error:
             line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise AttackError(f"the model cannot be compiled ({line}); set compile = false") from error
@@ -62,7 +63,7 @@ def compiled(
             )
         _cache[whole] = run
     run = _cache[whole]
-    return lambda values, consensus: run(values, consensus, tensors, target)
+    return lambda values, around: run(values, around, tensors, target)
 
 
 def _tensors(scene: Scene) -> dict[str, Any]:

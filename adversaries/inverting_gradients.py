@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.matching import GradientInversion, Recipe, check_descent
+from adversaries.matching import GradientInversion, Recipe, by_tenths, check_not_negative, check_positive, constant
 from adversaries.priors import TotalVariation
 from adversaries.scene import Scene
 from fedsim.attack import Paper
@@ -51,12 +51,13 @@ class InvertingGradients(GradientInversion):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_descent(self)
+        check_positive(self, "step_size")
+        check_not_negative(self, "tv_weight")
 
     def _recipe(self, scene: Scene) -> Recipe:
         return Recipe(
             priors=[(self.tv_weight, TotalVariation())],
             step_size=self.step_size,
             signed=self.signed,
-            schedule="steps" if self.decay else "constant",
+            schedule=by_tenths if self.decay else constant,
         )

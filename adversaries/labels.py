@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from adversaries.scene import Scene
 from fedsim.attack import Knowledge
-from fedsim.errors import KnowledgeError
+from fedsim.errors import AttackError, KnowledgeError
 from fedsim.messages import State, Update
 
 _PROBES = 512
@@ -54,6 +55,27 @@ def count_labels(
     share = (p - moved / scale).clamp_min(0)
     counts = _round_to_sum(share / share.sum().clamp_min(1e-12) * update.num_examples, update.num_examples)
     return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+
+def sign_rule(scene: Scene) -> Tensor:
+    """The label of a single example: the class whose logit the last layer's bias moved up after one step.
+
+    With cross-entropy the gradient of that bias is p - onehot(y), negative for the true class alone.
+
+    Raises:
+        AttackError: there is more than one example.
+        KnowledgeError: the model has no final linear layer with a bias.
+
+    References:
+        Zhao et al.: iDLG, 2020, Eq. 4, for the bias (the paper's weights need features of one sign).
+    """
+    if scene.num_examples != 1:
+        raise AttackError(
+            f"idlg reads the label of one example from signs, N is {scene.num_examples}; grant the labels or "
+            "choose another attack"
+        )
+    place = scene.names.index(_last_bias(scene.model))
+    return scene.direction[place].argmin().reshape(1)
 
 
 def _last_bias(model: nn.Module) -> str:

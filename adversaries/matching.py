@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from adversaries.compiled import compiled
 from adversaries.distances import Cosine, Distance
@@ -33,10 +34,28 @@ __all__ = ["GradientInversion", "Recipe", "total_variation"]
 
 log = logging.getLogger("fedsim." + __name__)
 
+MEAN_GRADIENT = frozenset({"learning_rate", "local_epochs", "batch_size"})
+"""What an attack has to know that compares sizes of gradients, not only their direction."""
 _SNAPSHOTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Fractions of the iterations after which the dummy data are kept for the report."""
-_DECAY = (3 / 8, 5 / 8, 7 / 8)
-"""Fractions of the iterations after which step sizes fall to a tenth, as in IG's and SME's released code."""
+
+Schedule = Callable[[int, int], float]
+"""`(iteration, iterations) -> factor` of all step sizes."""
+
+
+def by_tenths(iteration: int, iterations: int) -> float:
+    """To a tenth after 3/8, 5/8 and 7/8 of the way, as in IG's and SME's released code."""
+    return 0.1 ** sum(iteration >= int(part * iterations) for part in (3 / 8, 5 / 8, 7 / 8))
+
+
+def by_cosine(iteration: int, iterations: int) -> float:
+    """From one to zero along a cosine."""
+    return (1 + math.cos(math.pi * iteration / iterations)) / 2
+
+
+def constant(iteration: int, iterations: int) -> float:
+    """One."""
+    return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +69,9 @@ class Recipe:
         optimizer: `adam`, `sgd` or `lbfgs` (torch's, whose closures count as one iteration).
         step_size: of the dummy data, in standard deviations of the inputs.
         signed: feed the optimizer the sign of each pixel's gradient.
-        schedule: of all step sizes: `steps` (to a tenth after 3/8, 5/8 and 7/8 of the way), `cosine`
-            (to zero), `constant`.
+        schedule: of all step sizes.
+        noise: deviation of Gaussian noise added to the dummy data after each step, in step sizes.
+        emphasis: `(iteration, iterations) -> factor` of the distance, beside the priors.
         bounded: keep pixels in the valid range after each step.
         joint_labels: step size of label logits that are optimised with the data; None takes the
             labels that are granted or counted.
@@ -65,7 +85,9 @@ class Recipe:
     optimizer: Literal["adam", "sgd", "lbfgs"] = "adam"
     step_size: float = 1.0
     signed: bool = False
-    schedule: Literal["steps", "cosine", "constant"] = "steps"
+    schedule: Schedule = by_tenths
+    noise: float = 0.0
+    emphasis: Schedule = constant
     bounded: bool = True
     joint_labels: float | None = None
     epochs: int = 1
@@ -156,23 +178,25 @@ class GradientInversion(Attack):
         """A function from values to the objective, the distance and the slopes."""
         target = recipe.distance.target(scene)
 
-        def evaluate(values: dict[str, Tensor], consensus: Tensor, scene: Scene, target: list[Tensor]) -> list[Tensor]:
-            with torch.autocast(consensus.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                return _objective(recipe, scene, values, consensus, target)
+        def evaluate(values: dict[str, Tensor], around: Around, scene: Scene, target: list[Tensor]) -> list[Tensor]:
+            with torch.autocast(scene.labels.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                return _objective(recipe, scene, values, around, target)
 
         if self.compile:
-            return compiled(evaluate, (type(self).__name__, repr(self)), scene, target, run.values())
-        return lambda values, consensus: evaluate(values, consensus, scene, target)
+            return compiled(
+                evaluate, (type(self).__name__, repr(self)), scene, target, (run.values(), run.around(0, run.dummy))
+            )
+        return lambda values, around: evaluate(values, around, scene, target)
 
     def _descend(self, runs: list[_Run], evaluate: Evaluate, where: str, progress: Progress) -> None:
         keep = {round(part * self.iterations) for part in _SNAPSHOTS}
         best, since = math.inf, 0
         for iteration in range(self.iterations):
-            consensus = torch.stack([run.dummy.detach() for run in runs]).mean(0) if len(runs) > 1 else runs[0].dummy
+            consensus = torch.stack([run.dummy.detach() for run in runs]).mean(0)
             for run in runs:
                 if iteration in keep:
                     run.snapshot(iteration)
-                run.step(evaluate, consensus.detach())
+                run.step(evaluate, consensus, iteration)
             if iteration % max(1, self.iterations // 100) == 0 or iteration == self.iterations - 1:
                 values = {name: min(run.last(name) for run in runs) for name in runs[0].trace}
                 if any(math.isnan(run.last("objective")) for run in runs):
@@ -190,20 +214,23 @@ class GradientInversion(Attack):
             run.snapshot(iteration + 1)
 
 
-Evaluate = Callable[[dict[str, Tensor], Tensor], list[Tensor]]
-"""`(values, consensus) -> [objective, distance, slope of each value]`."""
+Around = tuple[Tensor, Tensor]
+"""What changes from iteration to iteration besides the values: the emphasis, and the restarts' consensus."""
+Evaluate = Callable[[dict[str, Tensor], Around], list[Tensor]]
+"""`(values, around) -> [objective, distance, slope of each value]`."""
 
 
 def _objective(
-    recipe: Recipe, scene: Scene, given: Mapping[str, Tensor], consensus: Tensor, target: list[Tensor]
+    recipe: Recipe, scene: Scene, given: Mapping[str, Tensor], around: Around, target: list[Tensor]
 ) -> list[Tensor]:
     """The objective and its slopes, by one double backward pass."""
+    emphasis, consensus = around
     values = {name: value.detach().requires_grad_(True) for name, value in given.items()}
     dummy = values["dummy"]
     labels = scene.labels if recipe.joint_labels is None else values["label_logits"].softmax(1)
     gradient = recipe.place.gradient(scene, values, dummy, labels)
     distance = recipe.distance(gradient, target)
-    objective = distance
+    objective = emphasis * distance
     for weight, prior in recipe.priors:
         if weight:
             objective = objective + weight * prior(scene, dummy, consensus)
@@ -223,7 +250,7 @@ class _Run:
         iterations: int,
         rng: torch.Generator,
     ) -> None:
-        self._recipe, self._scene = recipe, scene
+        self._recipe, self._scene, self._iterations, self._rng = recipe, scene, iterations, rng
         like = scene.before[0]
         self.dummy = torch.randn(shape, generator=rng).to(like)
         if recipe.bounded:
@@ -237,7 +264,7 @@ class _Run:
         groups = [{"params": [self.dummy], "lr": recipe.step_size}]
         groups += [{"params": [self._own[name]], "lr": v.step_size} for name, v in self._variables.items()]
         self._optimizer = _optimizer(recipe, groups)
-        self._schedule = _schedule(recipe, self._optimizer, iterations)
+        self._schedule = LambdaLR(self._optimizer, lambda iteration: recipe.schedule(iteration, iterations))
         self.trace: dict[str, list[Tensor]] = {"objective": [], "l_sim": []}
         self.trace |= {name: [] for name, value in self._own.items() if name != "label_logits"}
         self._at: list[int] = []
@@ -251,12 +278,17 @@ class _Run:
         """The latest value of a curve."""
         return self.trace[name][-1].mean().item()
 
-    def step(self, evaluate: Evaluate, consensus: Tensor) -> None:
+    def around(self, iteration: int, consensus: Tensor) -> Around:
+        """See `Around`."""
+        return consensus.new_tensor(self._recipe.emphasis(iteration, self._iterations)), consensus
+
+    def step(self, evaluate: Evaluate, consensus: Tensor, iteration: int) -> None:
         """One iteration."""
         noted: list[Tensor] = []
+        around = self.around(iteration, consensus)
 
         def closure() -> Tensor:
-            objective, distance, *slopes = evaluate(self.values(), consensus)
+            objective, distance, *slopes = evaluate(self.values(), around)
             for value, slope in zip(self.values().values(), slopes, strict=True):
                 value.grad = slope.sign() if self._recipe.signed and value is self.dummy else slope
             if not noted:
@@ -267,8 +299,10 @@ class _Run:
         self._optimizer.step(closure)  # type: ignore[arg-type]
         for name, value in zip(("objective", "l_sim"), noted, strict=True):
             self.trace[name].append(value.clone())
-        if self._schedule is not None:
-            self._schedule.step()
+        if self._recipe.noise:
+            noise = torch.randn(self.dummy.shape, generator=self._rng).to(self.dummy)
+            self.dummy.add_(noise, alpha=self._recipe.noise * float(self._schedule.get_last_lr()[0]))
+        self._schedule.step()
         if self._recipe.bounded:
             self._scene.units.clamp_(self.dummy)
         for name, variable in self._variables.items():
@@ -299,12 +333,18 @@ class _Run:
         )
 
 
-def check_descent(attack: Any) -> None:
-    """Raise ConfigError where an attack's `step_size` or `tv_weight` makes no sense."""
-    if not 0 < attack.step_size < math.inf:
-        raise ConfigError(f"step_size: expected a finite value above 0, got {attack.step_size}")
-    if not 0 <= attack.tv_weight < math.inf:
-        raise ConfigError(f"tv_weight: expected a finite value of at least 0, got {attack.tv_weight}")
+def check_positive(attack: Any, *names: str) -> None:
+    """Raise ConfigError where one of these settings is not a finite value above 0."""
+    for name in names:
+        if not 0 < getattr(attack, name) < math.inf:
+            raise ConfigError(f"{name}: expected a finite value above 0, got {getattr(attack, name)}")
+
+
+def check_not_negative(attack: Any, *names: str) -> None:
+    """Raise ConfigError where one of these settings is not a finite value of at least 0."""
+    for name in names:
+        if not 0 <= getattr(attack, name) < math.inf:
+            raise ConfigError(f"{name}: expected a finite value of at least 0, got {getattr(attack, name)}")
 
 
 def _optimizer(recipe: Recipe, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
@@ -314,14 +354,3 @@ def _optimizer(recipe: Recipe, groups: list[dict[str, object]]) -> torch.optim.O
         return torch.optim.SGD(groups, lr=recipe.step_size)
     params = [tensor for group in groups for tensor in group["params"]]  # type: ignore[attr-defined]
     return torch.optim.LBFGS(params, lr=recipe.step_size)
-
-
-def _schedule(
-    recipe: Recipe, optimizer: torch.optim.Optimizer, iterations: int
-) -> torch.optim.lr_scheduler.LRScheduler | None:
-    if recipe.schedule == "steps":
-        milestones = [int(part * iterations) for part in _DECAY]
-        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
-    if recipe.schedule == "cosine":
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
-    return None

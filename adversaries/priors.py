@@ -100,6 +100,40 @@ class BatchNormStatistics:
         return torch.stack(terms).sum()
 
 
+@dataclass(frozen=True)
+class SquaredTotalVariation:
+    """Squared differences of neighbours, around the edges too, summed over pixels: a mean over images (DLFA's code)."""
+
+    def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """See `Prior`; nothing for inputs that are no images."""
+        if dummy.ndim != 4:
+            return dummy.new_zeros(())
+        steps = (dummy - dummy.roll(1, axis) for axis in (2, 3))
+        return torch.stack([step.square().flatten(1).sum(1) for step in steps]).sum(0).mean()
+
+
+@dataclass(frozen=True)
+class SoftBounds:
+    """Squared distance of pixels, in [0, 1], to their range, summed over pixels: a mean over images (DLFA's code)."""
+
+    def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """See `Prior`."""
+        units = scene.units
+        pixels = (units.to_model(dummy) - units.low) / (units.high - units.low)
+        return (pixels - pixels.clamp(0, 1)).square().flatten(1).sum(1).mean()
+
+
+@dataclass(frozen=True)
+class EpochConsistency:
+    """Mean squared difference between any two epochs' mean images: the order-invariant prior of DLFA, Sect. 4.2."""
+
+    def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """See `Prior`."""
+        epochs = torch.split(dummy, scene.num_examples)
+        means = torch.stack([epoch.mean(0).flatten() for epoch in epochs])
+        return (means[:, None] - means[None]).square().mean()
+
+
 def _noting(seen: dict[str, Tensor], name: str):  # type: ignore[no-untyped-def]
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen[name] = inputs[0]

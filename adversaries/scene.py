@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsim.attack import Knowledge
-from fedsim.errors import AttackError, KnowledgeError, TranscriptError
+from fedsim.errors import AttackError, TranscriptError
 from fedsim.messages import State, Update, by_name
 from fedsim.task import Loss
 
@@ -189,12 +189,3 @@ def _described(shapes: Iterable[tuple[str, torch.Size]]) -> str:
     everything = list(shapes)
     first = ", ".join(f"{name} {tuple(shape)}" for name, shape in everything[:2])
     return f"{len(everything)} tensors: {first}, ..."
-
-
-def require(scene: Scene, attack: str, *names: str) -> None:
-    """Raise where the threat model withholds protocol facts that `attack` reckons with."""
-    if missing := [name for name in names if getattr(scene, name) is None]:
-        raise KnowledgeError(
-            f"{attack} needs {', '.join(missing)}, which the threat model withholds; "
-            "grant it under [adversary.knowledge] or choose another attack"
-        )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.matching import GradientInversion, Recipe, check_descent
+from adversaries.matching import GradientInversion, Recipe, by_tenths, check_not_negative, check_positive, constant
 from adversaries.places import OnLine
 from adversaries.priors import TotalVariation
 from adversaries.scene import Scene
@@ -58,11 +57,10 @@ class SurrogateModelExtension(GradientInversion):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_descent(self)
+        check_positive(self, "step_size", "alpha_step_size")
+        check_not_negative(self, "tv_weight")
         if not 0 <= self.alpha <= 1:
             raise ConfigError(f"alpha: expected a value in [0, 1], got {self.alpha}")
-        if not 0 < self.alpha_step_size < math.inf:
-            raise ConfigError(f"alpha_step_size: expected a finite value above 0, got {self.alpha_step_size}")
 
     def _recipe(self, scene: Scene) -> Recipe:
         return Recipe(
@@ -70,5 +68,5 @@ class SurrogateModelExtension(GradientInversion):
             priors=[(self.tv_weight, TotalVariation())],
             step_size=self.step_size,
             signed=self.signed,
-            schedule="steps" if self.decay else "constant",
+            schedule=by_tenths if self.decay else constant,
         )

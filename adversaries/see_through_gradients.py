@@ -1,0 +1,92 @@
+"""GradInversion: see through gradients (Yin et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from adversaries.distances import SquaredL2
+from adversaries.matching import MEAN_GRADIENT, GradientInversion, Recipe, by_cosine, check_not_negative, check_positive
+from adversaries.priors import BatchNormStatistics, GroupConsistency, Norm, TotalVariation
+from adversaries.scene import Scene
+from fedsim.attack import Paper
+from fedsim.errors import AttackError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeeThroughGradients(GradientInversion):
+    """Match one gradient in Euclidean distance with BatchNorm statistics and a group of restarts as priors.
+
+    The restarts are optimised in step, each drawn towards their mean. Assumes one local step; an
+    update of more is divided by their number, and the attack warns.
+
+    Args:
+        iterations: steps of Adam.                                              [paper: 20 000]
+        step_size: Adam's, in standard deviations of the inputs.                [paper: 0.1]
+        gradient_weight: of the squared distance between gradients.             [paper: 1e-4 to 1e-3]
+        tv_weight: of total variation.                                          [paper: 1e-4]
+        norm_weight: of the mean squared pixel.                                 [paper: 1e-6]
+        bn_weight: of the distance to the BatchNorm statistics that the client returned. [paper: 0.1]
+        group_weight: of the distance to the mean of the restarts.              [paper: 0.01]
+        noise: Langevin noise after each step, in step sizes.                   [paper: 0.01]
+        exact_statistics: the client took one step in training mode, so that her batch's own statistics
+            follow from the running ones before and after.
+        restarts: size of the group; the one with the smallest objective is the finding.  [paper: 8]
+        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
+        compile: trace and compile both backward passes, see `adversaries.compiled`.
+        precision: `bfloat16` computes convolutions and linear layers in it.
+
+    References:
+        Yin et al.: See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021, Eqs. 1 to 12.
+        Differs: the group's mean is taken without registration; the final iterate of the best restart is
+        the finding; labels may repeat, since they are granted or counted; 2000 iterations by default.
+    """
+
+    iterations: int = 2000
+    restarts: int = 8
+    step_size: float = 0.1
+    gradient_weight: float = 1e-4
+    tv_weight: float = 1e-4
+    norm_weight: float = 1e-6
+    bn_weight: float = 0.1
+    group_weight: float = 0.01
+    noise: float = 0.01
+    exact_statistics: bool = False
+
+    paper: ClassVar[Paper] = Paper(
+        title="See through Gradients: Image Batch Recovery via GradInversion",
+        authors="Yin, Mallya, Vahdat, Alvarez, Kautz, Molchanov",
+        venue="CVPR",
+        year=2021,
+        url="https://arxiv.org/abs/2104.07586",
+    )
+    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "step_size", "gradient_weight")
+        check_not_negative(self, "tv_weight", "norm_weight", "bn_weight", "group_weight", "noise")
+
+    def _recipe(self, scene: Scene) -> Recipe:
+        layers = any(isinstance(module, _BatchNorm) for module in scene.model.modules())
+        if self.bn_weight and not layers:
+            raise AttackError(
+                "see-through-gradients has a prior on BatchNorm layers, and the model has none; set bn_weight = 0"
+            )
+        if self.exact_statistics and scene.steps != 1:
+            raise AttackError(f"exact_statistics follow from one local step, not from {scene.steps}; set it to false")
+        return Recipe(
+            distance=SquaredL2(),
+            priors=[
+                (self.tv_weight / self.gradient_weight, TotalVariation()),
+                (self.norm_weight / self.gradient_weight, Norm()),
+                (self.bn_weight / self.gradient_weight, BatchNormStatistics(exact=self.exact_statistics)),
+                (self.group_weight / self.gradient_weight, GroupConsistency()),
+            ],
+            step_size=self.step_size,
+            schedule=by_cosine,
+            noise=self.noise,
+            one_step=True,
+        )
