@@ -94,11 +94,11 @@ JOBS: dict[str, dict[str, Any]] = {
     ),
     "leaf, Shakespeare": job(
         {"name": "leaf", "path": "leaf/shakespeare"},
-        {"name": "text-cnn"},
-        {**BY_NATURE, "samples_per_client": 60},
+        {"name": "lstm", "hidden": 64, "layers": 1},
+        BY_NATURE,
         clients=30,
         optimizer="adam",
-        learning_rate=0.003,
+        learning_rate=0.01,
         epochs=2,
     ),
     "leaf-synthetic": job(
@@ -113,7 +113,7 @@ JOBS: dict[str, dict[str, Any]] = {
         momentum=0.9,
         learning_rate=0.01,
     ),
-    "adult": job({"name": "adult"}, WIDE, {"name": "adult-by-age"}, rounds=100, batch_size=512, learning_rate=0.01),
+    "adult": job({"name": "adult"}, WIDE, {"name": "adult-by-age"}, rounds=100, batch_size=512, learning_rate=0.1),
     "flight-prices": job(
         {"name": "flight-prices", "max_examples": 100_000},
         WIDE,
@@ -157,7 +157,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "linear": job({"name": "digits"}, {"name": "linear"}),
     "tgias-lenet": job({"name": "emnist", "files": "test"}, {"name": "tgias-lenet"}, SOME, epochs=2),
     "alexnet": job(CIFAR, {"name": "alexnet"}, FEW, **SMALL),
-    "vgg9": job(CIFAR, {"name": "vgg9"}, FEW, **SMALL),
+    "vgg9": job(CIFAR, {"name": "vgg9"}, FEW, **SMALL | {"momentum": 0.0, "optimizer": "adam", "learning_rate": 0.001}),
     "resnet8": job(CIFAR, {"name": "resnet8"}, FEW, **SMALL),
     "resnet18": job(CIFAR, {"name": "resnet18"}, FEW | {"samples_per_client": 50}, **SMALL),
     "convnet": job(CIFAR, {"name": "convnet"}, FEW | {"samples_per_client": 50}, **SMALL),
@@ -165,7 +165,12 @@ JOBS: dict[str, dict[str, Any]] = {
     "shufflenet-v2": job(
         {"name": "image-folder", "path": "att_faces", "size": 64}, {"name": "shufflenet-v2"}, **SMALL, epochs=4
     ),
-    "torchvision": job(CIFAR, {"name": "torchvision", "architecture": "squeezenet1_1"}, FEW, **SMALL),
+    "torchvision": job(
+        {"name": "image-folder", "path": "att_faces", "size": 64},
+        {"name": "torchvision", "architecture": "resnet18"},
+        **SMALL,
+        epochs=2,
+    ),
 }
 
 

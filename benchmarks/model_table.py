@@ -25,6 +25,7 @@ ADULT = ("Adult", Task((102,), 2))
 FLIGHTS = ("Flight Prices", Task((31,), 0))
 FACES = ("AT&T faces", Task((1, 80, 70), 40))
 R8 = ("R8", Task((30,), 8, vocabulary=5000))
+SHAKESPEARE = ("Shakespeare", Task((80,), 80, vocabulary=80))
 
 LAVP, LMRA, SME, TGIAS, ANGULAR = "LAVP", "LMRA", "SME", "TGIAs-RO", "angular Lipschitz"
 DLG, NOBODY = "DLG", "–"
@@ -59,6 +60,7 @@ ROWS: list[tuple[str, Mapping[str, Any], tuple[str, Task], str]] = [
     ("vit-april", {"patch": 4}, FEMNIST, NOBODY),
     ("text-cnn", {}, R8, TGIAS),
     ("text-cnn", {"kernels": (3,)}, R8, TGIAS),
+    ("lstm", {}, SHAKESPEARE, "LEAF"),
     ("torchvision", {}, IMAGENET, NOBODY),
 ]
 

@@ -41,7 +41,7 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override one setting, e.g. attack.sme.iterations=200.")
 ]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie; FEDSIM_DATA by default.")]
-_INTERRUPTED = "interrupted; what is recorded stays usable, `fedsim run --resume RUN` goes on"
+_INTERRUPTED = "interrupted; `fedsim run --resume RUN`, or the same `fedsim train`, goes on from what is kept"
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 

@@ -41,13 +41,15 @@ class Truth:
         """
         try:
             tensors = load_file(path)
-            data, labels = tensors["data"].float(), tensors["labels"].long()
+            data, labels = tensors["data"].float(), tensors["labels"]
+            labels = labels.float() if labels.is_floating_point() else labels.long()
         except (OSError, SafetensorError, KeyError) as error:
             raise DataError(f"truth: {path} is not a safetensors file with 'data' and 'labels' ({error})") from error
-        if data.ndim != 4 or not len(data) or labels.shape != data.shape[:1] or labels.min() < 0:
+        negative = not labels.is_floating_point() and bool((labels < 0).any())
+        if data.ndim not in (2, 4) or not len(data) or labels.shape != data.shape[:1] or negative:
             raise DataError(
-                f"truth: {path}: expected data of shape (example, channel, height, width) and a label for each, "
-                f"got {tuple(data.shape)} and {tuple(labels.shape)}"
+                f"truth: {path}: expected data of shape (example, channel, height, width) or (example, feature) and a "
+                f"label for each, got {tuple(data.shape)} and {tuple(labels.shape)}"
             )
         if not (data.min() >= 0 and data.max() <= 1):
             raise DataError(f"truth: {path}: data lies in [{data.min():.3g}, {data.max():.3g}], expected [0, 1]")
@@ -159,6 +161,8 @@ def _guesses(finding: Reconstruction, public: Public | None, rng: torch.Generato
     if public is not None:
         mean = public.data.mean(0)
         guesses["public mean"] = mean.expand(shape)
+        if finding.labels.is_floating_point():
+            return guesses  # targets are no classes
         means = [public.data[public.labels == c].mean(0) for c in finding.labels.tolist()]
         guesses["public class mean"] = torch.stack([m if torch.isfinite(m).all() else mean for m in means])
     return guesses

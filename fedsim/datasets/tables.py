@@ -186,7 +186,11 @@ class Csv:
             raise DataError(f"data: 'csv' needs {'a target' if self.path else 'a path'}; set data.path and data.target")
         path = Path(self.path).expanduser()
         home = path.parent if path.is_absolute() else data_folder(folder, "csv")
-        path = find(home, [path.name if path.is_absolute() else self.path], "correct data.path")
+        path = find(
+            home,
+            [path.name if path.is_absolute() else self.path],
+            "correct data.path, absolute or within the data folder",
+        )
 
         def parse() -> Dataset:
             table = read_table(verify(path, home), self.separator)
@@ -251,6 +255,11 @@ def _targets(path: Path, column: pd.Series, task: str, train: Any) -> tuple[Tens
         names = categories(path, column, "set task to regression, or choose another target")
         if len(names) < 2:
             raise DataError(f"{path}: the target '{column.name}' is '{names[0]}' in every line, expected two classes")
+        if len(names) > len(column) / 2 and len(column) > 10:
+            raise DataError(
+                f"{path}: the target '{column.name}' has {len(names)} values in {len(column)} lines, too many to be "
+                "classes; set task to regression, or choose another target"
+            )
         return _codes(column, names), {"num_classes": len(names), "class_names": names}
     values = numbers(path, column)
     mean, std = float(values[train].mean()), float(values[train].std())

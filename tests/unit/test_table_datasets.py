@@ -398,3 +398,11 @@ def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
     first = csv(tmp_path)
     assert torch.equal(csv(tmp_path).train.raw, first.train.raw)
     assert len(csv(tmp_path, PEOPLE + "p50,30,1,Ulm,yes\n").train) + 11 == 51
+
+
+def test_a_number_is_not_taken_for_classes(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{i * 1.37}\n" for i in range(40))
+    (tmp_path / "t.csv").write_text("a,price\n" + rows)
+    with pytest.raises(DataError, match="'price' has 40 values in 40 lines, too many to be classes; set task to regr"):
+        Csv(path=str(tmp_path / "t.csv"), target="price").load(None)
+    assert Csv(path=str(tmp_path / "t.csv"), target="price", task="regression").load(None).num_classes == 0
