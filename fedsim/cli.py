@@ -1,4 +1,4 @@
-"""The command line: run, train, attack, report, inspect, data, list, show.
+"""The command line: run, train, attack, geometry, report, inspect, data, list, show.
 
 Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Exit codes: 0 done,
 1 a run or an attack failed, 2 the request itself is wrong.
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -132,6 +133,41 @@ def attack(
         failures = _attack(audit)
         _report(run, audit)
     _finish(failures)
+
+
+@cli.command()
+def geometry(
+    run: RunPath,
+    rounds: Annotated[list[int] | None, typer.Option("--round", help="Rounds; the first recorded by default.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Say how well recorded updates can be matched by one gradient: the analysis of SME, Sect. 5.1."""
+    from fedsim.experiment import Experiment
+    from fedsim.figures import draw, style
+    from fedsim.geometry import panels, recorded
+    from fedsim.run_folder import RunFolder, write_rows
+    from fedsim.transcript import Transcript
+
+    _use_data_dir(data_dir)
+    folder = RunFolder(run)
+    if (config := folder.read_experiment()) is None:
+        raise ConfigError(
+            f"{run}: was recorded elsewhere, so nobody here knows its clients' data; name a run of fedsim"
+        )
+    transcript = Transcript(run)
+    found = list(recorded(Experiment(config), transcript, rounds or transcript.rounds[:1]))
+    rows = [{"round": number, "client": client, **item.summary} for number, client, item in found]
+    write_rows(run / "geometry.csv", list(rows[0]), rows)
+    table = Table("", "mean", "deviation", "lowest", "highest", title=f"{len(rows)} updates of {run}")
+    for name in found[0][2].summary:
+        values = [float(row[name]) for row in rows]
+        spread = fmean(values), pstdev(values), min(values), max(values)
+        table.add_row(name, *(f"{value:.3f}" for value in spread))
+    console.print(table)
+    for name, panel in zip(("ratios", "cosines"), panels([item for _, _, item in found], style(0)), strict=True):
+        path = run / f"geometry-{name}.png"
+        path.write_bytes(draw(panel))
+        console.print(f"picture: {path}", soft_wrap=True)
 
 
 @cli.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -89,6 +89,7 @@ def local_update(
     key: tuple[int | str, ...],
     defenses: Sequence[Defense] = (),
     loss: Loss = cross_entropy,
+    before_step: Callable[[], None] | None = None,
 ) -> tuple[dict[str, Tensor], float]:
     """Train from `before` on a client's data and return (w_T, mean training loss).
 
@@ -99,6 +100,7 @@ def local_update(
         inputs: `example ...` in model units.
         labels: `example`, class indices or targets.
         loss: what is minimised.
+        before_step: called before each step, while `model` holds the weights so far.
 
     Raises:
         RunError: the weights became NaN or infinite, or a batch of one example was to be normalised.
@@ -113,6 +115,8 @@ def local_update(
     losses: list[Tensor] = []
     with seeded(*key, "dropout"), frozen(model, settings):
         for index in batches(len(inputs), settings, order):
+            if before_step is not None:
+                before_step()
             batch, targets = inputs[index], labels[index]
             for defense in defenses:
                 batch, targets = defense.on_batch(batch, targets, rng=noise)
