@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 
 from adversaries.scene import Scene, Units
-from fedsim.errors import AttackError
+from fedsim.errors import AttackError, FedsimError
 
 _AGREEMENT = 1e-3
 """Largest difference of the compiled objective from the traced function's own, relative to its size (at least 1)."""
 
 _cache: dict[Any, Callable[..., list[Tensor]]] = {}
+"""Graphs by what they were traced from. Numbers of the scene, unlike its tensors, become part of a graph."""
 
 
 def compiled(
@@ -27,7 +29,8 @@ def compiled(
 ) -> Callable[[dict[str, Tensor], tuple[Tensor, ...]], list[Tensor]]:
     """`evaluate` with its scene, traced and compiled for tensors of these shapes.
 
-    The graph of one victim serves all others with the same shapes: her tensors are arguments of it.
+    The graph of one victim serves all others with the same shapes: her tensors are arguments of it. For
+    each victim it is compared with `evaluate` itself at the sample.
 
     Args:
         evaluate: `(values, around, scene, target) -> tensors`, without control flow that depends on values.
@@ -47,23 +50,32 @@ def compiled(
         return evaluate(values, around, _with_tensors(scene, tensors), target)
 
     arguments = (*sample, tensors, target)
-    whole = (key, repr(scene.model), _shapes(arguments))
-    if whole not in _cache:
-        try:
-            graph = make_fx(traced)(*arguments)
-            run = torch.compile(graph, dynamic=False)
-            ours, theirs = run(*arguments)[0].item(), evaluate(*sample, scene, target)[0].item()
-        except Exception as error:
-            line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise AttackError(f"the model cannot be compiled ({line}); set compile = false") from error
-        if not abs(ours - theirs) <= _AGREEMENT * max(1.0, abs(theirs)):
-            raise AttackError(
-                f"the compiled objective is {ours:.6g} where the model gives {theirs:.6g}: its control flow depends on "
-                "values, or the compiler errs; set compile = false"
-            )
-        _cache[whole] = run
-    run = _cache[whole]
+    whole = (key, repr(scene.model), scene.loss, _numbers(scene), _shapes(arguments))
+    try:
+        theirs = evaluate(*sample, scene, target)[0].item()
+        if whole in _cache and not _agree(_cache[whole](*arguments)[0].item(), theirs):
+            del _cache[whole]  # a model of the same outline that computes something else
+        if whole not in _cache:
+            _cache[whole] = torch.compile(make_fx(traced)(*arguments), dynamic=False)
+        run = _cache[whole]
+        ours = run(*arguments)[0].item()
+    except FedsimError:
+        raise
+    except Exception as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise AttackError(f"the model cannot be compiled ({line}); set compile = false") from error
+    if not _agree(ours, theirs):
+        del _cache[whole]
+        raise AttackError(
+            f"the compiled objective is {ours:.6g} where the model gives {theirs:.6g}: its control flow depends on "
+            "values, or the compiler errs; set compile = false"
+        )
     return lambda values, around: run(values, around, tensors, target)
+
+
+def _agree(ours: float, theirs: float) -> bool:
+    both_nan = math.isnan(ours) and math.isnan(theirs)
+    return both_nan or abs(ours - theirs) <= _AGREEMENT * max(1.0, abs(theirs))
 
 
 def _tensors(scene: Scene) -> dict[str, Any]:
@@ -77,6 +89,10 @@ def _tensors(scene: Scene) -> dict[str, Any]:
         "labels": scene.labels,
         "units": units,
     }
+
+
+def _numbers(scene: Scene) -> tuple[Any, ...]:
+    return tuple(getattr(scene, name) for name in ("num_examples", "learning_rate", "local_epochs", "batch_size"))
 
 
 def _with_tensors(scene: Scene, tensors: dict[str, Any]) -> Scene:

@@ -67,8 +67,8 @@ class DataLeakage(GradientInversion):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "step_size", "decay", "emphasis_iterations")
-        if min(self.emphasis) <= 0:
-            raise ConfigError(f"emphasis: expected two values above 0, got {list(self.emphasis)}")
+        if len(self.emphasis) != 2 or not all(0 < value < math.inf for value in self.emphasis):
+            raise ConfigError(f"emphasis: expected two finite values above 0, got {list(self.emphasis)}")
         check_not_negative(self, "tv_weight", "bounds_weight", "order_weight")
 
     def _recipe(self, scene: Scene) -> Recipe:

@@ -37,10 +37,10 @@ def count_labels(
         `example`, N labels in ascending order.
 
     Raises:
-        KnowledgeError: the model has no final linear layer with a bias.
+        KnowledgeError: the model has no final linear layer with a bias for each class, or no classes.
 
     References:
-        Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022, Sect. 4.3; Geng et al.:
+        Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022; Geng et al.:
         Towards General Deep Leakage in Federated Learning, 2021. Differs: uses the bias instead of
         the weights, so that it needs no estimate of the penultimate features.
         Assumes plain SGD; with momentum or Adam counts are rougher (0.93 and 0.77 of the labels where
@@ -48,7 +48,8 @@ def count_labels(
     """
     name = _last_bias(model)
     moved = (before[name] - after[name]).double().cpu()
-    p = (_mean_softmax(model, before, knowledge, rng) + _mean_softmax(model, after, knowledge, rng)) / 2
+    ends = [_mean_softmax(model, state, knowledge, rng, len(moved)) for state in (before, after)]
+    p = (ends[0] + ends[1]) / 2
     scale = _steps_times_rate(update.num_examples, knowledge) or (moved / p.clamp_min(1e-12)).max().item()
     if not scale > 0:
         scale = moved.abs().max().item() or 1.0
@@ -64,18 +65,17 @@ def sign_rule(scene: Scene) -> Tensor:
 
     Raises:
         AttackError: there is more than one example.
-        KnowledgeError: the model has no final linear layer with a bias.
+        KnowledgeError: the model has no final linear layer with a bias for each class, or no classes.
 
     References:
-        Zhao et al.: iDLG, 2020, Eq. 4, for the bias (the paper's weights need features of one sign).
+        Zhao et al.: iDLG, 2020, for the bias (the paper's weights need features of one sign).
     """
     if scene.num_examples != 1:
         raise AttackError(
             f"idlg reads the label of one example from signs, N is {scene.num_examples}; grant the labels or "
             "choose another attack"
         )
-    place = scene.names.index(_last_bias(scene.model))
-    return scene.direction[place].argmin().reshape(1)
+    return scene.direction[scene.names.index(_last_bias(scene.model))].argmin().reshape(1)
 
 
 def _last_bias(model: nn.Module) -> str:
@@ -86,16 +86,26 @@ def _last_bias(model: nn.Module) -> str:
             "labels are withheld and cannot be recovered: the model has no final linear layer with a bias; "
             "grant them with adversary.knowledge.labels = true"
         )
-    return f"{linear[-1]}.bias"
+    if layer.out_features == 1:
+        raise KnowledgeError(
+            "labels are withheld and are targets of a regression, which nothing gives away; "
+            "grant them with adversary.knowledge.labels = true"
+        )
+    return f"{linear[-1]}.bias".removeprefix(".")
 
 
-def _mean_softmax(model: nn.Module, state: State, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
+def _mean_softmax(model: nn.Module, state: State, knowledge: Knowledge, rng: torch.Generator, classes: int) -> Tensor:
     assert knowledge.input_shape is not None
     assert knowledge.value_range is not None
     axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
     low, high = (torch.as_tensor(end).reshape(axes) for end in knowledge.value_range)
     probes = low + (high - low) * torch.rand((_PROBES, *knowledge.input_shape), generator=rng)
     logits: Tensor = functional_call(model, dict(state), (probes.to(next(iter(state.values()))),))
+    if logits.shape != (_PROBES, classes):
+        raise KnowledgeError(
+            f"labels are withheld and cannot be recovered: the model's last linear layer gives {classes} numbers, "
+            f"the model {tuple(logits.shape[1:])}; grant them with adversary.knowledge.labels = true"
+        )
     return logits.double().softmax(1).mean(0).cpu()
 
 

@@ -23,7 +23,8 @@ from adversaries.distances import Cosine, Distance
 from adversaries.labels import count_labels
 from adversaries.places import AtBroadcast, Place, Variable
 from adversaries.priors import Prior, total_variation
-from adversaries.scene import Scene, known_steps, scene_of
+from adversaries.scene import Scene, known_steps, normalising_by_batch, scene_of
+from adversaries.slopes import check_slope
 from fedsim.attack import Attack, Knowledge, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Reconstruction
@@ -76,6 +77,8 @@ class Recipe:
         joint_labels: step size of label logits that are optimised with the data; None takes the
             labels that are granted or counted.
         epochs: how many dummy images stand for each example, one an epoch.
+        normalised_by_batch: BatchNorm layers normalise the dummy data by their own statistics, as those of
+            clients do in training, instead of by the running ones of w_0.
         one_step: the attack assumes T = 1; with more it warns.
     """
 
@@ -91,6 +94,7 @@ class Recipe:
     bounded: bool = True
     joint_labels: float | None = None
     epochs: int = 1
+    normalised_by_batch: bool = False
     one_step: bool = False
 
 
@@ -160,14 +164,16 @@ class GradientInversion(Attack):
             log.warning(
                 "%s on %s: assumes one local step, the update is of %s; expect little", type(self).__name__, where, told
             )
+        if recipe.normalised_by_batch:
+            scene = replace(scene, model=normalising_by_batch(scene.model))
         if recipe.joint_labels is None:
             labels = self._labels(scene, update, knowledge, rng).to(knowledge.device)
             scene = replace(scene, labels=labels.repeat(recipe.epochs))
         shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
         runs = [_Run(recipe, scene, shape, knowledge, self.iterations, rng) for _ in range(self.restarts)]
         evaluate = self._evaluator(recipe, scene, runs[0])
-        self._descend(runs, evaluate, where, progress)
-        best = min(runs, key=lambda run: run.last("objective"))
+        survivors = self._descend(runs, evaluate, where, progress)
+        best = min(survivors, key=lambda run: run.last("objective"))
         return best.finding(self._merged)
 
     def _merged(self, data: Tensor, scene: Scene) -> Tensor:
@@ -182,27 +188,31 @@ class GradientInversion(Attack):
             with torch.autocast(scene.labels.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 return _objective(recipe, scene, values, around, target)
 
+        def distance_alone() -> list[Tensor]:
+            return _objective(replace(recipe, priors=()), scene, run.values(), run.around(0, run.dummy), target)[1:3]
+
+        labels = scene.labels if recipe.joint_labels is None else run.values()["label_logits"].softmax(1)
+        check_slope(scene, run.dummy, labels, distance_alone)
         if self.compile:
             return compiled(
                 evaluate, (type(self).__name__, repr(self)), scene, target, (run.values(), run.around(0, run.dummy))
             )
         return lambda values, around: evaluate(values, around, scene, target)
 
-    def _descend(self, runs: list[_Run], evaluate: Evaluate, where: str, progress: Progress) -> None:
+    def _descend(self, runs: list[_Run], evaluate: Evaluate, where: str, progress: Progress) -> list[_Run]:
+        """Move the dummy data of all restarts, and return those that did not diverge."""
         keep = {round(part * self.iterations) for part in _SNAPSHOTS}
         best, since = math.inf, 0
         for iteration in range(self.iterations):
-            consensus = torch.stack([run.dummy.detach() for run in runs]).mean(0)
+            # A restart that has just diverged must not take the others with it.
+            consensus = torch.stack([run.dummy.detach() for run in runs]).nanmean(0)
             for run in runs:
                 if iteration in keep:
                     run.snapshot(iteration)
                 run.step(evaluate, consensus, iteration)
             if iteration % max(1, self.iterations // 100) == 0 or iteration == self.iterations - 1:
+                runs = _not_diverged(runs, where, iteration)
                 values = {name: min(run.last(name) for run in runs) for name in runs[0].trace}
-                if any(math.isnan(run.last("objective")) for run in runs):
-                    raise AttackError(
-                        f"{where}: the objective became NaN at iteration {iteration}; lower the attack's step_size"
-                    )
                 progress(iteration + 1, self.iterations, values)
             if self.patience:
                 now = min(run.last("objective") for run in runs)
@@ -212,6 +222,7 @@ class GradientInversion(Attack):
                     break
         for run in runs:
             run.snapshot(iteration + 1)
+        return runs
 
 
 Around = tuple[Tensor, Tensor]
@@ -234,7 +245,7 @@ def _objective(
     for weight, prior in recipe.priors:
         if weight:
             objective = objective + weight * prior(scene, dummy, consensus)
-    slopes = torch.autograd.grad(objective, list(values.values()))
+    slopes = torch.autograd.grad(objective, list(values.values()), materialize_grads=True)
     return [objective.detach(), distance.detach(), *slopes]
 
 
@@ -331,6 +342,23 @@ class _Run:
             snapshots=torch.stack(data),
             snapshot_iterations=torch.tensor(self._at),
         )
+
+
+def _not_diverged(runs: list[_Run], where: str, iteration: int) -> list[_Run]:
+    """The restarts whose objective is finite.
+
+    Raises:
+        AttackError: there is none.
+    """
+    kept = [run for run in runs if math.isfinite(run.last("objective")) and bool(run.dummy.isfinite().all())]
+    if not kept:
+        told = "NaN" if math.isnan(runs[0].last("objective")) else "infinite"
+        raise AttackError(
+            f"{where}: the objective became {told} at iteration {iteration}; lower the attack's step_size"
+        )
+    if len(kept) < len(runs):
+        log.warning("%s: %d restarts diverged by iteration %d", where, len(runs) - len(kept), iteration)
+    return kept
 
 
 def check_positive(attack: Any, *names: str) -> None:

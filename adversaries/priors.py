@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from adversaries.scene import Scene
@@ -69,35 +68,46 @@ class GroupConsistency:
 class BatchNormStatistics:
     """Distance of the dummy data's statistics in each BatchNorm layer from those that the client returned.
 
-    Sum over layers of ||mean - running mean||_2 + ||variance - running variance||_2 (GradInversion,
-    Eq. 9), at w_0. After one step of a layer with momentum m that normalises by the batch, the
-    batch's own statistics follow exactly from both running ones, and stand in their place.
+    Sum over layers of ||mean - running mean||_2 + ||variance - running variance||_2 (GradInversion's
+    R_BN), at w_0. After one step in training mode the batch's own statistics follow exactly from the
+    running ones before and after, and stand in their place. With layer momentum m, torch keeps
+    running = (1 - m) running + m own, where its own variance is that over n - 1 of a channel's n values;
+    a layer without momentum keeps the own ones.
 
     Attributes:
-        exact: the client took one step in training mode, so that the batch's statistics follow.
+        exact: the client took one step in training mode, so that the batch's statistics follow. The
+            model of the scene has to normalise by the batch then, see `normalising_by_batch`.
     """
 
     exact: bool = False
 
     def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
         """See `Prior`."""
-        state = {**dict(zip(scene.names, scene.before, strict=True)), **scene.buffers}
-        seen: dict[str, Tensor] = {}
         layers = {name: m for name, m in scene.model.named_modules() if isinstance(m, _BatchNorm)}
+        seen: dict[str, Tensor] = {}
         hooks = [layer.register_forward_pre_hook(_noting(seen, name)) for name, layer in layers.items()]
         try:
-            functional_call(scene.model, state, (scene.units.to_model(dummy),))
+            scene.outputs(scene.before, dummy)
         finally:
             for hook in hooks:
                 hook.remove()
         terms = []
-        for name, layer in layers.items():
-            mean, variance = _targets(scene.buffers, scene.returned_buffers, name, layer if self.exact else None)
-            axes = [0, *range(2, seen[name].ndim)]
-            terms.append(
-                (seen[name].mean(axes) - mean).norm() + (seen[name].var(axes, unbiased=False) - variance).norm()
-            )
+        for name, inputs in seen.items():
+            axes = [0, *range(2, inputs.ndim)]
+            mean, variance = self._targets(scene, name, layers[name], inputs.numel() // inputs.shape[1])
+            terms.append((inputs.mean(axes) - mean).norm() + (inputs.var(axes, unbiased=False) - variance).norm())
         return torch.stack(terms).sum()
+
+    def _targets(self, scene: Scene, name: str, layer: _BatchNorm, count: int) -> tuple[Tensor, Tensor]:
+        """Mean and variance that the dummy data should have before this layer, of `count` values a channel."""
+        prefix = f"{name}." if name else ""
+        returned = [scene.returned_buffers[f"{prefix}running_{of}"] for of in ("mean", "var")]
+        if not self.exact:
+            return returned[0], returned[1]
+        share = 1.0 if layer.momentum is None else layer.momentum
+        sent = [scene.buffers[f"{prefix}running_{of}"] for of in ("mean", "var")]
+        mean, variance = ((new - (1 - share) * old) / share for new, old in zip(returned, sent, strict=True))
+        return mean, variance * (count - 1) / count
 
 
 @dataclass(frozen=True)
@@ -134,19 +144,8 @@ class EpochConsistency:
         return (means[:, None] - means[None]).square().mean()
 
 
-def _noting(seen: dict[str, Tensor], name: str):  # type: ignore[no-untyped-def]
+def _noting(seen: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen[name] = inputs[0]
 
     return note
-
-
-def _targets(
-    before: Mapping[str, Tensor], after: Mapping[str, Tensor], name: str, layer: _BatchNorm | None
-) -> tuple[Tensor, Tensor]:
-    mean, variance = (f"{name}.running_mean", f"{name}.running_var")
-    if layer is None or layer.momentum is None:
-        return after[mean], after[variance]
-    share = layer.momentum
-    own = [(after[key] - (1 - share) * before[key]) / share for key in (mean, variance)]
-    return own[0], own[1]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, TranscriptError
@@ -63,8 +66,9 @@ class Scene:
         before: w_0.
         after: w_T.
         buffers: of the broadcast state, by name.
-        returned_buffers: of the state that the client returned.
-        labels: `example`, class indices; empty where they are found together with the data.
+        returned_buffers: of the state that the client returned; empty where she returned parameters alone.
+        labels: `example`, class indices or targets of a regression; empty where they are found together
+            with the data.
         units: coordinates of the dummy data.
         num_examples: N.
         learning_rate: step size of local training, None where withheld.
@@ -104,17 +108,23 @@ class Scene:
         assert self.learning_rate is not None
         return [delta / (self.learning_rate * self.steps) for delta in self.direction]
 
+    def outputs(self, weights: Sequence[Tensor], dummy: Tensor) -> Tensor:
+        """What the model with these weights, in the order of `names`, makes of the dummy data."""
+        state = {**dict(zip(self.names, weights, strict=True)), **self.buffers}
+        outputs: Tensor = functional_call(self.model, state, (self.units.to_model(dummy),))
+        return outputs
+
     def gradient(self, weights: Sequence[Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
         """Gradient of the loss of the dummy data at `weights`, itself differentiable.
 
         Args:
-            weights: in the order of `names`, each requiring a gradient.
+            weights: in the order of `names`, each requiring a gradient; that of one which the model does
+                not use is zero, as is its part of the update.
             dummy: `example ...` in standardised units.
-            labels: `example` class indices or `example class` probabilities.
+            labels: `example` class indices or targets, or `example class` probabilities.
         """
-        state = {**dict(zip(self.names, weights, strict=True)), **self.buffers}
-        outputs = functional_call(self.model, state, (self.units.to_model(dummy),))
-        return list(torch.autograd.grad(self.loss(outputs, labels), list(weights), create_graph=True))
+        loss = self.loss(self.outputs(weights, dummy), labels)
+        return list(torch.autograd.grad(loss, list(weights), create_graph=True, materialize_grads=True))
 
 
 def scene_of(update: Update, knowledge: Knowledge) -> Scene:
@@ -135,7 +145,10 @@ def scene_of(update: Update, knowledge: Knowledge) -> Scene:
             "this attack needs a model without such buffers, or one that shares them"
         )
     if update.num_examples < 1:
-        raise AttackError(f"{where}: N is {update.num_examples}")
+        raise AttackError(
+            f"{where}: N is {update.num_examples}, so nothing says how many examples to look for; "
+            "attack a client that reports its num_examples"
+        )
     device = knowledge.device
     scene = Scene(
         model=model,
@@ -144,7 +157,7 @@ def scene_of(update: Update, knowledge: Knowledge) -> Scene:
         before=[before[name].to(device) for name in shapes],
         after=[after[name].to(device) for name in shapes],
         buffers={name: before[name].to(device) for name in floating},
-        returned_buffers={name: after[name].to(device) for name in floating},
+        returned_buffers={name: after[name].to(device) for name in floating if name in after},
         labels=torch.empty(0, dtype=torch.int64, device=device),
         units=Units.of(knowledge, before[next(iter(shapes))].to(device)),
         num_examples=update.num_examples,
@@ -155,6 +168,20 @@ def scene_of(update: Update, knowledge: Knowledge) -> Scene:
     if not any(bool((delta != 0).any()) for delta in scene.direction):
         raise AttackError(f"{where}: w_T equals w_0, there is nothing to match")
     return scene
+
+
+def normalising_by_batch(model: nn.Module) -> nn.Module:
+    """A copy of `model` whose BatchNorm layers normalise by the batch, as in training, and keep no account of it."""
+    own = deepcopy(model)
+    for module in own.modules():
+        if isinstance(module, _BatchNorm):
+            module.register_forward_hook(_by_batch)
+    return own
+
+
+def _by_batch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    assert isinstance(layer, _BatchNorm)
+    return batch_norm(inputs[0], None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
 
 
 def known_steps(knowledge: Knowledge, num_examples: int) -> int | None:

@@ -31,8 +31,8 @@ class SeeThroughGradients(GradientInversion):
         bn_weight: of the distance to the BatchNorm statistics that the client returned. [paper: 0.1]
         group_weight: of the distance to the mean of the restarts.              [paper: 0.01]
         noise: Langevin noise after each step, in step sizes.                   [paper: 0.01]
-        exact_statistics: the client took one step in training mode, so that her batch's own statistics
-            follow from the running ones before and after.
+        exact_statistics: the client took one step in training mode: her batch's own statistics follow from
+            the running ones before and after, and the dummy data are normalised by theirs.
         restarts: size of the group; the one with the smallest objective is the finding.  [paper: 8]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.compiled`.
@@ -70,11 +70,11 @@ class SeeThroughGradients(GradientInversion):
         check_not_negative(self, "tv_weight", "norm_weight", "bn_weight", "group_weight", "noise")
 
     def _recipe(self, scene: Scene) -> Recipe:
-        layers = any(isinstance(module, _BatchNorm) for module in scene.model.modules())
-        if self.bn_weight and not layers:
-            raise AttackError(
-                "see-through-gradients has a prior on BatchNorm layers, and the model has none; set bn_weight = 0"
-            )
+        layers = [name for name, module in scene.model.named_modules() if isinstance(module, _BatchNorm)]
+        kept = {f"{name}.running_mean".removeprefix(".") for name in layers} & scene.returned_buffers.keys()
+        if self.bn_weight and (not layers or len(kept) < len(layers)):
+            what = "the client returned no statistics of theirs" if layers else "the model has none"
+            raise AttackError(f"see-through-gradients has a prior on BatchNorm layers, and {what}; set bn_weight = 0")
         if self.exact_statistics and scene.steps != 1:
             raise AttackError(f"exact_statistics follow from one local step, not from {scene.steps}; set it to false")
         return Recipe(
@@ -87,6 +87,7 @@ class SeeThroughGradients(GradientInversion):
             ],
             step_size=self.step_size,
             schedule=by_cosine,
+            normalised_by_batch=self.exact_statistics,
             noise=self.noise,
             one_step=True,
         )
