@@ -157,10 +157,10 @@ JOBS: dict[str, dict[str, Any]] = {
     "linear": job({"name": "digits"}, {"name": "linear"}),
     "tgias-lenet": job({"name": "emnist", "files": "test"}, {"name": "tgias-lenet"}, SOME, epochs=2),
     "alexnet": job(CIFAR, {"name": "alexnet"}, FEW, **SMALL),
-    "vgg9": job(CIFAR, {"name": "vgg9"}, FEW, **SMALL | {"momentum": 0.0, "optimizer": "adam", "learning_rate": 0.001}),
+    "vgg9": job({"name": "digits"}, {"name": "vgg9"}, optimizer="adam", learning_rate=0.001),
     "resnet8": job(CIFAR, {"name": "resnet8"}, FEW, **SMALL),
-    "resnet18": job(CIFAR, {"name": "resnet18"}, FEW | {"samples_per_client": 50}, **SMALL),
-    "convnet": job(CIFAR, {"name": "convnet"}, FEW | {"samples_per_client": 50}, **SMALL),
+    "resnet18": job({"name": "digits"}, {"name": "resnet18"}),
+    "convnet": job({"name": "mnist"}, {"name": "convnet"}, FEW | {"samples_per_client": 50}, **SMALL),
     "vit-april": job(CIFAR, {"name": "vit-april"}, FEW, **SMALL | {"learning_rate": 0.01}),
     "shufflenet-v2": job(
         {"name": "image-folder", "path": "att_faces", "size": 64}, {"name": "shufflenet-v2"}, **SMALL, epochs=4
