@@ -160,7 +160,12 @@ JOBS: dict[str, dict[str, Any]] = {
     "vgg9": job({"name": "digits"}, {"name": "vgg9"}, optimizer="adam", learning_rate=0.001),
     "resnet8": job(CIFAR, {"name": "resnet8"}, FEW, **SMALL),
     "resnet18": job({"name": "digits"}, {"name": "resnet18"}),
-    "convnet": job({"name": "mnist"}, {"name": "convnet"}, FEW | {"samples_per_client": 50}, **SMALL),
+    "convnet": job(
+        {"name": "leaf", "path": "leaf/mnist-by-writer"},
+        {"name": "convnet"},
+        FEW | {"samples_per_client": 50},
+        **SMALL,
+    ),
     "vit-april": job(CIFAR, {"name": "vit-april"}, FEW, **SMALL | {"learning_rate": 0.01}),
     "shufflenet-v2": job(
         {"name": "image-folder", "path": "att_faces", "size": 64}, {"name": "shufflenet-v2"}, **SMALL, epochs=4
