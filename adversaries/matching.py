@@ -24,7 +24,7 @@ from adversaries.labels import count_labels
 from adversaries.places import AtBroadcast, Place, Variable
 from adversaries.priors import Prior, total_variation
 from adversaries.scene import Scene, known_steps, normalising_by_batch, scene_of
-from adversaries.slopes import check_slope
+from adversaries.slopes import check_inputs, check_slope
 from fedsim.attack import Attack, Knowledge, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Reconstruction
@@ -166,10 +166,11 @@ class GradientInversion(Attack):
             )
         if recipe.normalised_by_batch:
             scene = replace(scene, model=normalising_by_batch(scene.model))
+        shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
+        check_inputs(scene, scene.before[0].new_zeros(shape))
         if recipe.joint_labels is None:
             labels = self._labels(scene, update, knowledge, rng).to(knowledge.device)
             scene = replace(scene, labels=labels.repeat(recipe.epochs))
-        shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
         runs = [_Run(recipe, scene, shape, knowledge, self.iterations, rng) for _ in range(self.restarts)]
         evaluate = self._evaluator(recipe, scene, runs[0])
         survivors = self._descend(runs, evaluate, where, progress)
@@ -188,11 +189,11 @@ class GradientInversion(Attack):
             with torch.autocast(scene.labels.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 return _objective(recipe, scene, values, around, target)
 
-        def distance_alone() -> list[Tensor]:
-            return _objective(replace(recipe, priors=()), scene, run.values(), run.around(0, run.dummy), target)[1:3]
+        def distance_of(values: dict[str, Tensor]) -> Tensor:
+            labels = _labels_of(recipe, scene, values)
+            return recipe.distance(recipe.place.gradient(scene, values, values["dummy"], labels), target)
 
-        labels = scene.labels if recipe.joint_labels is None else run.values()["label_logits"].softmax(1)
-        check_slope(scene, run.dummy, labels, distance_alone)
+        check_slope(scene, run.values(), _labels_of(recipe, scene, run.values()), distance_of)
         if self.compile:
             return compiled(
                 evaluate, (type(self).__name__, repr(self)), scene, target, (run.values(), run.around(0, run.dummy))
@@ -220,6 +221,7 @@ class GradientInversion(Attack):
                 if since >= self.patience:
                     log.info("%s: stopped after %d iterations, the objective stays at %.4g", where, iteration + 1, now)
                     break
+        runs = _not_diverged(runs, where, iteration)
         for run in runs:
             run.snapshot(iteration + 1)
         return runs
@@ -238,8 +240,7 @@ def _objective(
     emphasis, consensus = around
     values = {name: value.detach().requires_grad_(True) for name, value in given.items()}
     dummy = values["dummy"]
-    labels = scene.labels if recipe.joint_labels is None else values["label_logits"].softmax(1)
-    gradient = recipe.place.gradient(scene, values, dummy, labels)
+    gradient = recipe.place.gradient(scene, values, dummy, _labels_of(recipe, scene, values))
     distance = recipe.distance(gradient, target)
     objective = emphasis * distance
     for weight, prior in recipe.priors:
@@ -247,6 +248,11 @@ def _objective(
             objective = objective + weight * prior(scene, dummy, consensus)
     slopes = torch.autograd.grad(objective, list(values.values()), materialize_grads=True)
     return [objective.detach(), distance.detach(), *slopes]
+
+
+def _labels_of(recipe: Recipe, scene: Scene, values: Mapping[str, Tensor]) -> Tensor:
+    """Class indices, targets, or probabilities that are optimised with the data."""
+    return scene.labels if recipe.joint_labels is None else values["label_logits"].softmax(1)
 
 
 class _Run:

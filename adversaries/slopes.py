@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from adversaries.scene import Scene
 from fedsim.errors import AttackError
@@ -15,46 +16,66 @@ Call = tuple[str, nn.Module, tuple[Tensor, ...], Tensor]
 """A layer's name, the layer, its inputs and its output."""
 
 
-def check_slope(scene: Scene, dummy: Tensor, labels: Tensor, evaluate: Callable[[], Sequence[Tensor]]) -> None:
-    """Evaluate once, as it is done in each iteration, and see that the dummy data have a slope.
+@torch.no_grad()
+def check_inputs(scene: Scene, dummy: Tensor) -> None:
+    """See that the model takes data of this shape.
+
+    Raises:
+        AttackError: it does not.
+    """
+    try:
+        scene.outputs(scene.before, dummy)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise AttackError(
+            f"the model does not take inputs of shape {tuple(dummy.shape)} ({_line(error)}); "
+            "check input_shape, and that the model is that of the federation"
+        ) from error
+
+
+def check_slope(
+    scene: Scene, values: Mapping[str, Tensor], labels: Tensor, distance_of: Callable[[dict[str, Tensor]], Tensor]
+) -> None:
+    """Differentiate the distance twice, and see that the dummy data have a slope.
+
+    Where `torch.autograd.grad` would pass over a function that can be differentiated once only, and give a
+    part of the slope for the whole, the backward pass to all leaves that is used here raises.
 
     Args:
-        dummy: where the dummy data start.
-        labels: theirs.
-        evaluate: gives the distance, without priors, and its slope in the dummy data.
+        values: what is optimised, where it starts; `dummy` are the dummy data.
+        labels: of the dummy data.
+        distance_of: the distance at given values, without priors.
 
     Raises:
         AttackError: the slope is exactly zero, not finite, or cannot be computed; names the layer, where one
             is to blame.
     """
+    leaves = {name: value.detach().clone().requires_grad_(True) for name, value in values.items()}
+    dummy = values["dummy"].detach()
     try:
-        distance, slope = evaluate()
+        distance = distance_of(leaves)
+        if distance.requires_grad:
+            distance.backward()  # type: ignore[no-untyped-call]
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, IndexError) as error:
         raise AttackError(_why_not(scene, dummy, labels, error)) from error
     if not distance.isfinite() or not distance:
         return
+    slope = leaves["dummy"].grad
+    if slope is None or not slope.any():
+        raise AttackError(_why_flat(scene, dummy))
     if not slope.isfinite().all():
         blamed = next((call for call in _calls(scene, dummy) if _second_derivative(call) == "infinite"), None)
-        whose = (
-            f"layer {_named(blamed)} has no finite second derivative there" if blamed else "no single layer is to blame"
-        )
+        whose = f"layer {_named(blamed)} has no finite second derivative there" if blamed else "no layer is to blame"
         raise AttackError(
             f"the slope of the distance in the dummy data is NaN or infinite: {whose}; attack another model"
         )
-    if not slope.any():
-        raise AttackError(_why_flat(scene, dummy))
 
 
 def _why_not(scene: Scene, dummy: Tensor, labels: Tensor, error: Exception) -> str:
-    try:
-        outputs = scene.outputs(scene.before, dummy)
-    except (RuntimeError, ValueError, IndexError) as failure:
-        return (
-            f"the model does not take inputs of shape {tuple(dummy.shape)} ({_line(failure)}); "
-            "check input_shape, and that the model is that of the federation"
-        )
+    outputs = scene.outputs(scene.before, dummy)
     try:
         scene.loss(outputs, labels)
     except (RuntimeError, ValueError, IndexError) as failure:
@@ -116,17 +137,17 @@ def _second_derivative(call: Call) -> str:
     """Of a layer by itself: `none`, `infinite` or `fine`."""
     _, module, inputs, _ = call
     starts = [x.detach().requires_grad_(True) for x in inputs]
-    sources = [*starts, *module.parameters()]
+    own = {name: p.detach().requires_grad_(True) for name, p in module.named_parameters()}
     try:
-        output = module(*starts)
-        first = torch.autograd.grad(
-            output, sources, _probe(output).requires_grad_(True), create_graph=True, materialize_grads=True
-        )
-        smooth = [slope for slope in first if slope.requires_grad]
-        second = torch.autograd.grad([s.square().sum() for s in smooth], starts, materialize_grads=True)
+        output = functional_call(module, own, tuple(starts))
+        probe = _probe(output).requires_grad_(True)
+        first = torch.autograd.grad(output, [*starts, *own.values()], probe, create_graph=True, materialize_grads=True)
+        smooth = [slope.square().sum() for slope in first if slope.requires_grad]
+        if smooth:
+            torch.stack(smooth).sum().backward()  # type: ignore[no-untyped-call]
     except RuntimeError:
         return "none"
-    return "fine" if all(s.isfinite().all() for s in second) else "infinite"
+    return "fine" if all(x.grad is None or bool(x.grad.isfinite().all()) for x in starts) else "infinite"
 
 
 def _probe(output: Tensor) -> Tensor:

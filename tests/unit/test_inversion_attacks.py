@@ -1,0 +1,970 @@
+"""The parts of the inversion engine against formulas written out again, and the attacks that are made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from adversaries import compiled as graphs
+from adversaries.data_leakage import DataLeakage
+from adversaries.deep_leakage import DeepLeakage, ImprovedDeepLeakage
+from adversaries.distances import Cosine, Distance, GaussianKernel, SquaredL2
+from adversaries.inverting_gradients import InvertingGradients
+from adversaries.labels import sign_rule
+from adversaries.matching import GradientInversion, Recipe, _objective
+from adversaries.places import AlongTraining, AtBroadcast, OnLine, Place
+from adversaries.priors import (
+    BatchNormStatistics,
+    EpochConsistency,
+    GroupConsistency,
+    Norm,
+    Prior,
+    SoftBounds,
+    SquaredTotalVariation,
+    TotalVariation,
+)
+from adversaries.sapag import SelfAdaptiveLeakage
+from adversaries.scene import Scene, Units, normalising_by_batch
+from adversaries.see_through_gradients import SeeThroughGradients
+from adversaries.surrogate_model import SurrogateModelExtension
+from fedsim.attack import Knowledge
+from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
+from fedsim.findings import Reconstruction
+from fedsim.messages import State, Update
+from fedsim.metrics import match, psnr
+from fedsim.randomness import generator
+from fedsim.task import squared_error
+from fedsim.training import LocalTraining, batches, local_update, state_of
+from fedsim.transcript import Recorder, Transcript
+
+SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35
+LOW, HIGH = (0 - MEAN) / STD, (1 - MEAN) / STD
+LABELS = torch.tensor([1, 4, 4])
+
+
+def smooth() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, 10))
+
+
+def cnn() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 3, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 10))
+
+
+def normalised(momentum: float | None = 0.1) -> nn.Module:
+    """Two BatchNorm layers, the second behind the first."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3, momentum=momentum),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(108, 6),
+        nn.BatchNorm1d(6, momentum=momentum),
+        nn.Linear(6, 10),
+    )
+
+
+def truth(count: int = 3) -> Tensor:
+    """Images in [0, 1]."""
+    return torch.rand((count, *SHAPE), generator=generator("truth"))
+
+
+def standard(images: Tensor) -> Tensor:
+    """From [0, 1] to what models are fed with."""
+    return (images - MEAN) / STD
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Victim:
+    """An update by fedsim's own training, and all that could be known of it."""
+
+    update: Update
+    knowledge: Knowledge
+
+
+def victim(build: Callable[[], nn.Module] = smooth, count: int = 1, before: State | None = None, **how: Any) -> Victim:
+    plan = LocalTraining(**({"local_epochs": 1, "batch_size": 100, "learning_rate": 0.1} | how))
+    labels, start = LABELS[:count], before or state_of(build())
+    after, _ = local_update(build(), start, standard(truth(count)), labels, plan, key=("x",))
+    knowledge = Knowledge(
+        model=build,
+        loss=cross_entropy,
+        input_shape=SHAPE,
+        num_classes=10,
+        value_range=([LOW], [HIGH]),
+        input_mean=[0.0],
+        input_std=[1.0],
+        labels=labels,
+        learning_rate=plan.learning_rate,
+        local_epochs=plan.local_epochs,
+        batch_size=plan.batch_size,
+    )
+    return Victim(update=Update(round=1, client=5, before=start, after=after, num_examples=count), knowledge=knowledge)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Reconstruction]:
+    """Record the victim's update, and attack it."""
+
+    def attack_it(attack: GradientInversion, of: Victim, seed: int = 0, **granted: Any) -> Reconstruction:
+        folder = tmp_path / f"recording-{len(list(tmp_path.iterdir()))}"
+        Recorder(folder).write(1, [of.update])
+        knowledge = dataclasses.replace(of.knowledge, **granted)
+        finding = attack.run(Transcript(folder), knowledge, victim=5, rng=generator(seed))
+        assert isinstance(finding, Reconstruction)
+        return finding
+
+    return attack_it
+
+
+Run = Callable[..., Reconstruction]
+
+
+# The formulas, in float64.
+
+
+def doubled(state: State) -> dict[str, Tensor]:
+    return {name: value.double() for name, value in state.items()}
+
+
+def scene(of: Victim, **replaced: Any) -> Scene:
+    """What the engine makes of a victim, in float64 and in units that are not those of the model."""
+    assert of.knowledge.model is not None
+    model = of.knowledge.model().double().eval()
+    names = tuple(name for name, _ in model.named_parameters())
+    before, after = doubled(of.update.before), doubled(of.update.after)
+    ends = [torch.tensor(x, dtype=torch.float64) for x in (0.2, 1.7, LOW, HIGH)]
+    made = Scene(
+        model=model,
+        loss=cross_entropy,
+        names=names,
+        before=[before[name] for name in names],
+        after=[after[name] for name in names],
+        buffers={name: value for name, value in before.items() if name not in names},
+        returned_buffers={name: value for name, value in after.items() if name not in names},
+        labels=of.knowledge.labels if of.knowledge.labels is not None else torch.empty(0),
+        units=Units(*ends),
+        num_examples=of.update.num_examples,
+        learning_rate=of.knowledge.learning_rate,
+        local_epochs=of.knowledge.local_epochs,
+        batch_size=of.knowledge.batch_size,
+    )
+    return dataclasses.replace(made, **replaced)
+
+
+def random(*shape: int, key: str = "random") -> Tensor:
+    return torch.randn(shape, generator=generator(key), dtype=torch.float64)
+
+
+def test_squared_l2_by_hand() -> None:
+    """Sum over layers of weight x ||g - (w_0 - w_T) / (eta T)||^2."""
+    here = scene(victim(count=3, local_epochs=2, batch_size=2, learning_rate=0.05))
+    assert here.steps == 4
+    weights = (3.0, 0.5, 2.0, 0.0)
+    gradient = [random(*start.shape, key=str(i)) for i, start in enumerate(here.before)]
+    expected = 0.0
+    for weight, g, start, end in zip(weights, gradient, here.before, here.after, strict=True):
+        for one, a, b in zip(g.flatten().tolist(), start.flatten().tolist(), end.flatten().tolist(), strict=True):
+            expected += weight * (one - (a - b) / (0.05 * 4)) ** 2
+    distance = SquaredL2(layers=weights)
+    assert distance(gradient, distance.target(here)).item() == pytest.approx(expected, rel=1e-9)
+    plain = sum(((g - t) ** 2).sum() for g, t in zip(gradient, here.mean_gradient, strict=True))
+    assert SquaredL2()(gradient, here.mean_gradient).item() == pytest.approx(float(plain), rel=1e-12)
+
+
+def test_gaussian_kernel_by_hand() -> None:
+    """Mean over tensors of 1 - exp(-||g - t||^2 / (n Var(t)))."""
+    here = scene(victim())
+    target = GaussianKernel().target(here)
+    gradient = [t + 0.3 * t.std() * random(*t.shape, key=str(i)) for i, t in enumerate(target)]
+    terms = []
+    for g, t in zip(gradient, target, strict=True):
+        values = t.flatten().tolist()
+        middle = sum(values) / len(values)
+        spread = sum((value - middle) ** 2 for value in values)
+        far = sum((a - b) ** 2 for a, b in zip(g.flatten().tolist(), values, strict=True))
+        terms.append(1 - math.exp(-far / spread))
+    value = GaussianKernel()(gradient, target).item()
+    assert value == pytest.approx(sum(terms) / len(terms), rel=1e-9)
+    assert 0.01 < value < 0.99
+    assert GaussianKernel()(target, target).item() == 0
+
+
+def test_cosine_by_hand() -> None:
+    here = scene(victim())
+    g = torch.cat([random(*start.shape, key=str(i)).flatten() for i, start in enumerate(here.before)])
+    d = torch.cat([(a - b).flatten() for a, b in zip(here.before, here.after, strict=True)])
+    pieces = [x.reshape(s.shape) for x, s in zip(g.split([s.numel() for s in here.before]), here.before, strict=True)]
+    value = Cosine()(pieces, Cosine().target(here)).item()
+    assert value == pytest.approx(1 - (g @ d / (g.norm() * d.norm())).item(), rel=1e-9)
+
+
+NOTHING = torch.empty(0)
+
+
+def test_squared_total_variation_goes_around_the_edges() -> None:
+    images = random(2, 3, 4, 5)
+    expected = 0.0
+    for n, c, y, x in itertools.product(range(2), range(3), range(4), range(5)):
+        here = images[n, c, y, x]
+        expected += float((here - images[n, c, (y + 1) % 4, x]) ** 2 + (here - images[n, c, y, (x + 1) % 5]) ** 2)
+    value = SquaredTotalVariation()(scene(victim()), images, NOTHING).item()
+    assert value == pytest.approx(expected / 2, rel=1e-9)
+
+
+def test_soft_bounds_by_hand() -> None:
+    """In [0, 1], not in the units of the dummy data."""
+    here, dummy = scene(victim()), random(2, *SHAPE)
+    expected = 0.0
+    for value in dummy.flatten().tolist():
+        pixel = (0.2 + 1.7 * value - LOW) / (HIGH - LOW)
+        expected += max(0.0, -pixel) ** 2 + max(0.0, pixel - 1) ** 2
+    assert SoftBounds()(here, dummy, NOTHING).item() == pytest.approx(expected / 2, rel=1e-9)
+    assert SoftBounds()(here, dummy.clamp(-0.4, 0.9), NOTHING).item() == 0
+
+
+def test_epoch_consistency_is_over_ordered_pairs_and_does_not_see_the_order() -> None:
+    here = scene(victim(count=3, local_epochs=3))
+    dummy = random(9, *SHAPE)
+    means = [sum(dummy[3 * e + i] for i in range(3)) / 3 for e in range(3)]
+    pairs = [((a - b) ** 2).mean().item() for a in means for b in means]
+    value = EpochConsistency()(here, dummy, NOTHING).item()
+    assert value == pytest.approx(sum(pairs) / 9, rel=1e-9)
+    shuffled = dummy[torch.tensor([2, 0, 1, 3, 5, 4, 7, 8, 6])]
+    assert EpochConsistency()(here, shuffled, NOTHING).item() == pytest.approx(value, rel=1e-9)
+
+
+def test_norm_and_group_consistency_by_hand() -> None:
+    here, dummy, middle = scene(victim()), random(2, *SHAPE), random(2, *SHAPE, key="middle")
+    assert Norm()(here, dummy, middle).item() == pytest.approx((dummy**2).sum().item() / dummy.numel())
+    expected = ((dummy - middle) ** 2).sum().item() / dummy.numel()
+    assert GroupConsistency()(here, dummy, middle).item() == pytest.approx(expected)
+
+
+def test_the_group_is_drawn_to_the_mean_of_all_restarts(run: Run) -> None:
+    starts = [torch.randn((1, *SHAPE), generator=rng).clamp(LOW, HIGH) for rng in [generator(0)] for _ in range(3)]
+    middle = sum(starts) / 3
+    weights = {"bn_weight": 0.0, "tv_weight": 0.0, "norm_weight": 0.0, "noise": 0.0}
+    attack = SeeThroughGradients(iterations=1, restarts=3, group_weight=0.5, gradient_weight=0.25, **weights)
+    trace = run(attack, victim()).trace
+    prior = (trace["objective"][0] - trace["l_sim"][0]).item()
+    assert any(prior == pytest.approx(2 * ((s - middle) ** 2).mean().item(), rel=1e-4) for s in starts)
+
+
+def by_hand(layers: nn.Module, state: State, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Mean and biased variance of what `normalised` feeds to its BatchNorm layers, which use running statistics."""
+
+    def norm(x: Tensor, i: int) -> Tensor:
+        axes = (1, -1, *[1] * (x.ndim - 2))
+        m, v, w, b = (state[f"{i}.{key}"].reshape(axes) for key in ("running_mean", "running_var", "weight", "bias"))
+        return (x - m) / torch.sqrt(v + 1e-5) * w + b
+
+    first = torch.nn.functional.conv2d(inputs, state["0.weight"], state["0.bias"])
+    second = torch.tanh(norm(first, 1)).flatten(1) @ state["4.weight"].T + state["4.bias"]
+    flat = [first.transpose(0, 1).flatten(1), second.T]
+    return [(x.mean(1), ((x - x.mean(1, keepdim=True)) ** 2).mean(1)) for x in flat]
+
+
+def used() -> dict[str, Tensor]:
+    """A state of `normalised` whose running statistics are not those of a fresh one."""
+    state = state_of(normalised())
+    return {k: 0.5 + torch.rand(v.shape, generator=generator(k)) if "running" in k else v for k, v in state.items()}
+
+
+def test_batch_norm_statistics_by_hand() -> None:
+    here = scene(victim(normalised, 3, before=used(), batch_norm="train"))
+    dummy = random(3, *SHAPE)
+    state = {**dict(zip(here.names, here.before, strict=True)), **here.buffers}
+    expected = 0.0
+    for i, (mean, variance) in zip((1, 5), by_hand(here.model, state, 0.2 + 1.7 * dummy), strict=True):
+        expected += (mean - here.returned_buffers[f"{i}.running_mean"]).norm().item()
+        expected += (variance - here.returned_buffers[f"{i}.running_var"]).norm().item()
+    assert BatchNormStatistics()(here, dummy, NOTHING).item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
+def test_exact_statistics_are_those_of_the_batch(momentum: float | None) -> None:
+    """Mean and variance, after one real step in training mode; torch's running variance is over n - 1."""
+
+    def build() -> nn.Module:
+        return normalised(momentum)
+
+    of = victim(build, 3, before=used(), batch_norm="train")
+    seen: dict[str, Tensor] = {}
+    model = build().train()
+    model.load_state_dict({**model.state_dict(), **of.update.before})
+    for name in ("1", "5"):
+        model.get_submodule(name).register_forward_pre_hook(lambda m, x, name=name: seen.update({name: x[0].detach()}))
+    model(standard(truth()))
+    here = scene(of)
+    for name, inputs in seen.items():
+        channels = inputs.transpose(0, 1).flatten(1).double()
+        layer: Any = here.model.get_submodule(name)
+        mean, variance = BatchNormStatistics(exact=True)._targets(here, name, layer, channels.shape[1])
+        torch.testing.assert_close(mean, channels.mean(1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(variance, channels.var(1, unbiased=False), atol=1e-5, rtol=0)
+        running = here.returned_buffers[f"{name}.running_var"]
+        assert (running - channels.var(1, unbiased=False)).norm() > 1e-3  # what is corrected for is not nothing
+    by_batch = dataclasses.replace(here, model=normalising_by_batch(here.model))
+    at_truth = (standard(truth()).double() - 0.2) / 1.7
+    assert BatchNormStatistics(exact=True)(by_batch, at_truth, NOTHING).item() < 1e-4
+    assert BatchNormStatistics(exact=True)(by_batch, at_truth + 0.1, NOTHING).item() > 1e-2
+
+
+def test_the_truth_matches_a_step_in_training_mode(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With exact statistics the dummy gradient is taken in training mode too, else it is another gradient."""
+    of = victim(normalised, 3, before=used(), batch_norm="train")
+    monkeypatch.setattr(torch, "randn", lambda shape, generator: standard(truth()))
+    none = {"tv_weight": 0.0, "norm_weight": 0.0, "noise": 0.0, "group_weight": 0.0}
+    exact, running = (
+        run(SeeThroughGradients(iterations=1, restarts=1, exact_statistics=e, **none), of).trace for e in (True, False)
+    )
+    assert exact["l_sim"][0].item() < 1e-6
+    assert exact["objective"][0].item() < 1e-1  # the statistics, times 1000
+    assert running["l_sim"][0].item() > 1e-2
+    assert running["objective"][0].item() > 10
+
+
+def test_the_model_that_normalises_by_the_batch_is_a_copy_like_a_training_one() -> None:
+    model = normalised().eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    copy, inputs = normalising_by_batch(model), standard(truth())
+    torch.testing.assert_close(copy(inputs), normalised().train()(inputs))
+    assert not torch.allclose(model(inputs), copy(inputs))
+    assert all(torch.equal(value, copy.state_dict()[key]) for key, value in before.items())
+
+
+def test_the_simulated_training_is_fedsims_own() -> None:
+    """Same batches in the same order, the same pseudo-gradient."""
+    plan = LocalTraining(local_epochs=3, batch_size=2, learning_rate=0.2)
+    inputs, labels = standard(truth(5)).double(), torch.tensor([1, 4, 4, 0, 7])
+    before = doubled(state_of(smooth()))
+    after, _ = local_update(smooth().double(), before, inputs, labels, plan, key=("x",))
+    order = torch.cat(list(batches(5, plan, generator("x", "order"))))
+    here = dataclasses.replace(scene(victim(count=1)), num_examples=5, learning_rate=0.2, local_epochs=3, batch_size=2)
+    mean = AlongTraining().gradient(here, {}, (inputs[order] - 0.2) / 1.7, labels[order])
+    assert here.steps == 9
+    for name, gradient in zip(here.names, mean, strict=True):
+        torch.testing.assert_close(9 * 0.2 * gradient, before[name] - after[name], atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_the_surrogate_lies_between_both_ends(per_layer: bool) -> None:
+    here = scene(victim(count=3, local_epochs=4))
+    alphas = torch.tensor([0.1, 0.9, 0.4, 0.6], dtype=torch.float64) if per_layer else torch.full((4,), 0.3).double()
+    between = [
+        (a * start + (1 - a) * end).requires_grad_(True)
+        for a, start, end in zip(alphas, here.before, here.after, strict=True)
+    ]
+    dummy = random(3, *SHAPE)
+    logits = functional_call(here.model, dict(zip(here.names, between, strict=True)), (0.2 + 1.7 * dummy,))
+    expected = torch.autograd.grad(cross_entropy(logits, LABELS), between)
+    place = OnLine(per_layer=per_layer)
+    value = (alphas if per_layer else alphas[0]).clone().requires_grad_(True)
+    for ours, theirs in zip(place.gradient(here, {"alpha": value}, dummy, LABELS), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert place.variables(here)["alpha"].start.shape == value.shape
+
+
+PARTS: list[tuple[Place, Distance, Prior]] = [
+    (AtBroadcast(), SquaredL2(), TotalVariation()),
+    (AtBroadcast(), GaussianKernel(), Norm()),
+    (AtBroadcast(), Cosine(), GroupConsistency()),
+    (OnLine(), SquaredL2(layers=(1.0, 2.0, 3.0, 4.0)), SquaredTotalVariation()),
+    (OnLine(per_layer=True), Cosine(), SoftBounds()),
+    (AlongTraining(), SquaredL2(), EpochConsistency()),
+    (AlongTraining(), Cosine(), Norm()),
+]
+
+
+@pytest.mark.parametrize(("place", "distance", "prior"), PARTS, ids=lambda part: type(part).__name__)
+def test_slopes_are_those_of_finite_differences(place: Place, distance: Distance, prior: Prior) -> None:
+    """Through the whole double backward pass, in the dummy data, in alpha and in label logits."""
+    here = scene(victim(count=3, local_epochs=2, batch_size=2, learning_rate=0.5))
+    joint = 1.0 if isinstance(place, AtBroadcast) else None
+    epochs = 2 if isinstance(place, AlongTraining) else 1
+    here = dataclasses.replace(here, labels=LABELS.repeat(epochs))
+    recipe = Recipe(place=place, distance=distance, priors=[(0.3, prior)], joint_labels=joint)
+    values = {"dummy": 0.5 * random(3 * epochs, *SHAPE)}
+    values |= {name: variable.start for name, variable in place.variables(here).items()}
+    if joint:
+        values["label_logits"] = random(3, 10, key="logits")
+    around = (torch.tensor(1.7, dtype=torch.float64), random(3 * epochs, *SHAPE, key="consensus"))
+
+    def objective(moved: dict[str, Tensor]) -> list[Tensor]:
+        return _objective(recipe, here, moved, around, distance.target(here))
+
+    _, _, *slopes = objective(values)
+    for (name, value), slope in zip(values.items(), slopes, strict=True):
+        way = random(*value.shape, key=f"way-{name}")
+        ends = [objective({**values, name: value + step * way})[0].item() for step in (1e-5, -1e-5)]
+        assert (slope * way).sum().item() == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4, abs=1e-9)
+        assert slope.abs().max() > 1e-9
+
+
+# Recovery.
+
+ALONE = {"bn_weight": 0.0, "tv_weight": 0.0, "norm_weight": 0.0, "group_weight": 0.0, "noise": 0.0}
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        DeepLeakage(iterations=50),
+        ImprovedDeepLeakage(iterations=50),
+        SelfAdaptiveLeakage(iterations=400),
+        SeeThroughGradients(iterations=400, restarts=1, **ALONE),
+        DataLeakage(iterations=400, tv_weight=0.0),
+    ],
+    ids=["dlg", "idlg", "sapag", "see-through-gradients", "dlfa"],
+)
+def test_one_example_is_recovered_exactly(run: Run, attack: GradientInversion) -> None:
+    assert psnr(run(attack, victim()).data, truth(1)).item() > 40
+
+
+@pytest.mark.parametrize(
+    "attack", [DeepLeakage(iterations=50), ImprovedDeepLeakage(iterations=50)], ids=["dlg", "idlg"]
+)
+def test_the_label_is_found_with_the_data(run: Run, attack: GradientInversion) -> None:
+    finding = run(attack, victim(), labels=None)
+    assert finding.labels.tolist() == [1]
+    assert psnr(finding.data, truth(1)).item() > 40
+
+
+def test_labels_of_a_batch_are_found_with_the_data(run: Run) -> None:
+    finding = run(DeepLeakage(iterations=30), victim(count=3), labels=None)
+    assert finding.labels.sort().values.tolist() == LABELS.tolist()
+    assert psnr(finding.data[match(finding.data, truth())], truth()).mean() > 40
+
+
+def test_dlfa_undoes_several_epochs_that_dlg_cannot(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    of = victim(local_epochs=3, learning_rate=0.5)
+    simulated = psnr(run(DataLeakage(iterations=300, tv_weight=0.0, order_weight=10.0), of).data, truth(1)).item()
+    assert not caplog.records
+    one_step = psnr(run(ImprovedDeepLeakage(iterations=50), of).data, truth(1)).item()
+    assert simulated > 40 > 30 > one_step
+
+
+def test_dlfa_with_its_own_settings_beats_one_step_on_a_batch_of_several_epochs(run: Run) -> None:
+    of = victim(count=3, local_epochs=3, learning_rate=0.5)
+    means = []
+    for attack in (DataLeakage(iterations=200), ImprovedDeepLeakage(iterations=50)):
+        data = run(attack, of).data
+        means.append(psnr(data[match(data, truth())], truth()).mean().item())
+    assert means[0] > means[1] + 1
+
+
+def test_the_images_of_the_epochs_are_matched_before_they_are_averaged() -> None:
+    images = truth()
+    orders = [[0, 1, 2], [2, 0, 1], [1, 0, 2]]
+    noisy = torch.cat([images[o] + 0.01 * i for i, o in enumerate(orders)])
+    merged = DataLeakage()._merged(noisy, scene(victim(count=3)))
+    torch.testing.assert_close(merged, images + 0.01)
+
+
+def test_the_sign_rule_finds_the_label_of_any_network() -> None:
+    for seed in range(40):
+
+        def build(seed: int = seed) -> nn.Module:
+            torch.manual_seed(seed)
+            hidden = 4 + seed % 7
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+        label = torch.tensor([seed % 10])
+        before = state_of(build())
+        plan = LocalTraining(local_epochs=1, learning_rate=0.1)
+        after, _ = local_update(build(), before, standard(truth(1)), label, plan, key=("x",))
+        names = tuple(before)
+        here = scene(
+            victim(), model=build(), names=names, before=list(before.values()), after=[after[name] for name in names]
+        )
+        assert sign_rule(here).tolist() == label.tolist()
+
+
+# Restarts, patience, precision.
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Tensor]], None]:
+    """Let the restarts begin at these dummy data, one after the other."""
+
+    def begin(at: Sequence[Tensor]) -> None:
+        turn = itertools.cycle(at)
+        monkeypatch.setattr(torch, "randn", lambda shape, generator: next(turn).clone())
+
+    return begin
+
+
+Starts = Callable[[Sequence[Tensor]], None]
+
+
+def test_the_finding_is_the_restart_with_the_smallest_objective(run: Run, starts: Starts) -> None:
+    of, at = victim(count=3), [random(3, *SHAPE, key=str(i)).float() for i in (1, 2, 0, 3)]
+    alone = []
+    for start in at:
+        starts([start])
+        alone.append(run(InvertingGradients(iterations=15, step_size=0.1), of))
+    last = [finding.trace["objective"][-1].item() for finding in alone]
+    best = alone[last.index(min(last))]
+    assert last.index(min(last)) != 0
+    starts(at)
+    together = run(InvertingGradients(iterations=15, step_size=0.1, restarts=4), of)
+    assert torch.equal(together.data, best.data)
+    assert torch.equal(together.trace["objective"], best.trace["objective"])
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        InvertingGradients(iterations=8, step_size=0.1, restarts=2),
+        SeeThroughGradients(iterations=8, restarts=2, bn_weight=0.0),
+        InvertingGradients(iterations=1000, step_size=1e-9, restarts=2, patience=3),
+    ],
+    ids=["alone", "as a group", "with patience"],
+)
+def test_a_restart_that_diverges_is_left_behind(
+    run: Run, starts: Starts, caplog: pytest.LogCaptureFixture, attack: GradientInversion
+) -> None:
+    start = random(1, *SHAPE).float()
+    starts([start, torch.full_like(start, math.nan)] + [torch.zeros_like(start)] * 100)
+    finding = run(attack, victim())
+    assert finding.trace["objective"].isfinite().all()
+    assert "1 restarts diverged by iteration 0" in caplog.text
+
+
+def test_an_attack_all_of_whose_restarts_diverge_is_an_error(run: Run, starts: Starts) -> None:
+    starts([torch.full((1, *SHAPE), math.nan)])
+    with pytest.raises(AttackError, match="objective became NaN at iteration 0; lower the attack's step_size"):
+        run(InvertingGradients(restarts=2), victim())
+
+
+def test_patience_ends_the_attack_on_a_plateau(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    finding = run(SurrogateModelExtension(iterations=500, step_size=1e-9, patience=7), victim())
+    assert {name: len(curve) for name, curve in finding.trace.items()} == {"objective": 8, "l_sim": 8, "alpha": 8}
+    assert "stopped after 8 iterations" in caplog.text
+    assert finding.snapshots is not None
+    assert finding.snapshot_iterations is not None
+    assert finding.snapshot_iterations.tolist() == [0, 8]
+    assert torch.equal(finding.snapshots[-1], finding.data)
+    patient = run(InvertingGradients(iterations=60, step_size=0.1, patience=59), victim())
+    assert len(patient.trace["objective"]) == 60
+
+
+def test_bfloat16_differs_by_little_and_by_something(run: Run) -> None:
+    of = victim(count=3)
+    full, half = (run(InvertingGradients(iterations=5, precision=p), of) for p in ("float32", "bfloat16"))
+    assert not torch.equal(full.trace["l_sim"], half.trace["l_sim"])
+    torch.testing.assert_close(full.trace["objective"][:1], half.trace["objective"][:1], atol=2e-2, rtol=0)
+    assert (full.data - half.data).abs().mean() < 0.1
+    assert half.data.dtype == torch.float32
+
+
+# The compiled path.
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """One entry for each graph that is compiled; nothing is compiled yet."""
+    counted: list[object] = []
+    real = torch.compile
+
+    def counting(graph: Any, **how: Any) -> Any:
+        counted.append(graph)
+        return real(graph, **how)
+
+    monkeypatch.setattr(torch, "compile", counting)
+    monkeypatch.setattr(graphs, "_cache", {})
+    return counted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [smooth, cnn])
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_is_as_eager_and_serves_the_next_victim(
+    run: Run, compilations: list[object], build: Callable[[], nn.Module]
+) -> None:
+    how = {"iterations": 5, "step_size": 0.1}
+    for local_epochs in (3, 6):
+        of = victim(build, 3, local_epochs=local_epochs)
+        eager, fast = (run(SurrogateModelExtension(compile=c, **how), of) for c in (False, True))
+        for name, curve in eager.trace.items():
+            torch.testing.assert_close(fast.trace[name], curve, atol=1e-4, rtol=0)
+        torch.testing.assert_close(fast.data, eager.data, atol=1e-2, rtol=0)
+    assert len(compilations) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_compiled_for_one_learning_rate_or_loss_does_not_serve_another(
+    run: Run, compilations: list[object]
+) -> None:
+    def gentle(logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(0.5 * logits, labels)
+
+    attack = DataLeakage(iterations=2)
+    for learning_rate, loss in ((0.1, cross_entropy), (2.0, cross_entropy), (2.0, gentle)):
+        of = victim(local_epochs=2, learning_rate=learning_rate)
+        eager, fast = (run(dataclasses.replace(attack, compile=c), of, loss=loss) for c in (False, True))
+        torch.testing.assert_close(fast.trace["objective"], eager.trace["objective"], atol=1e-3, rtol=1e-4)
+    assert len(compilations) == 3
+
+
+class Scaled(nn.Module):
+    """Two of them look the same and are not."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.body, self.factor = smooth(), factor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.as_tensor(self.body(self.factor * inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_compiled_for_one_model_does_not_serve_its_lookalike(run: Run, compilations: list[object]) -> None:
+    for factor in (1.0, 3.0):
+        of = victim(lambda factor=factor: Scaled(factor))
+        eager, fast = (run(InvertingGradients(iterations=2, compile=c), of) for c in (False, True))
+        torch.testing.assert_close(fast.trace["objective"], eager.trace["objective"], atol=1e-4, rtol=0)
+    assert len(compilations) == 2
+
+
+class Switch(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return 2 * inputs if inputs.mean() > 0 else inputs
+
+
+def with_layer(layer: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """A network with this layer in its middle."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), layer(), nn.Linear(12, 10))
+
+    return build
+
+
+def test_control_flow_that_depends_on_values_cannot_be_compiled(run: Run) -> None:
+    of = victim(with_layer(Switch))
+    with pytest.raises(AttackError, match=r"^the model cannot be compiled \(.*\); set compile = false$"):
+        run(InvertingGradients(iterations=2, compile=True), of)
+    run(InvertingGradients(iterations=2), of)
+
+
+# What cannot be attacked, one sentence each.
+
+FEW = {"iterations": 3}
+ONE_STEP: list[GradientInversion] = [
+    DeepLeakage(**FEW),
+    ImprovedDeepLeakage(**FEW),
+    SelfAdaptiveLeakage(**FEW),
+    SeeThroughGradients(bn_weight=0.0, **FEW),
+]
+
+
+@pytest.mark.parametrize("attack", ONE_STEP, ids=lambda attack: type(attack).__name__)
+def test_an_attack_on_one_step_says_so_when_there_are_more(
+    run: Run, caplog: pytest.LogCaptureFixture, attack: GradientInversion
+) -> None:
+    run(attack, victim())
+    assert "assumes" not in caplog.text
+    run(attack, victim(count=3, local_epochs=2, batch_size=2))
+    assert "assumes one local step, the update is of 4; expect little" in caplog.text
+
+
+class Hard(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.sign()
+
+
+class Cut(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.detach()
+
+
+class Dead(nn.ReLU):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs - 1e6)
+
+
+class Bent(nn.Module):
+    """Its first derivative is finite at 0, its second is not."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + (inputs - inputs.detach()).pow(1.5)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        return inputs.exp()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope
+
+
+class Once(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.as_tensor(_Once.apply(inputs))
+
+
+class Fused(nn.Module):
+    """What a transformer of torch's computes."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        tokens = inputs.reshape(-1, 1, 3, 4)
+        return nn.functional.scaled_dot_product_attention(tokens, tokens, tokens).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (Hard, r"^the output of layer '2' \(Hard\) does not change with the dummy data \(its slope is exactly zero\)"),
+        (Cut, r"^the output of layer '2' \(Cut\) does not change with the dummy data"),
+        (Dead, r"^the output of layer '2' \(Dead\) does not change with .* or one in which it is not dead$"),
+        (Bent, r"NaN or infinite: layer '2' \(Bent\) has no finite second derivative there; attack another model$"),
+        (Once, r"^layer '2' \(Once\) cannot be differentiated twice \(.*\), as matching gradients must; attack a"),
+        (Fused, r"^layer '2' \(Fused\) cannot be differentiated twice \(.*\), as matching gradients must; attack a"),
+    ],
+    ids=["step", "cut", "dead", "bent", "once", "fused attention"],
+)
+@pytest.mark.parametrize(
+    "attack", [SurrogateModelExtension(), DeepLeakage(), DataLeakage()], ids=["sme", "dlg", "dlfa"]
+)
+def test_a_layer_through_which_nothing_can_be_matched_is_named(
+    run: Run, attack: GradientInversion, layer: Callable[[], nn.Module], sentence: str
+) -> None:
+    with pytest.raises(AttackError, match=sentence) as caught:
+        run(attack, victim(with_layer(layer)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("layer", [nn.ReLU, lambda: nn.Unflatten(1, (1, 12))], ids=["relu", "max-pool"])
+def test_kinks_can_be_matched(run: Run, layer: Callable[[], nn.Module]) -> None:
+    def build() -> nn.Module:
+        net = with_layer(layer)()
+        if not isinstance(net[2], nn.ReLU):  # type: ignore[index]
+            net = nn.Sequential(*list(net)[:3], nn.MaxPool1d(2), nn.Flatten(), nn.Linear(6, 10))  # type: ignore[call-overload]
+        return net
+
+    finding = run(InvertingGradients(iterations=60, step_size=0.1), victim(build))
+    assert finding.trace["objective"][-1] < 0.5 * finding.trace["objective"][0]
+
+
+def test_gradients_that_do_not_depend_on_the_data_are_one_sentence(run: Run) -> None:
+    class Shift(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(10))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs.flatten(1)[:, :10] + self.bias
+
+    def linear(logits: Tensor, labels: Tensor) -> Tensor:
+        return logits[:, 0].mean()
+
+    before = state_of(Shift())
+    update = Update(round=1, client=5, before=before, after={"bias": before["bias"] + 1}, num_examples=1)
+    of = Victim(update=update, knowledge=dataclasses.replace(victim().knowledge, model=Shift, loss=linear))
+    with pytest.raises(
+        AttackError, match="exactly zero, though the model's outputs depend on them: its gradients do not"
+    ):
+        run(InvertingGradients(), of)
+
+
+def test_a_parameter_that_the_model_does_not_use_is_no_obstacle(run: Run) -> None:
+    def build() -> nn.Module:
+        net = smooth()
+        net.register_parameter("idle", nn.Parameter(torch.zeros(3)))
+        return net
+
+    data = run(InvertingGradients(iterations=300, step_size=0.1, tv_weight=0.0), victim(build)).data
+    assert psnr(data, truth(1)).item() > 30
+
+
+@pytest.mark.parametrize(
+    ("granted", "kind", "sentence"),
+    [
+        (
+            {"input_shape": (1, 7, 7)},
+            AttackError,
+            r"^the model does not take inputs of shape \(1, 1, 7, 7\) \(.*\); check input_shape, and that the model",
+        ),
+        (
+            {"input_shape": (1, 7, 7), "labels": None},
+            AttackError,
+            r"^the model does not take inputs of shape \(1, 1, 7, 7\)",
+        ),
+        (
+            {"labels": torch.tensor([12])},
+            AttackError,
+            r"^the loss does not take outputs of shape \(1, 10\) with the labels \(.*12.*\); check the loss and the",
+        ),
+        (
+            {"labels": torch.tensor([1, 2])},
+            AttackError,
+            "^round 1, client 5: 2 labels are granted, but the client reported N = 1$",
+        ),
+    ],
+    ids=["input shape", "input shape, labels counted", "label", "number of labels"],
+)
+def test_knowledge_that_does_not_fit_is_one_sentence(
+    run: Run, granted: dict[str, Any], kind: type[FedsimError], sentence: str
+) -> None:
+    with pytest.raises(kind, match=sentence) as caught:
+        run(SelfAdaptiveLeakage(), victim(), **granted)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_number_of_examples_is_one_sentence(run: Run) -> None:
+    of = victim()
+    silent = Victim(update=dataclasses.replace(of.update, num_examples=0), knowledge=of.knowledge)
+    with pytest.raises(
+        AttackError, match=r"N is 0, so nothing says how many .*; attack a client that reports its num_"
+    ):
+        run(DeepLeakage(), silent)
+
+
+@pytest.mark.parametrize("attack", [*ONE_STEP, DataLeakage()], ids=lambda attack: type(attack).__name__)
+@pytest.mark.parametrize(("change", "sentence"), [(0.0, "w_T equals w_0"), (math.nan, "holds NaN or infinite")])
+def test_an_update_of_nothing_or_nan_is_refused(
+    run: Run, attack: GradientInversion, change: float, sentence: str
+) -> None:
+    of = victim()
+    after = {name: value + change for name, value in of.update.before.items()}
+    with pytest.raises(AttackError, match=sentence):
+        run(attack, Victim(update=dataclasses.replace(of.update, after=after), knowledge=of.knowledge))
+
+
+def test_idlg_without_labels_reads_one_example(run: Run) -> None:
+    with pytest.raises(AttackError, match="idlg reads the label of one example from signs, N is 3; grant the labels"):
+        run(ImprovedDeepLeakage(), victim(count=3), labels=None)
+
+
+def test_statistics_that_are_not_there_are_one_sentence(run: Run) -> None:
+    with pytest.raises(AttackError, match="prior on BatchNorm layers, and the model has none; set bn_weight = 0"):
+        run(SeeThroughGradients(), victim())
+    with pytest.raises(AttackError, match="exact_statistics follow from one local step, not from 2; set it to false"):
+        run(SeeThroughGradients(exact_statistics=True), victim(normalised, 3, local_epochs=2))
+    of = victim(normalised, 3)
+    after = {name: value for name, value in of.update.after.items() if "running" not in name}
+    bare = Victim(update=dataclasses.replace(of.update, after=after), knowledge=of.knowledge)
+    with pytest.raises(AttackError, match="and the client returned no statistics of theirs; set bn_weight = 0"):
+        run(SeeThroughGradients(), bare)
+    run(SeeThroughGradients(bn_weight=0.0, **FEW), bare)
+
+
+# Tables and regressions.
+
+
+def regressor() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+ROWS, TARGETS = random(3, 6, key="rows").float().clamp(-2, 2), torch.tensor([0.5, -1.0, 2.0])
+
+
+def table_victim(count: int) -> Victim:
+    plan = LocalTraining(local_epochs=1, batch_size=100, learning_rate=0.05)
+    before = state_of(regressor())
+    after, _ = local_update(regressor(), before, ROWS[:count], TARGETS[:count], plan, key=("x",), loss=squared_error)
+    knowledge = Knowledge(
+        model=regressor,
+        loss=squared_error,
+        input_shape=(6,),
+        value_range=([-2.0], [2.0]),
+        labels=TARGETS[:count],
+        learning_rate=0.05,
+        local_epochs=1,
+        batch_size=100,
+    )
+    update = Update(round=1, client=5, before=before, after=after, num_examples=count)
+    return Victim(update=update, knowledge=knowledge)
+
+
+def test_a_row_of_a_regression_is_recovered(run: Run) -> None:
+    attack = SurrogateModelExtension(iterations=400, step_size=0.1, alpha=1.0, alpha_step_size=1e-12)
+    finding = run(attack, table_victim(1))
+    torch.testing.assert_close(finding.data * 4 - 2, ROWS[:1], atol=0.05, rtol=0)
+    assert finding.labels.tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        InvertingGradients(**FEW),
+        SurrogateModelExtension(**FEW),
+        SurrogateModelExtension(precision="bfloat16", **FEW),
+        ImprovedDeepLeakage(**FEW),
+        SelfAdaptiveLeakage(**FEW),
+        SeeThroughGradients(bn_weight=0.0, **FEW),
+        DataLeakage(**FEW),
+    ],
+    ids=["ig", "sme", "sme, bfloat16", "idlg", "sapag", "see-through-gradients", "dlfa"],
+)
+def test_tables_with_targets_are_attacked(run: Run, attack: GradientInversion) -> None:
+    finding = run(attack, table_victim(3))
+    assert finding.data.shape == (3, 6)
+    assert finding.labels.tolist() == TARGETS.tolist()
+
+
+@pytest.mark.parametrize("attack", [SurrogateModelExtension(), ImprovedDeepLeakage()], ids=["counted", "by sign"])
+def test_targets_that_are_withheld_must_be_granted(run: Run, attack: GradientInversion) -> None:
+    with pytest.raises(
+        KnowledgeError, match=r"labels are withheld and are targets of a regression, .*; grant them with"
+    ):
+        run(attack, table_victim(1), labels=None)
+
+
+def test_a_last_linear_layer_that_is_not_the_last_gives_no_labels_away(run: Run) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        head = nn.Conv2d(1, 10, 8)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Unflatten(1, (1, 8, 8)), head, nn.Flatten())
+
+    with pytest.raises(KnowledgeError, match=r"last linear layer gives 64 numbers, the model \(10,\); grant them with"):
+        run(InvertingGradients(), victim(build), labels=None)
+
+
+@pytest.mark.parametrize(
+    ("attack", "settings"),
+    [
+        (DeepLeakage, {"step_size": 0.0}),
+        (ImprovedDeepLeakage, {"step_size": math.nan}),
+        (SelfAdaptiveLeakage, {"step_size": -1.0}),
+        (SelfAdaptiveLeakage, {"restarts": 0}),
+        (SelfAdaptiveLeakage, {"patience": -1}),
+        (SeeThroughGradients, {"gradient_weight": 0.0}),
+        (SeeThroughGradients, {"bn_weight": -1.0}),
+        (SeeThroughGradients, {"noise": math.nan}),
+        (DataLeakage, {"emphasis": (1.0, 0.0)}),
+        (DataLeakage, {"emphasis": (math.nan, 1.0)}),
+        (DataLeakage, {"emphasis": (1.0,)}),
+        (DataLeakage, {"emphasis_iterations": 0}),
+        (DataLeakage, {"decay": 0.0}),
+        (DataLeakage, {"order_weight": -1.0}),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(
+    attack: type[GradientInversion], settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(settings))}: expected .*, got "):
+        attack(**settings)
