@@ -41,7 +41,7 @@ class DataLeakage(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022, Sect. 4; sizes from its
+        Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022; sizes from its
         released code. Differs: the order prior is the mean image of an epoch for all data (the code
         takes maxima of random features for CIFAR); labels are in the same order in each epoch.
     """

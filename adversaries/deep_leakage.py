@@ -79,7 +79,7 @@ class ImprovedDeepLeakage(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Zhao, Mopuri, Bilen: iDLG, 2020, Eq. 4. Differs: as `dlg`.
+        Zhao, Mopuri, Bilen: iDLG, 2020. Differs: as `dlg`; the sign is that of the last bias, not of its weights.
     """
 
     iterations: int = 300

@@ -71,9 +71,12 @@ class SquaredL2:
 
 @dataclass(frozen=True)
 class GaussianKernel:
-    """One minus a Gaussian kernel a layer, whose width is the variance of that layer's recorded gradient.
+    """One minus a Gaussian kernel for each parameter tensor, as wide as its recorded gradient varies: their mean.
 
-    SAPAG (Wang et al. 2020), Eqs. 7 to 9: 1 - exp(-||g - g'||^2 / sigma^2), weighted by layer.
+    1 - exp(-||g - g'||^2 / sigma^2) after SAPAG (Wang et al. 2020). Here sigma^2 is the variance of the
+    tensor's recorded gradient times its number of entries: with the variance alone the kernel of a large
+    tensor would be flat wherever the dummy data start. A tensor of one entry has no variance and counts
+    as far off until it is matched exactly.
     """
 
     def target(self, scene: Scene) -> list[Tensor]:

@@ -57,7 +57,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class GroupConsistency:
-    """Mean squared distance to the mean of all restarts (GradInversion, Eq. 11, without registration)."""
+    """Mean squared distance to the mean of all restarts (GradInversion's R_group, without registration)."""
 
     def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
         """See `Prior`."""
@@ -135,7 +135,7 @@ class SoftBounds:
 
 @dataclass(frozen=True)
 class EpochConsistency:
-    """Mean squared difference between any two epochs' mean images: the order-invariant prior of DLFA, Sect. 4.2."""
+    """Mean squared difference between any two epochs' mean images: the order-invariant prior of DLFA's code."""
 
     def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
         """See `Prior`."""

@@ -1,4 +1,4 @@
-"""SAPAG: a self-adaptive privacy attack from gradients (Wang, Deng, Guo, Yue, Ding 2020)."""
+"""SAPAG: a self-adaptive privacy attack from gradients (Wang et al. 2020)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class SelfAdaptiveLeakage(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Wang et al.: SAPAG, 2020, as the baseline of TGIAs-RO describes it (Li et al. 2023, Sect. 4.1).
-        Differs: Adam and bounded pixels; see `GaussianKernel` for its width.
+        Wang et al.: SAPAG, 2020. Written from what TGIAs-RO (Sect. 4.1) says of it as a baseline: DLG with
+        a Gaussian kernel in place of the squared distance. Differs: Adam, bounded pixels, labels that are
+        granted or counted; all layers weigh the same; see `GaussianKernel` for its width.
     """
 
     iterations: int = 1000

@@ -23,25 +23,27 @@ class SeeThroughGradients(GradientInversion):
     update of more is divided by their number, and the attack warns.
 
     Args:
-        iterations: steps of Adam.                                              [paper: 20 000]
-        step_size: Adam's, in standard deviations of the inputs.                [paper: 0.1]
-        gradient_weight: of the squared distance between gradients.             [paper: 1e-4 to 1e-3]
-        tv_weight: of total variation.                                          [paper: 1e-4]
-        norm_weight: of the mean squared pixel.                                 [paper: 1e-6]
-        bn_weight: of the distance to the BatchNorm statistics that the client returned. [paper: 0.1]
-        group_weight: of the distance to the mean of the restarts.              [paper: 0.01]
-        noise: Langevin noise after each step, in step sizes.                   [paper: 0.01]
+        iterations: steps of Adam.                                              [breaching: 20 000]
+        step_size: Adam's, in standard deviations of the inputs.
+        gradient_weight: of the squared distance between gradients.             [breaching: 1e-4]
+        tv_weight: of total variation.                                          [breaching: 1e-4]
+        norm_weight: of the mean squared pixel.                                 [breaching: 1e-6]
+        bn_weight: of the distance to the BatchNorm statistics that the client returned. [breaching: 0.1]
+        group_weight: of the distance to the mean of the restarts.
+        noise: Langevin noise after each step, in step sizes.                   [breaching: 0.01]
         exact_statistics: the client took one step in training mode: her batch's own statistics follow from
             the running ones before and after, and the dummy data are normalised by theirs.
-        restarts: size of the group; the one with the smallest objective is the finding.  [paper: 8]
+        restarts: size of the group; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Yin et al.: See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021, Eqs. 1 to 12.
-        Differs: the group's mean is taken without registration; the final iterate of the best restart is
-        the finding; labels may repeat, since they are granted or counted; 2000 iterations by default.
+        Yin et al.: See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021; sizes from
+        `breaching`'s preset of it, where the paper's were not at hand. Differs: gradients, pixels and the
+        group are compared by squared, the latter two by mean squared distances; the group's mean is taken
+        without registration; the final iterate of the best restart is the finding; labels may repeat,
+        since they are granted or counted; 2000 iterations and 8 restarts by default.
     """
 
     iterations: int = 2000
