@@ -29,6 +29,11 @@ class Distance(Protocol):
         ...
 
 
+def length(tensors: Tensors) -> Tensor:
+    """Euclidean norm of all tensors together."""
+    return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
+
+
 @dataclass(frozen=True)
 class Cosine:
     """One minus the cosine between the gradient and w_0 - w_T, over all parameters at once: L_sim of SME, Eq. 1.
@@ -38,13 +43,12 @@ class Cosine:
 
     def target(self, scene: Scene) -> list[Tensor]:
         """w_0 - w_T at length one."""
-        norm = torch.sqrt(torch.stack([delta.square().sum() for delta in scene.direction]).sum())
-        return [delta / norm for delta in scene.direction]
+        return [delta / length(scene.direction) for delta in scene.direction]
 
     def __call__(self, gradient: Tensors, target: Tensors) -> Tensor:
         """See `Distance`."""
         inner = torch.stack([(g * t).sum() for g, t in zip(gradient, target, strict=True)]).sum()
-        norm = torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
+        norm = length(gradient)
         return 1 - inner / norm.clamp_min(torch.finfo(norm.dtype).tiny)
 
 

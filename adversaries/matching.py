@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from adversaries.compiled import compiled
-from adversaries.distances import Cosine, Distance
+from adversaries.distances import Cosine, Distance, length
 from adversaries.labels import count_labels
 from adversaries.places import AtBroadcast, Place, Variable
 from adversaries.priors import Prior, total_variation
@@ -230,7 +230,7 @@ class GradientInversion(Attack):
 Around = tuple[Tensor, Tensor]
 """What changes from iteration to iteration besides the values: the emphasis, and the restarts' consensus."""
 Evaluate = Callable[[dict[str, Tensor], Around], list[Tensor]]
-"""`(values, around) -> [objective, distance, slope of each value]`."""
+"""`(values, around) -> [objective, distance, L_sim, slope of each value]`."""
 
 
 def _objective(
@@ -247,7 +247,12 @@ def _objective(
         if weight:
             objective = objective + weight * prior(scene, dummy, consensus)
     slopes = torch.autograd.grad(objective, list(values.values()), materialize_grads=True)
-    return [objective.detach(), distance.detach(), *slopes]
+    if isinstance(recipe.distance, Cosine):
+        l_sim = distance.detach()
+    else:
+        with torch.no_grad():  # SME compares attacks of all distances by it (Table 2)
+            l_sim = Cosine()(gradient, [t / length(target) for t in target])
+    return [objective.detach(), distance.detach(), l_sim, *slopes]
 
 
 def _labels_of(recipe: Recipe, scene: Scene, values: Mapping[str, Tensor]) -> Tensor:
@@ -283,6 +288,8 @@ class _Run:
         self._optimizer = _optimizer(recipe, groups)
         self._schedule = LambdaLR(self._optimizer, lambda iteration: recipe.schedule(iteration, iterations))
         self.trace: dict[str, list[Tensor]] = {"objective": [], "l_sim": []}
+        if not isinstance(recipe.distance, Cosine):
+            self.trace["distance"] = []
         self.trace |= {name: [] for name, value in self._own.items() if name != "label_logits"}
         self._at: list[int] = []
         self._data: list[Tensor] = []
@@ -305,17 +312,18 @@ class _Run:
         around = self.around(iteration, consensus)
 
         def closure() -> Tensor:
-            objective, distance, *slopes = evaluate(self.values(), around)
+            objective, distance, l_sim, *slopes = evaluate(self.values(), around)
             for value, slope in zip(self.values().values(), slopes, strict=True):
                 value.grad = slope.sign() if self._recipe.signed and value is self.dummy else slope
             if not noted:
-                noted.extend((objective, distance))
+                noted.extend((objective, distance, l_sim))
             return objective
 
         self.trace_variables()
         self._optimizer.step(closure)  # type: ignore[arg-type]
-        for name, value in zip(("objective", "l_sim"), noted, strict=True):
-            self.trace[name].append(value.clone())
+        for name, value in zip(("objective", "distance", "l_sim"), noted, strict=True):
+            if name in self.trace:
+                self.trace[name].append(value.clone())
         if self._recipe.noise:
             noise = torch.randn(self.dummy.shape, generator=self._rng).to(self.dummy)
             self.dummy.add_(noise, alpha=self._recipe.noise * float(self._schedule.get_last_lr()[0]))

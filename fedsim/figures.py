@@ -25,7 +25,8 @@ _CELL, _GAP, _TEXT, _MARGIN = 104, 10, 34, 200
 """Of an image sheet, in device pixels: largest side of an image, space around it, line of text, row names."""
 _TRACES = {
     "objective": ("What the attack minimises", "objective (dimensionless)"),
-    "l_sim": ("Its gradient-matching part", "L_sim = 1 − cosine (dimensionless)"),
+    "distance": ("Its gradient-matching part", "distance"),
+    "l_sim": ("Direction of the gradient against the update", "L_sim = 1 − cosine (dimensionless)"),
     "psnr": ("Closeness to the truth, known to the evaluator only", "mean PSNR (dB)"),
     "alpha": ("Place of the surrogate: 1 broadcast state, 0 returned state", "α (dimensionless)"),
 }
@@ -144,7 +145,7 @@ def attack_panels(
                     ylabel=ylabel,
                     lines=lines,
                     limits=limits,
-                    log=name in ("objective", "l_sim"),
+                    log=name in ("objective", "distance", "l_sim"),
                 )
             )
     return panels

@@ -260,7 +260,7 @@ def test_the_group_is_drawn_to_the_mean_of_all_restarts(run: Run) -> None:
     weights = {"bn_weight": 0.0, "tv_weight": 0.0, "norm_weight": 0.0, "noise": 0.0}
     attack = SeeThroughGradients(iterations=1, restarts=3, group_weight=0.5, gradient_weight=0.25, **weights)
     trace = run(attack, victim()).trace
-    prior = (trace["objective"][0] - trace["l_sim"][0]).item()
+    prior = (trace["objective"][0] - trace["distance"][0]).item()
     assert any(prior == pytest.approx(2 * ((s - middle) ** 2).mean().item(), rel=1e-4) for s in starts)
 
 
@@ -332,9 +332,9 @@ def test_the_truth_matches_a_step_in_training_mode(run: Run, monkeypatch: pytest
     exact, running = (
         run(SeeThroughGradients(iterations=1, restarts=1, exact_statistics=e, **none), of).trace for e in (True, False)
     )
-    assert exact["l_sim"][0].item() < 1e-6
+    assert exact["distance"][0].item() < 1e-6
     assert exact["objective"][0].item() < 1e-1  # the statistics, times 1000
-    assert running["l_sim"][0].item() > 1e-2
+    assert running["distance"][0].item() > 1e-2
     assert running["objective"][0].item() > 10
 
 
