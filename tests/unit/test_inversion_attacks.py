@@ -407,7 +407,7 @@ def test_slopes_are_those_of_finite_differences(place: Place, distance: Distance
     def objective(moved: dict[str, Tensor]) -> list[Tensor]:
         return _objective(recipe, here, moved, around, distance.target(here))
 
-    _, _, *slopes = objective(values)
+    _, _, _, *slopes = objective(values)
     for (name, value), slope in zip(values.items(), slopes, strict=True):
         way = random(*value.shape, key=f"way-{name}")
         ends = [objective({**values, name: value + step * way})[0].item() for step in (1e-5, -1e-5)]
