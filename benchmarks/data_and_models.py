@@ -200,7 +200,8 @@ def row(name: str, tables: dict[str, Any]) -> str:
         guess = f"MSE {data.test.labels.var().item():.3f}"
         got = ", ".join(f"MSE {float(rows[n]['loss']):.3f} ({n})" for n in shown)
     plugins = [
-        json.dumps(tables[table])[1:-1].replace('"', "").replace("name: ", "") for table in ("model", "partition")
+        json.dumps(tables[table])[1:-1].replace('"', "").replace("name: ", "")
+        for table in ("data", "model", "partition")
     ]
     setting = f"{federation.clients}, {training.local_epochs}, {training.batch_size}, {training.learning_rate:g}"
     momentum = f", momentum {training.momentum}" if training.momentum else ""
@@ -212,8 +213,8 @@ def row(name: str, tables: dict[str, Any]) -> str:
 def main() -> None:
     """Run the named jobs, or all."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    print("| job | model | partition | clients, E, B, lr | guess | accuracy (round) | loading, s | run, s |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print("| job | data | model | partition | clients, E, B, lr | guess | accuracy (round) | loading, s | run, s |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for name in sys.argv[1:] or JOBS:
         try:
             print(row(name, JOBS[name]), flush=True)
