@@ -196,7 +196,7 @@ def test_a_transcript_holds_what_crossed_the_wire_and_nothing_else(serial: RunFo
         header = transcript.header(number)
         assert set(header.config) == {
             "local-epochs", "batch-size", "learning-rate", "optimizer", "momentum", "weight-decay", "batch-norm",
-            "dropout", "server-round",
+            "batch-norm-statistics", "dropout", "server-round",
         }  # fmt: skip
         assert all(set(reply.metrics) == {"train_loss"} for reply in header.replies)
         with safe_open(path, framework="pt") as file:
