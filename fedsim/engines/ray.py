@@ -196,6 +196,7 @@ def _pools_of(actors: int) -> Iterator[list[Any]]:
     It would start as many as fit into the cluster, and serve them from the threads of a pool of
     Python's default size, 32 at most.
     """
+    import ray
     from flwr.server.superlink.fleet.vce import vce_api
     from flwr.server.superlink.fleet.vce.backend import raybackend
     from flwr.simulation.ray_transport import ray_actor
@@ -203,8 +204,11 @@ def _pools_of(actors: int) -> Iterator[list[Any]]:
     pools: list[Any] = []
 
     def noted(*args: Any, **settings: Any) -> Any:
-        pools.append(ray_actor.BasicActorPool(*args, **settings))
-        return pools[-1]
+        pool: Any = ray_actor.BasicActorPool(*args, **settings)
+        # Flower's actors exit from within a task, which Ray then wants to try once more, and says so.
+        pool.terminate_all_actors = lambda: [ray.kill(actor) for actor in pool.pool]
+        pools.append(pool)
+        return pool
 
     threads = patch.object(vce_api, "ThreadPoolExecutor", partial(ThreadPoolExecutor, max_workers=actors))
     size = patch.object(ray_actor, "pool_size_from_resources", lambda resources: actors)

@@ -55,15 +55,15 @@ class Marked:
     def load(self, folder):
         data = Digits().load(folder)
         labels = data.train.labels.clone()
-        labels[100] = 99
-        return replace(data, train=replace(data.train, labels=labels))
+        labels[100] = 10
+        return replace(data, train=replace(data.train, labels=labels), num_classes=11)
 
 @dataclass(frozen=True, kw_only=True)
 class DiesOfTheMark(Defense):
     """Whoever holds it takes her process with her, each time."""
     paper = PAPER
     def on_batch(self, inputs, labels, *, rng):
-        if (labels == 99).any():
+        if (labels == 10).any():
             os._exit(1)
         return inputs, labels
 
@@ -73,7 +73,7 @@ class HangsAtTheMark(Defense):
     """Whoever holds it never answers."""
     paper = PAPER
     def on_batch(self, inputs, labels, *, rng):
-        if (labels == 99).any():
+        if (labels == 10).any():
             time.sleep(10_000)
         return inputs, labels
 '''
