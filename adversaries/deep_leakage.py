@@ -53,15 +53,7 @@ class DeepLeakage(GradientInversion):
         check_positive(self, "step_size")
 
     def _recipe(self, scene: Scene) -> Recipe:
-        return Recipe(
-            distance=SquaredL2(),
-            optimizer="lbfgs",
-            step_size=self.step_size,
-            schedule=constant,
-            bounded=False,
-            joint_labels=self.step_size,
-            one_step=True,
-        )
+        return _by_lbfgs(self.step_size, joint_labels=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +94,17 @@ class ImprovedDeepLeakage(GradientInversion):
         return super()._labels(scene, update, knowledge, rng) if knowledge.labels is not None else sign_rule(scene)
 
     def _recipe(self, scene: Scene) -> Recipe:
-        return Recipe(
-            distance=SquaredL2(),
-            optimizer="lbfgs",
-            step_size=self.step_size,
-            schedule=constant,
-            bounded=False,
-            one_step=True,
-        )
+        return _by_lbfgs(self.step_size, joint_labels=False)
+
+
+def _by_lbfgs(step_size: float, *, joint_labels: bool) -> Recipe:
+    """What both attacks minimise, and how."""
+    return Recipe(
+        distance=SquaredL2(),
+        optimizer="lbfgs",
+        step_size=step_size,
+        schedule=constant,
+        bounded=False,
+        joint_labels=step_size if joint_labels else None,
+        one_step=True,
+    )

@@ -43,7 +43,9 @@ class Cosine:
 
     def target(self, scene: Scene) -> list[Tensor]:
         """w_0 - w_T at length one."""
-        return [delta / length(scene.direction) for delta in scene.direction]
+        direction = scene.direction
+        norm = length(direction)
+        return [delta / norm for delta in direction]
 
     def __call__(self, gradient: Tensors, target: Tensors) -> Tensor:
         """See `Distance`."""

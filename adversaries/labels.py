@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from adversaries.scene import Scene
+from adversaries.scene import Scene, known_steps
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, KnowledgeError
 from fedsim.messages import State, Update
@@ -110,9 +108,8 @@ def _mean_softmax(model: nn.Module, state: State, knowledge: Knowledge, rng: tor
 
 
 def _steps_times_rate(num_examples: int, knowledge: Knowledge) -> float | None:
-    if knowledge.learning_rate is None or knowledge.local_epochs is None or knowledge.batch_size is None:
-        return None
-    return knowledge.learning_rate * knowledge.local_epochs * math.ceil(num_examples / knowledge.batch_size)
+    steps = known_steps(knowledge, num_examples)
+    return None if steps is None or knowledge.learning_rate is None else knowledge.learning_rate * steps
 
 
 def _round_to_sum(counts: Tensor, total: int) -> Tensor:

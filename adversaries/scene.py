@@ -98,9 +98,9 @@ class Scene:
     @property
     def steps(self) -> int:
         """T = E ceil(N / B), for who knows E and B."""
-        assert self.local_epochs is not None
-        assert self.batch_size is not None
-        return self.local_epochs * math.ceil(self.num_examples / self.batch_size)
+        steps = known_steps(self, self.num_examples)
+        assert steps is not None
+        return steps
 
     @property
     def mean_gradient(self) -> list[Tensor]:
@@ -184,7 +184,7 @@ def _by_batch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> T
     return batch_norm(inputs[0], None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
 
 
-def known_steps(knowledge: Knowledge, num_examples: int) -> int | None:
+def known_steps(knowledge: Knowledge | Scene, num_examples: int) -> int | None:
     """T, where the threat model grants E and B."""
     if knowledge.local_epochs is None or knowledge.batch_size is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from fedsim.training import evaluate, forward, frozen, load_state, new_optimizer
 log = logging.getLogger(__name__)
 
 
-def train_centrally(experiment: Experiment, states: States, made_by: Mapping[str, Any]) -> None:
-    """Train on the whole training set and keep the states after `[states] epochs`.
+def train_centrally(experiment: Experiment, states: States, missing: Sequence[int], made_by: Mapping[str, Any]) -> None:
+    """Train on the whole training set and keep the states after the epochs that are `missing`.
 
     Optimizer, step size and batch size are those of `[training]`, whose epochs or steps a round do
     not count here; the step size is multiplied with `decay` after each of the epochs `decay_at`. An
@@ -35,7 +35,6 @@ def train_centrally(experiment: Experiment, states: States, made_by: Mapping[str
     Raises:
         RunError: the weights became NaN or infinite, or the folder cannot be written.
     """
-    missing = [e for e in experiment.config.states.epochs if states.lacks([f"epoch-{e}"])]
     memory = states.folder / "resume.safetensors"
     run = _Central(experiment)
     reached = run.resume(memory, min(missing))

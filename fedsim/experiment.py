@@ -20,7 +20,7 @@ from fedsim.datasets.checks import check_dataset
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, PluginError
 from fedsim.federated_data import FederatedData
-from fedsim.models.checks import check_model
+from fedsim.models.checks import a_network, check_model
 from fedsim.randomness import seeded
 from fedsim.states import read_state
 from fedsim.training import LocalTraining, state_of, statistics_of
@@ -50,7 +50,7 @@ class Experiment:
         parts = (self.training, self.defenses, self.data.train(0), self.initial_state(), self.new_strategy())
         del parts
         sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
-        check_model(self.new_model(), self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
+        check_model(self.model, self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -84,11 +84,7 @@ class Experiment:
         table = self.config.model
         plugin = registry.build("models", table.name, table.settings, "model")
         with seeded(self.seed, "model"):
-            network = plugin.build(self.dataset.task)
-        if not isinstance(network, nn.Module):
-            got = type(network).__name__
-            raise ConfigError(f"model: '{table.name}' gave a {got}, expected a torch.nn.Module")
-        return network
+            return a_network(plugin.build(self.dataset.task), table.name)
 
     def initial_state(self) -> dict[str, Tensor]:
         """w_0 of the federation: fresh weights, or the trained ones of `[model] start`.

@@ -91,7 +91,7 @@ def load(group: Group, name: str) -> Any:
         PluginError: the name is unknown, its module does not import, or it is no plug-in of `group`.
     """
     loaded = load_object(name) if ":" in name else _load_entry(group, name)
-    if isinstance(loaded, type) and hasattr(loaded, _OFFERS[group]):
+    if _is_plugin(loaded, group):
         return loaded
     if group in ("models", "datasets"):
         from fedsim.makers import PRODUCTS, makes
@@ -102,6 +102,10 @@ def load(group: Group, name: str) -> Any:
     else:
         or_else = ""
     raise PluginError(f"{group}: '{name}' is no class with a method '{_OFFERS[group]}'{or_else}; name another plug-in")
+
+
+def _is_plugin(thing: Any, group: Group) -> bool:
+    return isinstance(thing, type) and hasattr(thing, _OFFERS[group])
 
 
 def _load_entry(group: Group, name: str) -> Any:
@@ -142,7 +146,7 @@ def build(group: Group, name: str, settings: Mapping[str, Any], where: str) -> A
         PluginError: the name is unknown, or its module does not import.
     """
     found = load(group, name)
-    if isinstance(found, type) and hasattr(found, _OFFERS[group]):
+    if _is_plugin(found, group):
         return construct(found, name, settings, where)
     from fedsim.makers import Maker
 

@@ -32,8 +32,10 @@ def make_states(config: Config, name: str, out: Path | None) -> States:
         ConfigError: no state is asked for, or `out` holds something else.
         RunError: training failed. States kept before stay usable.
     """
-    wanted = [f"round-{n}" for n in config.states.rounds], [f"epoch-{n}" for n in config.states.epochs]
-    if not any(wanted):
+    rounds = {f"round-{number}": number for number in config.states.rounds}
+    epochs = {f"epoch-{number}": number for number in config.states.epochs}
+    wanted = [*rounds, *epochs]
+    if not wanted:
         raise ConfigError("states: no state is asked for; add [states] with rounds or epochs, e.g. epochs = [0, 10]")
     quiet = {"attack": [], "adversary": AdversaryTable(), "recording": RecordingTable(rounds=[])}
     config = resolve(config.model_copy(update=quiet))
@@ -44,19 +46,20 @@ def make_states(config: Config, name: str, out: Path | None) -> States:
     known = states.manifest()
     if known and known["experiment"] != made_by["experiment"]:
         raise ConfigError(f"{folder.path}: holds states of another experiment; choose another --out")
-    if not (states.lacks([*wanted[0], *wanted[1]])):
-        log.info("all %d states are there already", len(wanted[0]) + len(wanted[1]))
+    missing = states.lacks(wanted)
+    if not missing:
+        log.info("all %d states are there already", len(wanted))
         return states
-    if states.lacks(wanted[0]):
+    if any(state in rounds for state in missing):
         federate(config, folder, resume=folder.experiment.is_file())
-    if states.lacks(wanted[1]):
+    if later := [epochs[state] for state in missing if state in epochs]:
         from fedsim.central import train_centrally
 
         experiment = Experiment(config)
         experiment.check()
         folder.prepare(resume=folder.experiment.is_file(), overwrite=False)
         folder.write_experiment(config)
-        train_centrally(experiment, states, made_by)
-    if missing := states.lacks([*wanted[0], *wanted[1]]):
-        raise RunError(f"{states.path(missing[0])}: was made once and is gone; remove {folder.path} and train again")
+        train_centrally(experiment, states, later, made_by)
+    if gone := states.lacks(missing):
+        raise RunError(f"{states.path(gone[0])}: was made once and is gone; remove {folder.path} and train again")
     return states

@@ -98,12 +98,14 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
 
 def _keeper(experiment: Experiment, folder: RunFolder) -> Callable[[int, ArrayRecord, Mapping[str, Any]], None]:
     """A function that keeps the global model after a round, if the experiment wants it kept."""
-    states, made_by = States(folder.states), made_with(experiment.config)
+    states = States(folder.states)
 
     def keep(number: int, arrays: ArrayRecord, row: Mapping[str, Any]) -> None:
         if number in experiment.config.states.rounds:
             measured = {key: row[key] for key in ("loss", "accuracy") if key in row}
-            states.keep(f"round-{number}", state_in(arrays), made_by, {"round": number, **measured})
+            states.keep(
+                f"round-{number}", state_in(arrays), made_with(experiment.config), {"round": number, **measured}
+            )
 
     return keep
 

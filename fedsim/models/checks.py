@@ -11,6 +11,17 @@ from fedsim.datasets import Dataset
 from fedsim.errors import ConfigError
 
 
+def a_network(thing: Any, name: str) -> nn.Module:
+    """`thing`, which the model called `name` gave, if it is a network.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not isinstance(thing, nn.Module):
+        raise ConfigError(f"model: '{name}' gave a {type(thing).__name__}, expected a torch.nn.Module")
+    return thing
+
+
 def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, attacked: bool) -> None:
     """Raise where `model` cannot learn `dataset`.
 
@@ -24,8 +35,7 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
         ConfigError: it is no network, does not take the inputs, its outputs do not fit the classes or
             are not finite, nothing of it can be trained, or it cannot be differentiated twice.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model: '{name}' gave a {type(model).__name__}, expected a torch.nn.Module")
+    model = a_network(model, name)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ConfigError(f"model: '{name}' has no parameter to train")
