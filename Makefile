@@ -5,7 +5,7 @@ ifneq ($(wildcard ../shared/data),)
 export FEDSIM_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow lint benchmark benchmark-engines setup clean
+.PHONY: demo test test-slow lint benchmark benchmark-engines benchmark-inversion setup clean
 
 demo: .venv/ready
 	.venv/bin/fedsim run examples/quickstart.toml --overwrite
@@ -30,9 +30,14 @@ benchmark: .venv/ready
 benchmark-engines: .venv/ready .venv-peers/ready
 	.venv/bin/python benchmarks/engines.py --out runs/engines.json
 
-.venv-peers/ready:
+# An iteration of IG and SME beside that of another library, and how SME's and DLFA's cost grows with E.
+benchmark-inversion: .venv-peers/ready
+	PYTHONPATH=. .venv-peers/bin/python benchmarks/inversion_speed.py --compile
+	PYTHONPATH=. .venv-peers/bin/python benchmarks/inversion_speed.py --cells '28x28x1 N=10' --epochs 1 5 10 20 50
+
+.venv-peers/ready: .venv/ready
 	test -x .venv-peers/bin/pip || .venv/bin/python -m venv .venv-peers
-	.venv-peers/bin/pip install --quiet torch==2.15.0 'pfl[pytorch]==0.6.0' fluke-fl==0.8.1
+	.venv-peers/bin/pip install --quiet torch==2.15.0 'pfl[pytorch]==0.6.0' fluke-fl==0.8.1 breaching==0.1.2 safetensors
 	touch .venv-peers/ready
 
 setup: .venv/ready

@@ -185,20 +185,29 @@ class GradientInversion(Attack):
         """A function from values to the objective, the distance and the slopes."""
         target = recipe.distance.target(scene)
 
-        def evaluate(values: dict[str, Tensor], around: Around, scene: Scene, target: list[Tensor]) -> list[Tensor]:
-            with torch.autocast(scene.labels.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                return _objective(recipe, scene, values, around, target)
+        def evaluating(moving: Moving) -> Callable[..., list[Tensor]]:
+            def evaluate(values: dict[str, Tensor], around: Around, scene: Scene, target: list[Tensor]) -> list[Tensor]:
+                with torch.autocast(scene.labels.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                    return _objective(recipe, scene, values, around, target, moving)
+
+            return evaluate
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:
             labels = _labels_of(recipe, scene, values)
             return recipe.distance(recipe.place.gradient(scene, values, values["dummy"], labels), target)
 
         check_slope(scene, run.values(), _labels_of(recipe, scene, run.values()), distance_of)
-        if self.compile:
-            return compiled(
-                evaluate, (type(self).__name__, repr(self)), scene, target, (run.values(), run.around(0, run.dummy))
-            )
-        return lambda values, around: evaluate(values, around, scene, target)
+        if not self.compile:
+            return lambda values, around, moving: evaluating(moving)(values, around, scene, target)
+        graphs: dict[Moving, Callable[..., list[Tensor]]] = {}
+
+        def by_graph(values: dict[str, Tensor], around: Around, moving: Moving) -> list[Tensor]:
+            if moving not in graphs:
+                key = (type(self).__name__, repr(self), *moving)
+                graphs[moving] = compiled(evaluating(moving), key, scene, target, (values, around))
+            return graphs[moving](values, around)
+
+        return by_graph
 
     def _descend(self, runs: list[_Run], evaluate: Evaluate, where: str, progress: Progress) -> list[_Run]:
         """Move the dummy data of all restarts, and return those that did not diverge."""
@@ -229,16 +238,18 @@ class GradientInversion(Attack):
 
 Around = tuple[Tensor, Tensor]
 """What changes from iteration to iteration besides the values: the emphasis, and the restarts' consensus."""
-Evaluate = Callable[[dict[str, Tensor], Around], list[Tensor]]
-"""`(values, around) -> [objective, distance, L_sim, slope of each value]`."""
+Moving = tuple[str, ...]
+"""Names of the values whose slopes are asked for."""
+Evaluate = Callable[[dict[str, Tensor], Around, Moving], list[Tensor]]
+"""`(values, around, moving) -> [objective, distance, L_sim, slope of each that moves]`."""
 
 
 def _objective(
-    recipe: Recipe, scene: Scene, given: Mapping[str, Tensor], around: Around, target: list[Tensor]
+    recipe: Recipe, scene: Scene, given: Mapping[str, Tensor], around: Around, target: list[Tensor], moving: Moving
 ) -> list[Tensor]:
     """The objective and its slopes, by one double backward pass."""
     emphasis, consensus = around
-    values = {name: value.detach().requires_grad_(True) for name, value in given.items()}
+    values = {name: value.detach().requires_grad_(name in moving) for name, value in given.items()}
     dummy = values["dummy"]
     gradient = recipe.place.gradient(scene, values, dummy, _labels_of(recipe, scene, values))
     distance = recipe.distance(gradient, target)
@@ -246,7 +257,7 @@ def _objective(
     for weight, prior in recipe.priors:
         if weight:
             objective = objective + weight * prior(scene, dummy, consensus)
-    slopes = torch.autograd.grad(objective, list(values.values()), materialize_grads=True)
+    slopes = torch.autograd.grad(objective, [values[name] for name in moving], materialize_grads=True)
     if isinstance(recipe.distance, Cosine):
         l_sim = distance.detach()
     else:
@@ -298,6 +309,11 @@ class _Run:
         """What is optimised, the dummy data first."""
         return {"dummy": self.dummy, **self._own}
 
+    def moving(self, iteration: int) -> Moving:
+        """Names of the values whose slopes are computed in this iteration."""
+        due = (name for name in self._own if iteration % self._variables[name].every == 0)
+        return ("dummy", *due)
+
     def last(self, name: str) -> float:
         """The latest value of a curve."""
         return self.trace[name][-1].mean().item()
@@ -309,12 +325,13 @@ class _Run:
     def step(self, evaluate: Evaluate, consensus: Tensor, iteration: int) -> None:
         """One iteration."""
         noted: list[Tensor] = []
-        around = self.around(iteration, consensus)
+        around, moving = self.around(iteration, consensus), self.moving(iteration)
 
         def closure() -> Tensor:
-            objective, distance, l_sim, *slopes = evaluate(self.values(), around)
-            for value, slope in zip(self.values().values(), slopes, strict=True):
-                value.grad = slope.sign() if self._recipe.signed and value is self.dummy else slope
+            values = self.values()
+            objective, distance, l_sim, *slopes = evaluate(values, around, moving)
+            for name, slope in zip(moving, slopes, strict=True):  # the others keep the slope they had
+                values[name].grad = slope.sign() if self._recipe.signed and name == "dummy" else slope
             if not noted:
                 noted.extend((objective, distance, l_sim))
             return objective

@@ -24,12 +24,14 @@ class Variable:
         step_size: of its optimizer.
         low: it is kept at least here.
         high: and at most here.
+        every: its slope is computed each so many iterations; in between its optimizer goes on with the last one.
     """
 
     start: Tensor
     step_size: float
     low: float = 0.0
     high: float = 1.0
+    every: int = 1
 
 
 class Place(ABC):
@@ -50,8 +52,7 @@ class AtBroadcast(Place):
 
     def gradient(self, scene: Scene, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
         """See `Place`."""
-        weights = [start.detach().requires_grad_(True) for start in scene.before]
-        return scene.gradient(weights, dummy, labels)
+        return scene.gradient(scene.before, dummy, labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +63,20 @@ class OnLine(Place):
         alpha: position at the start; 1 is the broadcast state.
         step_size: of alpha's optimizer; alpha stays in [0, 1].
         per_layer: an alpha for each parameter tensor.
+        every: see `Variable`.
     """
 
     alpha: float = 0.5
     step_size: float = 0.001
     per_layer: bool = False
+    every: int = 1
 
     def variables(self, scene: Scene) -> dict[str, Variable]:
         """Alpha, one number or `tensor`."""
         start = torch.tensor(self.alpha).to(scene.before[0])
         if self.per_layer:
             start = start.repeat(len(scene.before))
-        return {"alpha": Variable(start, self.step_size)}
+        return {"alpha": Variable(start, self.step_size, every=self.every)}
 
     def gradient(self, scene: Scene, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
         """See `Place`."""
@@ -95,7 +98,7 @@ class AlongTraining(Place):
         """See `Place`."""
         assert scene.learning_rate is not None
         assert scene.batch_size is not None
-        weights: Sequence[Tensor] = [start.detach().requires_grad_(True) for start in scene.before]
+        weights: Sequence[Tensor] = scene.before
         total: list[Tensor] = []
         for start in range(0, len(dummy), scene.num_examples):
             epoch = slice(start, start + scene.num_examples)

@@ -118,13 +118,14 @@ class Scene:
         """Gradient of the loss of the dummy data at `weights`, itself differentiable.
 
         Args:
-            weights: in the order of `names`, each requiring a gradient; that of one which the model does
-                not use is zero, as is its part of the update.
+            weights: in the order of `names`; the gradient of one that the model does not use is zero, as is its
+                part of the update.
             dummy: `example ...` in standardised units.
             labels: `example` class indices or targets, or `example class` probabilities.
         """
+        weights = [w if w.requires_grad else w.detach().requires_grad_(True) for w in weights]
         loss = self.loss(self.outputs(weights, dummy), labels)
-        return list(torch.autograd.grad(loss, list(weights), create_graph=True, materialize_grads=True))
+        return list(torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True))
 
 
 def scene_of(update: Update, knowledge: Knowledge) -> Scene:

@@ -33,6 +33,8 @@ class SurrogateModelExtension(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
         alpha: start, 1 is the broadcast model.                                  [Algorithm 1: 0.5]
         alpha_step_size: Adam's, for alpha.                                      [App. D: 0.001]
+        alpha_every: compute alpha's slope each so many iterations; in between Adam goes on with the last
+            one. Spares the gradients of all weights in the second pass.         [1]
 
     References:
         Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, Eq. 5, Algorithm 1, App. D.
@@ -46,6 +48,7 @@ class SurrogateModelExtension(GradientInversion):
     decay: bool = True
     alpha: float = 0.5
     alpha_step_size: float = 0.001
+    alpha_every: int = 1
 
     paper: ClassVar[Paper] = Paper(
         title="Surrogate Model Extension (SME): A Fast and Accurate Weight Update Attack on Federated Learning",
@@ -61,10 +64,12 @@ class SurrogateModelExtension(GradientInversion):
         check_not_negative(self, "tv_weight")
         if not 0 <= self.alpha <= 1:
             raise ConfigError(f"alpha: expected a value in [0, 1], got {self.alpha}")
+        if self.alpha_every < 1:
+            raise ConfigError(f"alpha_every: expected at least 1, got {self.alpha_every}")
 
     def _recipe(self, scene: Scene) -> Recipe:
         return Recipe(
-            place=OnLine(alpha=self.alpha, step_size=self.alpha_step_size),
+            place=OnLine(alpha=self.alpha, step_size=self.alpha_step_size, every=self.alpha_every),
             priors=[(self.tv_weight, TotalVariation())],
             step_size=self.step_size,
             signed=self.signed,

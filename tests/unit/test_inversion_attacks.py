@@ -405,7 +405,7 @@ def test_slopes_are_those_of_finite_differences(place: Place, distance: Distance
     around = (torch.tensor(1.7, dtype=torch.float64), random(3 * epochs, *SHAPE, key="consensus"))
 
     def objective(moved: dict[str, Tensor]) -> list[Tensor]:
-        return _objective(recipe, here, moved, around, distance.target(here))
+        return _objective(recipe, here, moved, around, distance.target(here), tuple(values))
 
     _, _, _, *slopes = objective(values)
     for (name, value), slope in zip(values.items(), slopes, strict=True):
