@@ -1,4 +1,4 @@
-"""What crosses the wire: states, and the update of one client in one round."""
+"""What crosses the wire: states, and the update or the gradient of one client in one round."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ class Update:
         round: server round, counted from 1.
         client: the client's partition id, or Flower's node id where the app reports none.
         before: w_t, the state that the server broadcast.
-        after: w_T, the state that the client returned.
-        num_examples: N, the number of local examples that the client reported.
+        after: w_T, the state that the client returned; of a client who sent a gradient, what came with
+            it (BatchNorm's running statistics), often nothing.
+        num_examples: N, the number of local examples that the client reported; of a gradient, those of
+            the mini-batch that it is the mean of.
         metrics: further numbers that the client reported, e.g. `train_loss`.
         config: the protocol facts that the server sent along, e.g. its local epochs.
+        gradient: what a FedSGD client sent instead of weights, at w_t; None where weights were sent.
     """
 
     round: int
@@ -34,10 +37,16 @@ class Update:
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
+    gradient: State | None = None
 
     @property
     def pseudo_gradient(self) -> State:
-        """w_t - w_T: the direction of the local gradients, summed and scaled by the step size."""
+        """w_t - w_T: the direction of the local gradients, summed and scaled by the step size.
+
+        Of a client who sent a gradient, that gradient.
+        """
+        if self.gradient is not None:
+            return self.gradient
         return {name: tensor - self.after[name] for name, tensor in self.before.items()}
 
 
