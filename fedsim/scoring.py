@@ -78,6 +78,9 @@ class Score:
         value: mean over the victim's images.
         floor: what guessing gets; the best guess by this metric.
         floor_guess: which guess that was.
+        nearest_public: what the public example closest to each true one would get, NaN where none is
+            known. No guess: it takes the truth to pick it. An attack that stays below may have found the
+            kind of data, rather than the data.
         ceiling: what a perfect finding would get, None where the metric has no bound.
         higher_is_better: direction, from the adversary's point of view.
         per_image: `example`, the values behind the mean; empty where there are none.
@@ -88,6 +91,7 @@ class Score:
     value: float
     floor: float = math.nan
     floor_guess: str = ""
+    nearest_public: float = math.nan
     ceiling: float | None = None
     higher_is_better: bool = True
     per_image: tuple[float, ...] = ()
@@ -110,10 +114,11 @@ def score(
     """Judge a reconstruction against the truth, next to what guessing would have got.
 
     The guesses are as many images as the victim held: uniform noise, mid-grey, and where `public`
-    data are known, their mean image and their class means for the labels that the finding claims.
+    data are known, random ones of them, their mean image, and their class means for the labels that the
+    finding claims.
 
     Args:
-        rng: draws the noise guess.
+        rng: draws the noise and the random public images.
         weights: folder with network weights for LPIPS.
         labels_granted: the labels were given to the attack, so they are not scored.
 
@@ -127,7 +132,11 @@ def score(
         )
     claimed = image_metrics(finding.data, truth, weights)
     guesses = {name: image_metrics(data, truth, weights) for name, data in _guesses(finding, public, rng).items()}
-    scores = [_image_score(name, value, {g: v[name] for g, v in guesses.items()}) for name, value in claimed.items()]
+    nearest = paired_metrics(_nearest(truth, public), truth, weights) if public else {}
+    scores = [
+        _image_score(name, value, {g: v[name] for g, v in guesses.items()}, nearest.get(name))
+        for name, value in claimed.items()
+    ]
     if "l_sim" in finding.trace:
         scores.append(_similarity(finding.trace["l_sim"]))
     if not (labels_granted or truth.labels.is_floating_point()):
@@ -137,7 +146,11 @@ def score(
 
 def image_metrics(claimed: Tensor, truth: Truth, weights: Path | None) -> dict[str, Tensor | str]:
     """MSE, and of images PSNR, SSIM and LPIPS, of each true example with the claimed one assigned to it."""
-    paired = claimed[metrics.match(claimed, truth.data)]
+    return paired_metrics(claimed[metrics.match(claimed, truth.data)], truth, weights)
+
+
+def paired_metrics(paired: Tensor, truth: Truth, weights: Path | None) -> dict[str, Tensor | str]:
+    """The same of examples that stand in the order of the true ones."""
     if truth.data.ndim != 4:
         return {"mse": metrics.mse(paired, truth.data)}
     return {
@@ -161,6 +174,7 @@ def _guesses(finding: Reconstruction, public: Public | None, rng: torch.Generato
     if public is not None:
         mean = public.data.mean(0)
         guesses["public mean"] = mean.expand(shape)
+        guesses["public example"] = public.data[torch.randint(len(public.data), shape[:1], generator=rng)]
         if finding.labels.is_floating_point():
             return guesses  # targets are no classes
         means = [public.data[public.labels == c].mean(0) for c in finding.labels.tolist()]
@@ -168,7 +182,14 @@ def _guesses(finding: Reconstruction, public: Public | None, rng: torch.Generato
     return guesses
 
 
-def _image_score(name: str, value: Tensor | str, floors: Mapping[str, Tensor | str]) -> Score:
+def _nearest(truth: Truth, public: Public) -> Tensor:
+    """The public example with the least squared error to each true one."""
+    return public.data[torch.cdist(truth.data.flatten(1), public.data.flatten(1)).argmin(1)]
+
+
+def _image_score(
+    name: str, value: Tensor | str, floors: Mapping[str, Tensor | str], nearest: Tensor | str | None
+) -> Score:
     if isinstance(value, str):
         return Score(metric=name, value=math.nan, missing=value, higher_is_better=_DIRECTION[name])
     numbers = {guess: floor.mean().item() for guess, floor in floors.items() if isinstance(floor, Tensor)}
@@ -178,6 +199,7 @@ def _image_score(name: str, value: Tensor | str, floors: Mapping[str, Tensor | s
         value=value.mean().item(),
         floor=numbers[best],
         floor_guess=best,
+        nearest_public=nearest.mean().item() if isinstance(nearest, Tensor) else math.nan,
         ceiling=_CEILING[name],
         higher_is_better=_DIRECTION[name],
         per_image=tuple(value.tolist()),

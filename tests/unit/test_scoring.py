@@ -71,6 +71,32 @@ def test_the_floor_is_the_best_guess_by_that_metric(truth: Tensor, guess: str) -
     assert scores["ssim"].floor == pytest.approx(1, abs=1e-4)
 
 
+def test_random_public_examples_are_a_guess() -> None:
+    """The third draw of the generator, after the noise: were they the truth, they would be the floor."""
+    rng = torch.Generator().manual_seed(1)
+    torch.rand((4, 1, 8, 8), generator=rng)
+    drawn = PUBLIC.data[torch.randint(60, (4,), generator=rng)]
+    finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
+    rng = torch.Generator().manual_seed(1)
+    scores = {s.metric: s for s in score(finding, Truth(data=drawn, labels=LABELS), public=PUBLIC, rng=rng)}
+    assert scores["ssim"].floor_guess == "public example"
+
+
+def test_the_nearest_public_example_stands_beside_the_floor_and_is_no_guess() -> None:
+    """Each true image is a public one with a little noise, and two of them are the same one."""
+    near = [7, 7, 30, 59]
+    truth = (PUBLIC.data[near] + 0.01 * (images(4, seed=3) - 0.5)).clamp(0, 1)
+    finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
+    rng = torch.Generator().manual_seed(1)
+    scores = {s.metric: s for s in score(finding, Truth(data=truth, labels=LABELS), public=PUBLIC, rng=rng)}
+    expected = (truth - PUBLIC.data[near]).square().mean().item()
+    assert scores["mse"].nearest_public == pytest.approx(expected, rel=1e-4)
+    assert scores["mse"].floor > 10 * expected
+    assert scores["psnr"].nearest_public > 40 > scores["psnr"].floor
+    assert math.isnan(judge(finding, public=None)["mse"].nearest_public)
+    assert math.isnan(scores["label_accuracy"].nearest_public)
+
+
 def test_floors_are_matched_like_claims() -> None:
     """The noise guess gets the same one-to-one matching, or it would look worse than guessing is."""
     noise = torch.rand((4, 1, 8, 8), generator=torch.Generator().manual_seed(1))
