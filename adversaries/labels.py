@@ -8,8 +8,8 @@ from torch.func import functional_call
 
 from adversaries.scene import Scene, known_steps
 from fedsim.attack import Knowledge
-from fedsim.errors import AttackError, KnowledgeError
-from fedsim.messages import State, Update
+from fedsim.errors import AttackError, KnowledgeError, TranscriptError
+from fedsim.messages import State, Update, by_name
 
 _PROBES = 512
 
@@ -25,11 +25,12 @@ def count_labels(
     by -s (p_c - n_c / N), with s = learning rate x local steps and p averaged along the way. Here p
     is that of noise inputs, averaged over both ends of the round. Where the learning rate, E and B
     are withheld, s is read off a class that does not occur, for which the ratio of movement to p is
-    largest; so at least one class must be absent then.
+    largest; so at least one class must be absent then. A gradient that was sent is that of one step at w_0
+    and is read as it is: there s is 1 and p that at w_0.
 
     Args:
         before: w_0 under the names of `model`'s parameters.
-        after: w_T likewise.
+        after: w_T likewise; not read where a gradient was sent.
 
     Returns:
         `example`, N labels in ascending order.
@@ -45,10 +46,14 @@ def count_labels(
         SGD gave 0.97, three victims of the quickstart).
     """
     name = _last_bias(model)
-    moved = (before[name] - after[name]).double().cpu()
-    ends = [_mean_softmax(model, state, knowledge, rng, len(moved)) for state in (before, after)]
-    p = (ends[0] + ends[1]) / 2
-    scale = _steps_times_rate(update.num_examples, knowledge) or (moved / p.clamp_min(1e-12)).max().item()
+    if update.gradient is None:
+        moved = (before[name] - after[name]).double().cpu()
+        ends = [_mean_softmax(model, state, knowledge, rng, len(moved)) for state in (before, after)]
+        p = (ends[0] + ends[1]) / 2
+        scale = _steps_times_rate(update.num_examples, knowledge) or (moved / p.clamp_min(1e-12)).max().item()
+    else:
+        moved = _sent_gradient(update, model)[name].double().cpu()
+        p, scale = _mean_softmax(model, before, knowledge, rng, len(moved)), 1.0
     if not scale > 0:
         scale = moved.abs().max().item() or 1.0
     share = (p - moved / scale).clamp_min(0)
@@ -74,6 +79,18 @@ def sign_rule(scene: Scene) -> Tensor:
             "choose another attack"
         )
     return scene.direction[scene.names.index(_last_bias(scene.model))].argmin().reshape(1)
+
+
+def _sent_gradient(update: Update, model: nn.Module) -> State:
+    """The gradient that was sent, under the names of `model`'s parameters."""
+    assert update.gradient is not None
+    named = by_name(update.gradient, {name: p.shape for name, p in model.named_parameters()})
+    if named is None:
+        raise TranscriptError(
+            f"round {update.round}, client {update.client}: the recorded gradients are not those of the model; "
+            "attack with the model of that federation"
+        )
+    return named
 
 
 def _last_bias(model: nn.Module) -> str:

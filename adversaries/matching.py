@@ -137,7 +137,7 @@ class GradientInversion(Attack):
         if knowledge.labels is None:
             before, after = (
                 dict(zip(scene.names, weights, strict=True)) | dict(scene.buffers)
-                for weights in (scene.before, scene.after)
+                for weights in (scene.before, scene.after or scene.before)  # where a gradient was sent
             )
             return count_labels(update, knowledge, scene.model, before, after, rng)
         if len(knowledge.labels) != update.num_examples:
@@ -158,7 +158,7 @@ class GradientInversion(Attack):
         scene = scene_of(update, knowledge)
         recipe = self._recipe(scene)
         where = f"round {update.round}, client {update.client}"
-        steps = known_steps(knowledge, update.num_examples)
+        steps = known_steps(scene, update.num_examples)
         if recipe.one_step and steps != 1:
             told = "an unknown number of" if steps is None else str(steps)
             log.warning(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adversaries.scene import Scene
+from fedsim.errors import AttackError
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,15 @@ class OnLine(Place):
     every: int = 1
 
     def variables(self, scene: Scene) -> dict[str, Variable]:
-        """Alpha, one number or `tensor`."""
+        """Alpha, one number or one a tensor.
+
+        Raises:
+            AttackError: a gradient was sent, so there is no w_T.
+        """
+        if scene.sent is not None:
+            raise AttackError(
+                f"{scene.where}: a gradient was sent, no weights; this attack needs the weights that a client returns"
+            )
         start = torch.tensor(self.alpha).to(scene.before[0])
         if self.per_layer:
             start = start.repeat(len(scene.before))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -64,7 +64,7 @@ class Scene:
         loss: what clients minimise.
         names: of the model's parameters; `before` and `after` are in their order.
         before: w_0.
-        after: w_T.
+        after: w_T; empty where a gradient was sent.
         buffers: of the broadcast state, by name.
         returned_buffers: of the state that the client returned; empty where she returned parameters alone.
         labels: `example`, class indices or targets of a regression; empty where they are found together
@@ -74,6 +74,9 @@ class Scene:
         learning_rate: step size of local training, None where withheld.
         local_epochs: E, None where withheld.
         batch_size: B, None where withheld.
+        sent: the gradient that the client sent instead of weights, in the order of `names`; that is one step, so
+            `local_epochs` is 1 and `batch_size` N then, whatever else is granted.
+        where: names the update in errors.
     """
 
     model: nn.Module
@@ -89,10 +92,14 @@ class Scene:
     learning_rate: float | None = None
     local_epochs: int | None = None
     batch_size: int | None = None
+    sent: Sequence[Tensor] | None = None
+    where: str = ""
 
     @property
     def direction(self) -> list[Tensor]:
-        """w_0 - w_T."""
+        """w_0 - w_T, or the gradient that was sent."""
+        if self.sent is not None:
+            return list(self.sent)
         return [start - end for start, end in zip(self.before, self.after, strict=True)]
 
     @property
@@ -104,7 +111,9 @@ class Scene:
 
     @property
     def mean_gradient(self) -> list[Tensor]:
-        """(w_0 - w_T) / (eta T), for who knows eta, E and B."""
+        """(w_0 - w_T) / (eta T), for who knows eta, E and B; or the gradient that was sent, to the bit."""
+        if self.sent is not None:
+            return list(self.sent)
         assert self.learning_rate is not None
         return [delta / (self.learning_rate * self.steps) for delta in self.direction]
 
@@ -132,14 +141,15 @@ def scene_of(update: Update, knowledge: Knowledge) -> Scene:
     """The scene of an update, without labels.
 
     Raises:
-        AttackError: w_T equals w_0, N is not positive, or the model normalises by buffers that were not shared.
+        AttackError: w_T equals w_0, the gradient is zero, N is not positive, or the model normalises by buffers
+            that were not shared.
         TranscriptError: the update is not one of this model.
     """
     where = f"round {update.round}, client {update.client}"
     assert knowledge.model is not None
     assert knowledge.loss is not None
     model = knowledge.model().to(knowledge.device).eval()
-    shapes, floating, before, after = _states(update, model, where)
+    shapes, floating, before, after, gradient = _states(update, model, where)
     if missing := [name for name in floating if name not in before]:
         raise AttackError(
             f"the model normalises with {missing[0]}, which clients of this federation do not share; "
@@ -156,18 +166,21 @@ def scene_of(update: Update, knowledge: Knowledge) -> Scene:
         loss=knowledge.loss,  # type: ignore[arg-type]
         names=tuple(shapes),
         before=[before[name].to(device) for name in shapes],
-        after=[after[name].to(device) for name in shapes],
+        after=[] if gradient is not None else [after[name].to(device) for name in shapes],
         buffers={name: before[name].to(device) for name in floating},
         returned_buffers={name: after[name].to(device) for name in floating if name in after},
         labels=torch.empty(0, dtype=torch.int64, device=device),
         units=Units.of(knowledge, before[next(iter(shapes))].to(device)),
         num_examples=update.num_examples,
         learning_rate=knowledge.learning_rate,
-        local_epochs=knowledge.local_epochs,
-        batch_size=knowledge.batch_size,
+        local_epochs=knowledge.local_epochs if gradient is None else 1,
+        batch_size=knowledge.batch_size if gradient is None else update.num_examples,
+        sent=None if gradient is None else [gradient[name].to(device) for name in shapes],
+        where=where,
     )
     if not any(bool((delta != 0).any()) for delta in scene.direction):
-        raise AttackError(f"{where}: w_T equals w_0, there is nothing to match")
+        still = "w_T equals w_0" if gradient is None else "the gradient is zero"
+        raise AttackError(f"{where}: {still}, there is nothing to match")
     return scene
 
 
@@ -192,25 +205,36 @@ def known_steps(knowledge: Knowledge | Scene, num_examples: int) -> int | None:
     return knowledge.local_epochs * math.ceil(num_examples / knowledge.batch_size)
 
 
-def _states(update: Update, model: nn.Module, where: str) -> tuple[dict[str, torch.Size], list[str], State, State]:
-    """Shapes of the parameters, names of the buffers that travel, and w_0 and w_T under the model's names."""
+def _states(
+    update: Update, model: nn.Module, where: str
+) -> tuple[dict[str, torch.Size], list[str], State, State, State | None]:
+    """Shapes of parameters, names of buffers that travel, and w_0, w_T and the gradient under the model's names.
+
+    Beside a gradient, what stands for w_T are buffers alone.
+    """
     kept = model.state_dict()
     shapes = {name: p.shape for name, p in model.named_parameters()}
     real = {name: t.shape for name, t in kept.items() if t.is_floating_point()}
     floating = [name for name, _ in model.named_buffers() if name in real]
     # Federations send all that a model keeps, all but integer counters, or the parameters alone.
     orders = ({name: t.shape for name, t in kept.items()}, real, shapes)
-    before, after = (
-        next((named for names in orders if (named := by_name(state, names)) is not None), None)
-        for state in (update.before, update.after)
-    )
-    if before is None or after is None:
-        recorded = _described((name, t.shape) for name, t in update.before.items())
+    before, after, gradient = _named(update.before, orders), _named(update.after, orders), None
+    if update.gradient is not None:
+        gradient = by_name(update.gradient, shapes)
+        after = by_name(update.after, {name: real[name] for name in floating if name in update.after})
+    if before is None or after is None or (gradient is None and update.gradient is not None):
+        odd = update.before if before is None or update.gradient is None else update.gradient
+        recorded = _described((name, t.shape) for name, t in odd.items())
         raise TranscriptError(
-            f"{where}: the recorded weights ({recorded}) are not those of the model ({_described(shapes.items())}); "
-            "attack with the model of that federation"
+            f"{where}: the recorded {'gradients' if odd is update.gradient else 'weights'} ({recorded}) are not those "
+            f"of the model ({_described(shapes.items())}); attack with the model of that federation"
         )
-    return shapes, floating, before, after
+    return shapes, floating, before, after, gradient
+
+
+def _named(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | None:
+    """`state` in the first of these orders that it fits."""
+    return next((named for names in orders if (named := by_name(state, names)) is not None), None)
 
 
 def _described(shapes: Iterable[tuple[str, torch.Size]]) -> str:

@@ -151,17 +151,17 @@ def single_update(transcript: Transcript, victim: int) -> Update:
     """The one update of `victim` that `transcript` shows.
 
     Raises:
-        AttackError: the transcript shows several rounds, or weights that are NaN or infinite.
+        AttackError: the transcript shows several rounds, or weights or a gradient that are NaN or infinite.
     """
     if len(transcript.rounds) != 1:
         raise AttackError(
             f"this attack reads one update, the transcript shows rounds {transcript.rounds}; use transcript.only([r])"
         )
     update = transcript.update(transcript.rounds[0], victim)
-    for state in (update.before, update.after):
+    for state, what in ((update.before, ""), (update.after, ""), (update.gradient or {}, "the gradient of ")):
         if broken := non_finite(state):
             raise AttackError(
-                f"round {update.round}, client {victim}: {broken[0]} holds NaN or infinite values; "
+                f"round {update.round}, client {victim}: {what}{broken[0]} holds NaN or infinite values; "
                 "this update cannot be attacked, choose another round or victim"
             )
     return update

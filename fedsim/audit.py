@@ -205,7 +205,7 @@ class Audit:
     def _fingerprint(self, job: Job, knowledge: Knowledge, transcript: Transcript) -> str:
         """Names everything that the finding of `job` follows from."""
         labels = None if knowledge.labels is None else knowledge.labels.tolist()
-        headers = [dataclasses.asdict(transcript.header(number)) for number in job.rounds]
+        headers = [transcript.header(number).plain() for number in job.rounds]
         granted = self.spec.adversary.knowledge.model_dump()
         text = json.dumps([repr(job.attack), granted, labels, self.seed, headers], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -12,6 +12,9 @@ from torch import Tensor
 State = Mapping[str, Tensor]
 """Parameter name to tensor, in the model's own order."""
 
+GRADIENT = "gradient/"
+"""On the wire a reply is one record of arrays; of those in it that are gradients, the names begin so."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
@@ -48,6 +51,18 @@ class Update:
         if self.gradient is not None:
             return self.gradient
         return {name: tensor - self.after[name] for name, tensor in self.before.items()}
+
+
+def as_sent(gradient: State, beside: State) -> State:
+    """A gradient and what travels beside it, under the names that they have on the wire."""
+    return {f"{GRADIENT}{name}": tensor for name, tensor in gradient.items()} | dict(beside)
+
+
+def as_received(reply: State) -> tuple[State | None, State]:
+    """The gradient in a client's reply, None where she sent weights, and all that is no gradient."""
+    gradient = {name.removeprefix(GRADIENT): t for name, t in reply.items() if name.startswith(GRADIENT)}
+    rest = {name: tensor for name, tensor in reply.items() if not name.startswith(GRADIENT)}
+    return gradient or None, rest
 
 
 def non_finite(state: State) -> list[str]:

@@ -1,7 +1,7 @@
 """What a curious server wrote down: one safetensors file a round, in a folder.
 
 Nothing in a recording needs pickle. A file holds the broadcast state once, every client's returned
-state under her id, and one JSON header (version, round, clients, N, reported metrics, protocol
+state, or gradient, under her id, and one JSON header (version, round, clients, N, reported metrics, protocol
 facts, failures) with a SHA-256 of each state and of itself. It is written under a temporary name and
 renamed, so a killed run leaves whole rounds only. Reading is lazy and verified: a damaged round is
 named, the others stay readable.
@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,7 +25,8 @@ from fedsim.errors import RunError, TranscriptError
 from fedsim.files import in_one_step, remove_leftovers, write_all
 from fedsim.messages import State, Update
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 knows no gradients; a round without them is still written in it, to the byte."""
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -51,13 +53,23 @@ _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What the header says of one client's update."""
+    """What the header says of one client's update.
+
+    Attributes:
+        client: her id.
+        num_examples: N, as she reported it.
+        broadcast: which of the round's broadcast states she got.
+        sha256: of the weights that she sent, or of what came beside a gradient.
+        metrics: what else she reported.
+        gradient: SHA-256 of the gradient that she sent; None where she sent weights.
+    """
 
     client: int
     num_examples: int
     broadcast: int
     sha256: str
     metrics: Mapping[str, float]
+    gradient: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +91,15 @@ class Header:
     replies: Sequence[Reply]
     failures: Mapping[int, str]
     config: Mapping[str, object]
+
+    def plain(self) -> dict[str, Any]:
+        """Everything in it for JSON; a reply of weights says nothing of gradients, as in format 1."""
+        told = asdict(self)
+        told["replies"] = [
+            {key: value for key, value in reply.items() if key != "gradient" or value is not None}
+            for reply in told["replies"]
+        ]
+        return told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,24 +250,27 @@ class _RoundFile:
             # Keeping the state keeps its id from being given to another one.
             self._seen[id(update.before)] = (update.before, self._broadcasts.index(digest))
         self._store(f"client/{update.client}", update.after)
+        if update.gradient is not None:
+            self._store(f"gradient/{update.client}", update.gradient)
         self._replies[update.client] = Reply(
             client=update.client,
             num_examples=update.num_examples,
             broadcast=self._seen[id(update.before)][1],
             sha256=hash_state(update.after),
             metrics=dict(update.metrics),
+            gradient=None if update.gradient is None else hash_state(update.gradient),
         )
 
     def finish(self, failures: Mapping[int, str], config: Mapping[str, object]) -> None:
         header = Header(
-            version=FORMAT,
+            version=1 if all(reply.gradient is None for reply in self._replies.values()) else FORMAT,
             round=self._number,
             broadcasts=self._broadcasts,
             replies=[self._replies[client] for client in sorted(self._replies)],
             failures=dict(sorted(failures.items())),
             config=dict(config),
         )
-        text = json.dumps(asdict(header), sort_keys=True)
+        text = json.dumps(header.plain(), sort_keys=True)
         sealed = json.dumps({"header": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
         head = json.dumps({"__metadata__": {"fedsim": sealed}, **self._entries}, separators=(",", ":")).encode()
         size = len(head) + -len(head) % 8
@@ -261,7 +285,7 @@ class _RoundFile:
         write_all(self._file, memoryview(self._room.to_bytes(8, "little") + head.ljust(self._room)))
 
     def _leave_room(self, update: Update) -> None:
-        state = sum(len(name) + _BYTES_PER_TENSOR for name in (*update.before, *update.after))
+        state = sum(len(name) + _BYTES_PER_TENSOR for name in (*update.before, *update.after, *(update.gradient or ())))
         self._room = _BYTES_PER_ROUND + self._expected * (_BYTES_PER_REPLY + state)
         self._room = min(self._room + -self._room % 8, _LARGEST_HEADER)
         self._file.seek(8 + self._room)
@@ -376,6 +400,7 @@ class Transcript:
             num_examples=reply.num_examples,
             metrics=reply.metrics,
             config=header.config,
+            gradient=None if reply.gradient is None else self._state(number, f"gradient/{client}", reply.gradient),
         )
 
     def updates(self, client: int | None = None) -> Iterator[Update]:
@@ -391,7 +416,7 @@ class Transcript:
         for update in self.updates():
             del update
         for number in self.rounds:
-            total.update(json.dumps(asdict(self.header(number)), sort_keys=True).encode())
+            total.update(json.dumps(self.header(number).plain(), sort_keys=True).encode())
         return total.hexdigest()
 
     def _state(self, number: int, prefix: str, expected: str) -> State:
@@ -435,8 +460,8 @@ def _read_header(path: Path, number: int) -> Header:
         if hashlib.sha256(sealed["header"].encode()).hexdigest() != sealed["sha256"]:
             raise _damaged(path, "its header was altered")
         fields = json.loads(sealed["header"])
-        if fields["version"] != FORMAT:
-            raise TranscriptError(f"{path}: has format {fields['version']}, this fedsim reads format {FORMAT}")
+        if fields["version"] not in (1, FORMAT):
+            raise TranscriptError(f"{path}: has format {fields['version']}, this fedsim reads formats 1 and {FORMAT}")
         if fields["round"] != number:
             raise _damaged(path, f"it holds round {fields['round']}")
         replies = [Reply(**reply) for reply in fields.pop("replies")]

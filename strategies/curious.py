@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsim.engines.arrays import state_in
 from fedsim.errors import RunError
-from fedsim.messages import State, Update
+from fedsim.messages import State, Update, as_received
 from fedsim.transcript import Recorder
 
 _Record = TypeVar("_Record")
@@ -29,7 +29,7 @@ log = logging.getLogger("fedsim." + __name__)
 
 
 class Curious(Strategy):
-    """Record every `(w_t, w_T, N)` that passes `strategy`.
+    """Record every `(w_t, w_T, N)` that passes `strategy`, or the gradient that a client sent instead of w_T.
 
     Args:
         strategy: any Flower strategy, differential-privacy wrappers included.
@@ -120,14 +120,16 @@ class Curious(Strategy):
         metrics = {
             key: float(value) for key, value in _only(content.metric_records).items() if isinstance(value, int | float)
         }
+        gradient, after = as_received(state_in(_only(content.array_records)))
         return Update(
             round=server_round,
             client=_count(metrics.pop("partition-id", node), node),
             before=self._sent[node],
-            after=state_in(_only(content.array_records)),
+            after=after,
             num_examples=_count(metrics.pop(_weight_key(self.strategy), 0), 0),
             metrics=metrics,
             config=self._config,
+            gradient=gradient,
         )
 
 

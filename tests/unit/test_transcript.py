@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,10 +351,10 @@ def test_a_strangers_header_names_numbers_where_numbers_belong(tmp_path: Path, c
 
 
 def test_a_recording_of_a_later_format_is_told_apart_from_damage(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(fedsim.transcript, "FORMAT", 2)
-    record(tmp_path)
+    monkeypatch.setattr(fedsim.transcript, "FORMAT", 3)
+    Recorder(tmp_path).write(1, [replace(an_update(1, 0), gradient=a_state())])
     monkeypatch.undo()
-    with pytest.raises(TranscriptError, match="has format 2, this fedsim reads format 1"):
+    with pytest.raises(TranscriptError, match="has format 3, this fedsim reads formats 1 and 2"):
         Transcript(tmp_path).header(1)
 
 
