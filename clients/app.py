@@ -21,9 +21,9 @@ from fedsim.engines.cohort import COHORT, play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
 from fedsim.errors import FedsimError, RunError
 from fedsim.experiment import Experiment
-from fedsim.messages import State
+from fedsim.messages import State, as_sent
 from fedsim.randomness import generator, numpy_generator, one_thread
-from fedsim.training import LocalTraining, evaluate, local_update
+from fedsim.training import LocalTraining, batches_of_round, evaluate, local_gradient, local_update
 
 log = logging.getLogger("fedsim." + __name__)
 app = ClientApp()
@@ -54,24 +54,47 @@ def ready(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train on the client's data and return (w_T, N), unless the client straggles this round."""
+    """Train on the client's data and return (w_T, N), or a gradient and N, unless the client straggles this round."""
     experiment = _experiment(message)
     client = int(context.node_config["partition-id"])
     if _straggles(experiment, message, client):
         raise RunError(f"straggler: did not return in round {_round(message)}")
     model, device = _placed(experiment)
-    (share,) = _shares(experiment, message, [client])
+    settings = _settings(message)
+    (share,) = _shares(experiment, message, [client], settings)
+    if settings.sends == "gradient":
+        return Message(RecordDict(_gradient(experiment, message, share, settings)), reply_to=message)
     after, loss = local_update(
         model,
         _state(message),
         share.inputs.to(device),
         share.labels.to(device),
-        _settings(message),
+        settings,
+        key=share.key,
+        defenses=experiment.defenses,
+        loss=experiment.dataset.task.loss,
+        order=share.order,
+    )
+    return Message(RecordDict(_reply(experiment, message, share, after, loss)), reply_to=message)
+
+
+def _gradient(experiment: Experiment, message: Message, share: Share, settings: LocalTraining) -> dict[str, Any]:
+    """The records that a FedSGD client sends: the gradient of her mini-batch of this round, defended, and its size."""
+    assert share.order is not None
+    (index,) = share.order
+    model, device = _placed(experiment)
+    gradient, beside, loss = local_gradient(
+        model,
+        _state(message),
+        share.inputs[index].to(device),
+        share.labels[index].to(device),
+        settings,
         key=share.key,
         defenses=experiment.defenses,
         loss=experiment.dataset.task.loss,
     )
-    return Message(RecordDict(_reply(experiment, message, share, after, loss)), reply_to=message)
+    batch = Share(inputs=share.inputs[index], labels=share.labels[index], key=share.key)
+    return _reply(experiment, message, batch, as_sent(gradient, beside), loss)
 
 
 def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:
@@ -85,7 +108,10 @@ def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Ma
     if not present:
         return {}
     try:
-        shares, settings = _shares(experiment, message, present), _settings(message)
+        settings = _settings(message)
+        if settings.sends == "gradient":
+            return {}
+        shares = _shares(experiment, message, present, settings)
         if not pays(shares, settings):
             return {}
         updates = local_updates(experiment.model, _state(message), shares, settings, experiment.dataset.task.loss)
@@ -135,12 +161,18 @@ def _straggles(experiment: Experiment, message: Message, client: int) -> bool:
     return numpy_generator(*_key(experiment, message, client), "straggler").random() < probability
 
 
-def _shares(experiment: Experiment, message: Message, clients: Sequence[int]) -> list[Share]:
+def _shares(experiment: Experiment, message: Message, clients: Sequence[int], settings: LocalTraining) -> list[Share]:
     """What each of `clients` brings to training."""
-    data = experiment.data
-    parts = data.train_parts(clients)
-    keys = [_key(experiment, message, client) for client in clients]
-    return [Share(inputs=data.to_model(x), labels=y, key=key) for (x, y), key in zip(parts, keys, strict=True)]
+    data, seed, number = experiment.data, experiment.seed, _round(message)
+    return [
+        Share(
+            inputs=data.to_model(inputs),
+            labels=labels,
+            key=_key(experiment, message, client),
+            order=batches_of_round(len(labels), settings, seed=seed, client=client, number=number),
+        )
+        for client, (inputs, labels) in zip(clients, data.train_parts(clients), strict=True)
+    ]
 
 
 def _key(experiment: Experiment, message: Message, client: int) -> tuple[int | str, ...]:
@@ -166,7 +198,7 @@ def _reply(experiment: Experiment, message: Message, share: Share, after: State,
 
 
 def _settings(message: Message) -> LocalTraining:
-    """The protocol facts that the server sent; FedProx's server adds `proximal-mu`."""
+    """The protocol facts that the server sent; FedProx's server adds `proximal-mu`, FedSGD's `sends`."""
     sent = {key.replace("-", "_"): value for key, value in message.content["config"].items()}
     known = {item.name for item in dataclasses.fields(LocalTraining)}
     return LocalTraining(**{key: value for key, value in sent.items() if key in known})  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ class GaussianNoise(Defense):
     sending, the promise holds against the server itself.
 
     Args:
-        clip: C, largest L2 norm of an update; in units of the weights.
+        clip: C, largest L2 norm of an update; in units of the weights, or of the gradient where that is sent.
         noise_multiplier: sigma, noise standard deviation divided by C; 0 only clips.
 
     References:

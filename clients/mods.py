@@ -9,7 +9,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fedsim.defense import Defense
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.errors import RunError
-from fedsim.messages import State, non_finite
+from fedsim.messages import State, as_received, as_sent, non_finite
 
 
 def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
@@ -45,18 +45,28 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
 def defended(defense: Defense, before: State, after: State, rng: torch.Generator) -> State:
     """What a client sends instead of `after`, having received `before`.
 
+    Gradients in `after` are what the defense acts on as they are; of all else it acts on the difference to `before`.
+
     Raises:
-        RunError: a tensor in `after` was not in `before`, or the defended update is NaN or infinite.
+        RunError: a tensor in `after` was not in `before` or is there twice, or the defended update is NaN or infinite.
     """
-    floats = {name: tensor for name, tensor in after.items() if tensor.is_floating_point()}
-    for name in floats:
+    gradient, rest = as_received(after)
+    gradient = gradient or {}
+    floats = {name: tensor for name, tensor in rest.items() if tensor.is_floating_point()}
+    for name in (*floats, *gradient):
+        if name in floats and name in gradient:
+            raise RunError(
+                f"{type(defense).__name__}: '{name}' is sent both as weights and as a gradient; send one of them"
+            )
         if name not in before:
             raise RunError(
                 f"{type(defense).__name__}: '{name}' was not broadcast, so its update cannot be defended; "
                 "broadcast it with the model, or do not send it"
             )
-    update = {name: tensor - before[name] for name, tensor in floats.items()}
+    update = {name: tensor - before[name] for name, tensor in floats.items()} | dict(gradient)
     sent = defense.on_update(update, rng=rng)
     if broken := non_finite(sent):
         raise RunError(f"{type(defense).__name__}: the update of '{broken[0]}' is NaN or infinite")
-    return {**after, **{n: before[n] + value for n, value in sent.items() if value is not update[n]}}
+    changed = {name: value for name, value in sent.items() if value is not update[name]}
+    weights = {name: before[name] + value for name, value in changed.items() if name in floats}
+    return {**after, **weights, **as_sent({name: changed[name] for name in gradient if name in changed}, {})}

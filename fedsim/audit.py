@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 SCORES = (
     "attack", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess", "ceiling",
-    "higher_is_better", "examples", "seed", "missing",
+    "higher_is_better", "examples", "seed", "missing", "nearest_public",
 )  # fmt: skip
 IMAGES = ("attack", "victim", "round", "repeat", "image", "metric", "value")
 
@@ -173,7 +173,7 @@ class Audit:
         path = self.folder.findings / job.title / f"{job.name}.safetensors"
         knowledge = grant(self.spec.adversary, self.experiment, self.beside)
         if self.spec.adversary.knowledge.labels:
-            if (truth := self.truth(job.victim)) is None:
+            if (truth := self.truth(job.victim, job.rounds[0])) is None:
                 raise DataError(f"truth: labels are granted, but no file is named for client {job.victim}; name one")
             knowledge = dataclasses.replace(knowledge, labels=truth.labels.sort().values)
         fingerprint = self._fingerprint(job, knowledge, transcript)
@@ -226,13 +226,17 @@ class Audit:
         """Seed of the run; 0 for recordings made elsewhere."""
         return self.experiment.seed if self.experiment else 0
 
-    def truth(self, victim: int) -> Truth | None:
-        """What `victim` held, or None where nobody says."""
+    def truth(self, victim: int, number: int) -> Truth | None:
+        """What `victim` held, or None where nobody says.
+
+        Of a client who sends gradients, the mini-batch of round `number`; for an attack on several rounds, that is
+        the first of them.
+        """
         if str(victim) in self.spec.truth:
             return Truth.load(self.beside / self.spec.truth[str(victim)])
         if self.experiment is None:
             return None
-        data, labels = self.experiment.data.train(victim)
+        data, labels = self.experiment.attacked(victim, number)
         return Truth(data=_in_unit_range(data, self.experiment.dataset), labels=labels)
 
     def public(self) -> Public | None:
@@ -259,7 +263,7 @@ class Audit:
                 if now.get(str(about["attack"]), _made_with(about)) != _made_with(about):
                     log.warning("%s/%s: not scored: made with other settings or knowledge", path.parent.name, path.name)
                     continue
-                truth = self.truth(int(str(about["victim"])))
+                truth = self.truth(int(str(about["victim"])), first_round(about))
                 if truth is None:
                     continue
                 if finding.labels.is_floating_point() != truth.labels.is_floating_point():
@@ -287,6 +291,11 @@ class Audit:
         write_rows(self.folder.scores, SCORES, rows)
         write_rows(self.folder.images, IMAGES, images)
         return rows
+
+
+def first_round(about: Mapping[str, object]) -> int:
+    """The first of the rounds that a finding is about."""
+    return int(str(about["round"]).partition("-")[0])
 
 
 def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None) -> Audit:

@@ -343,7 +343,9 @@ def _score_table(attack: str, items: Iterable[Summary]) -> Table:
 
 
 def _norm(update: Update) -> str:
-    """L2 norm of w_t - w_T, all tensors together; a dash where the client returned other tensors."""
+    """L2 norm of w_t - w_T, all tensors together, or of a gradient; a dash where the client returned other tensors."""
+    if update.gradient is not None:
+        return f"{sum(t.double().square().sum().item() for t in update.gradient.values()) ** 0.5:.4g} (gradient)"
     after = update.after
     if any(name not in after or after[name].shape != tensor.shape for name, tensor in update.before.items()):
         return "-"

@@ -37,23 +37,27 @@ class Share:
         inputs: `example ...` in model units.
         labels: `example`, class indices or targets.
         key: as in `fedsim.training.local_update`.
+        order: likewise.
     """
 
     inputs: Tensor
     labels: Tensor
     key: tuple[int | str, ...]
+    order: tuple[Tensor, ...] | None = None
 
 
 def fits(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense]) -> bool:
     """Whether clients can train at once, and gain by it.
 
     That is: fully connected layers only, all of them trained, few parameters, SGD, and no defense
-    inside local training.
+    inside local training. Clients who send gradients are left to the loop, so that those are the same to the bit
+    whoever else takes part.
     """
     hooks = ("on_batch", "on_gradient")
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return (
         settings.optimizer == "sgd"
+        and settings.sends == "weights"
         and trained == list(model.state_dict())  # nothing frozen, shared or counted along
         and all(type(m) in _KNOWN and not (m._forward_hooks or m._forward_pre_hooks) for m in model.modules())
         and sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST
@@ -179,7 +183,10 @@ class _Plan:
 
     @classmethod
     def of(cls, shares: Sequence[Share], settings: LocalTraining) -> _Plan:
-        drawn = [list(batches(len(s.labels), settings, generator(*s.key, "order"))) for s in shares]
+        drawn = [
+            list(batches(len(s.labels), settings, generator(*s.key, "order")) if s.order is None else s.order)
+            for s in shares
+        ]
         steps = torch.tensor([len(own) for own in drawn])
         taken = torch.arange(int(steps.max())) < steps[:, None]  # client step
         rows = [batch for own in drawn for batch in own]

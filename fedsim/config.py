@@ -80,11 +80,16 @@ class StrategyTable(PluginTable):
 
 
 class TrainingTable(Table):
-    """[training]: see `fedsim.training.LocalTraining`, which checks the values."""
+    """[training]: see `fedsim.training.LocalTraining`, which checks the values.
+
+    `batches` left out is `reshuffled`; that is written nowhere, so that runs and states made before there was a
+    choice stay what they are. With strategy `fedsgd`, clients take one mini-batch a round: `local_steps = 1`.
+    """
 
     local_epochs: int | None = None
     local_steps: int | None = None
     batch_size: int = 10
+    batches: Literal["reshuffled", "fixed"] | None = None
     learning_rate: float = 0.01
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
@@ -247,6 +252,11 @@ class Config(AttackFile):
     defense: list[PluginTable] = []
     recording: RecordingTable = RecordingTable()
     states: StatesTable = StatesTable()
+
+    @property
+    def sends(self) -> Literal["weights", "gradient"]:
+        """What clients send. By the strategy's name, for recordings are attacked without loading Flower."""
+        return "gradient" if self.strategy.name == "fedsgd" else "weights"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

@@ -54,7 +54,7 @@ class Defense(ABC):
         return gradient
 
     def on_update(self, update: State, *, rng: torch.Generator) -> State:
-        """Replace the update w_T - w_t before it is sent."""
+        """Replace the update w_T - w_t, or the gradient that a FedSGD client sends in its place, before it is sent."""
         del rng
         return update
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsim import figures, metrics, registry
-from fedsim.audit import Audit, snapshots_psnr
+from fedsim.audit import Audit, first_round, snapshots_psnr
 from fedsim.errors import FedsimError, RunError
 from fedsim.experiment import Experiment
 from fedsim.findings import Finding, load_finding
@@ -112,7 +112,7 @@ def _place(item: Found) -> list[list[int]]:
 def _truth(finding: Finding, about: Mapping[str, Any], audit: Audit | None, notes: list[str]) -> Truth | None:
     why = ""
     try:
-        truth = audit.truth(about["victim"]) if audit else None
+        truth = audit.truth(about["victim"], first_round(about)) if audit else None
     except (FedsimError, IndexError) as error:
         truth, why = None, f"The truth about client {about['victim']} is not known: {error}."
     if truth is not None and truth.data.shape != finding.data.shape:

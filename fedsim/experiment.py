@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from fedsim import registry
 from fedsim.attack import Attack
 from fedsim.cohort_training import fits, group_size
-from fedsim.config import AttackFile, AttackTable, Config, check
+from fedsim.config import AttackFile, AttackTable, Config, TrainingTable, check
 from fedsim.datasets import Dataset
 from fedsim.datasets.checks import check_dataset
 from fedsim.defense import Defense
@@ -23,7 +24,7 @@ from fedsim.federated_data import FederatedData
 from fedsim.models.checks import a_network, check_model
 from fedsim.randomness import seeded
 from fedsim.states import read_state
-from fedsim.training import LocalTraining, state_of, statistics_of
+from fedsim.training import LocalTraining, batches_of_round, state_of, statistics_of
 
 
 def data_folder() -> Path | None:
@@ -123,8 +124,38 @@ class Experiment:
 
     @cached_property
     def training(self) -> LocalTraining:
-        """How clients train, before the server adds anything to it."""
-        return LocalTraining(**self.config.training.model_dump())
+        """How clients train, before the server adds anything to it; where they send gradients, with what it adds.
+
+        Raises:
+            ConfigError: the settings do not go together.
+        """
+        table = self.config.training
+        settings = table.model_dump(exclude_none=True)
+        if self.config.sends == "weights":
+            return LocalTraining(**settings)
+        rate = self.config.strategy.settings.get("learning_rate")
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
+            raise ConfigError(
+                f"strategy.learning_rate: the server takes the steps, expected a finite value above 0, got {rate}"
+            )
+        if table.learning_rate not in (TrainingTable().learning_rate, rate):
+            raise ConfigError(
+                f"training.learning_rate: with strategy '{self.config.strategy.name}' the server takes the steps; "
+                "leave it out, strategy.learning_rate is what counts"
+            )
+        return LocalTraining(**settings | {"sends": "gradient", "learning_rate": float(rate)})
+
+    def attacked(self, client: int, number: int) -> tuple[Tensor, Tensor]:
+        """What the message of `client` in round `number` was computed from, in the data set's value range.
+
+        All of her training examples, or the mini-batch of that round where clients send gradients.
+        """
+        inputs, labels = self.data.train(client)
+        if self.training.sends == "weights":
+            return inputs, labels
+        order = batches_of_round(len(labels), self.training, seed=self.seed, client=client, number=number)
+        assert order is not None
+        return inputs[order[0]], labels[order[0]]
 
     def device(self) -> torch.device:
         """Where clients train.

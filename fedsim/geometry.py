@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsim.errors import ConfigError
 from fedsim.experiment import Experiment
 from fedsim.figures import Line, Numbers, Panel, Style
 from fedsim.messages import State
 from fedsim.randomness import one_thread
 from fedsim.task import Loss
-from fedsim.training import LocalTraining, forward, load_state, local_update, set_modes
+from fedsim.training import LocalTraining, batches_of_round, forward, load_state, local_update, set_modes
 from fedsim.transcript import Transcript
 
 _POINTS = 21
@@ -59,6 +60,7 @@ def geometry(
     *,
     key: tuple[int | str, ...],
     loss: Loss,
+    order: Sequence[Tensor] | None = None,
 ) -> Geometry:
     """Simulate a client's local training and look at it.
 
@@ -71,6 +73,7 @@ def geometry(
         inputs: `example ...` in model units.
         labels: `example`.
         key: of her randomness; with that of the federation, the steps are those that were recorded.
+        order: as in `fedsim.training.local_update`.
     """
     steps: list[Tensor] = []
 
@@ -79,7 +82,15 @@ def geometry(
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss(forward(model, inputs), labels), parameters)])
 
     after, _ = local_update(
-        model, before, inputs, labels, settings, key=key, loss=loss, before_step=lambda: steps.append(gradient())
+        model,
+        before,
+        inputs,
+        labels,
+        settings,
+        key=key,
+        loss=loss,
+        order=order,
+        before_step=lambda: steps.append(gradient()),
     )
     path = torch.stack(steps).double()
     moved = torch.cat([(before[n] - after[n]).flatten() for n, p in model.named_parameters() if p.requires_grad])
@@ -99,16 +110,25 @@ def recorded(
 
     Local training is simulated once more from what the server sent, with the client's own data and
     randomness. Defenses are left out.
+
+    Raises:
+        ConfigError: clients send gradients, so there are no local steps.
     """
-    data, loss = experiment.data, experiment.dataset.task.loss
+    if experiment.training.sends == "gradient":
+        raise ConfigError(
+            "geometry: the clients of this run send gradients, so there is no path of local steps to look at; "
+            "name a run whose clients send weights"
+        )
+    data, loss, settings = experiment.data, experiment.dataset.task.loss, experiment.training
     for number in rounds:
         for client in transcript.clients(number):
             inputs, labels = data.train(client)
             before = transcript.update(number, client).before
             key = (experiment.seed, "train", number, client)
+            order = batches_of_round(len(labels), settings, seed=experiment.seed, client=client, number=number)
             with one_thread():
                 found = geometry(
-                    experiment.model, before, data.to_model(inputs), labels, experiment.training, key=key, loss=loss
+                    experiment.model, before, data.to_model(inputs), labels, settings, key=key, loss=loss, order=order
                 )
             yield number, client, found
 

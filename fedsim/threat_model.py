@@ -56,7 +56,8 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
         "input_shape": task.input_shape,
         "num_classes": task.num_classes or None,
         "learning_rate": experiment.training.learning_rate,
-        "local_epochs": experiment.training.local_epochs,
+        # A gradient is one step on one batch, whatever that batch is of.
+        "local_epochs": 1 if experiment.training.sends == "gradient" else experiment.training.local_epochs,
         "batch_size": experiment.training.batch_size,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -24,10 +24,16 @@ from fedsim.task import Loss
 class LocalTraining:
     """How a client trains. One of `local_epochs` and `local_steps` is set.
 
+    A client who sends a gradient takes that of one mini-batch at w_t (FedSGD), and so no step herself: the server does,
+    by its own learning rate. What would change her steps is refused.
+
     Attributes:
         local_epochs: E, passes over the local data, each in a new order.
         local_steps: number of optimizer steps instead; batches go on across epochs.
         batch_size: B; the last batch of an epoch may be smaller.
+        batches: `reshuffled` cuts the local data into other batches each epoch, `fixed` into the same ones, in the
+            same order, for the whole federation; then, and where gradients are sent, a round goes on with the
+            batch after the last one of the round before. Otherwise each round begins a new epoch.
         learning_rate: step size of the optimizer.
         optimizer: `sgd`, `adam` or `adamw`.
         momentum: of SGD.
@@ -39,11 +45,13 @@ class LocalTraining:
             they are in no message, and evaluation normalises by the batch.
         dropout: whether dropout layers drop.
         proximal_mu: weight of the proximal term; FedProx's server sets it.
+        sends: `weights` after local training, or the `gradient` of one mini-batch; FedSGD's server sets it.
     """
 
     local_epochs: int | None = None
     local_steps: int | None = None
     batch_size: int = 10
+    batches: Literal["reshuffled", "fixed"] = "reshuffled"
     learning_rate: float = 0.01
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
@@ -52,8 +60,11 @@ class LocalTraining:
     batch_norm_statistics: Literal["shared", "withheld"] = "shared"
     dropout: bool = True
     proximal_mu: float = 0.0
+    sends: Literal["weights", "gradient"] = "weights"
 
     def __post_init__(self) -> None:
+        if self.sends == "gradient":
+            self._check_one_gradient()
         if (self.local_epochs is None) == (self.local_steps is None):
             raise ConfigError("training: set local_epochs or local_steps, exactly one of them")
         for name in ("local_epochs", "local_steps", "batch_size"):
@@ -72,6 +83,29 @@ class LocalTraining:
                 "set batch_norm_statistics to 'shared' or batch_norm to 'train'"
             )
 
+    def _check_one_gradient(self) -> None:
+        if self.local_epochs is not None:
+            raise ConfigError(
+                "training.local_epochs: clients who send gradients take one mini-batch a round; "
+                "set local_steps = 1 instead"
+            )
+        if self.local_steps != 1:
+            raise ConfigError(
+                f"training.local_steps: clients who send gradients take one mini-batch a round, expected 1, "
+                f"got {self.local_steps}"
+            )
+        for name, expected in (("optimizer", "sgd"), ("momentum", 0.0), ("weight_decay", 0.0), ("proximal_mu", 0.0)):
+            if getattr(self, name) != expected:
+                raise ConfigError(
+                    f"training.{name}: clients who send gradients take no step themselves, expected {expected!r}, "
+                    f"got {getattr(self, name)!r}; leave it out"
+                )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a round's batches follow upon those of the round before; see `batches_of_round`."""
+        return self.batches == "fixed" or self.sends == "gradient"
+
     def steps(self, num_examples: int) -> int:
         """T, the optimizer steps of one round for a client with `num_examples`."""
         if self.local_steps is not None:
@@ -89,6 +123,7 @@ def local_update(
     key: tuple[int | str, ...],
     defenses: Sequence[Defense] = (),
     loss: Loss = cross_entropy,
+    order: Iterable[Tensor] | None = None,
     before_step: Callable[[], None] | None = None,
 ) -> tuple[dict[str, Tensor], float]:
     """Train from `before` on a client's data and return (w_T, mean training loss).
@@ -100,6 +135,8 @@ def local_update(
         inputs: `example ...` in model units.
         labels: `example`, class indices or targets.
         loss: what is minimised.
+        order: the examples of each step, `batches_of_round` where batches go on from round to round; None
+            draws them by `key`.
         before_step: called before each step, while `model` holds the weights so far.
 
     Raises:
@@ -110,16 +147,15 @@ def local_update(
     parameters = dict(model.named_parameters())
     anchors = {name: p.detach().clone() for name, p in parameters.items()} if settings.proximal_mu else {}
     optimizer = new_optimizer(model, settings)
-    order = generator(*key, "order")
+    if order is None:
+        order = batches(len(inputs), settings, generator(*key, "order"))
     noise = generator(*key, "defense")
     losses: list[Tensor] = []
     with seeded(*key, "dropout"), frozen(model, settings):
-        for index in batches(len(inputs), settings, order):
+        for index in order:
             if before_step is not None:
                 before_step()
-            batch, targets = inputs[index], labels[index]
-            for defense in defenses:
-                batch, targets = defense.on_batch(batch, targets, rng=noise)
+            batch, targets = _defended_batch(inputs[index], labels[index], defenses, noise)
             objective = loss(forward(model, batch), targets)
             losses.append(objective.detach())
             for name, anchor in anchors.items():
@@ -136,6 +172,54 @@ def local_update(
             "lower training.learning_rate"
         )
     return after, torch.stack(losses).mean().item()
+
+
+def local_gradient(
+    model: nn.Module,
+    before: State,
+    inputs: Tensor,
+    labels: Tensor,
+    settings: LocalTraining,
+    *,
+    key: tuple[int | str, ...],
+    defenses: Sequence[Defense] = (),
+    loss: Loss = cross_entropy,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+    """The gradient of the mean loss of one mini-batch at `before`: what a FedSGD client sends.
+
+    Layers are in the modes of local training, and all randomness follows from `key`, as in `local_update`.
+
+    Args:
+        inputs: `example ...` in model units, the mini-batch alone.
+        labels: `example`, class indices or targets.
+
+    Returns:
+        The gradient by parameter, zero where a parameter is frozen or not used; the buffers that travel beside
+        it (BatchNorm's running statistics after this batch); the mini-batch's mean loss.
+
+    Raises:
+        RunError: the gradient is NaN or infinite, or a batch of one example was to be normalised.
+    """
+    load_state(model, before)
+    set_modes(model, settings)
+    model.zero_grad(set_to_none=True)
+    noise = generator(*key, "defense")
+    with seeded(*key, "dropout"), frozen(model, settings):
+        batch, targets = _defended_batch(inputs, labels, defenses, noise)
+        objective = loss(forward(model, batch), targets)
+        objective.backward()  # type: ignore[no-untyped-call]
+        if defenses:
+            _defend_gradient(dict(model.named_parameters()), defenses, noise)
+    # A shared parameter travels under each of its names, and each has to take the server's step.
+    slopes = {name: (p, p.grad) for name, p in model.named_parameters(remove_duplicate=False)}
+    gradient = {name: torch.zeros_like(p) if g is None else g.detach().clone() for name, (p, g) in slopes.items()}
+    model.zero_grad(set_to_none=True)
+    if broken := non_finite(gradient):
+        raise RunError(
+            f"training diverged: the gradient of {broken[0]} is NaN or infinite; lower strategy.learning_rate"
+        )
+    kept = state_of(model, statistics=settings.batch_norm_statistics == "shared")
+    return gradient, {name: tensor for name, tensor in kept.items() if name not in gradient}, objective.item()
 
 
 @torch.no_grad()
@@ -197,6 +281,38 @@ def batches(count: int, settings: LocalTraining, order: torch.Generator) -> Iter
             yield index
 
 
+def batches_of_round(
+    count: int, settings: LocalTraining, *, seed: int, client: int, number: int
+) -> tuple[Tensor, ...] | None:
+    """The examples of each step that a client takes in round `number`, where batches go on from round to round.
+
+    Steps are counted from the first round on, whether or not the client took part in each; so what she does in a
+    round follows from the seed, the client and the round alone. With ceil(count / B) batches an epoch, FedSGD's
+    step of round r is batch (r - 1) mod ceil(count / B) of epoch (r - 1) div ceil(count / B).
+
+    Args:
+        count: examples that the client holds.
+        seed: of the run.
+        number: server round, counted from 1.
+
+    Returns:
+        Indices into her examples, one tensor a step; None where each round draws its own (`batches`).
+    """
+    if not settings.goes_on:
+        return None
+    steps, in_epoch = settings.steps(count), math.ceil(count / settings.batch_size)
+    cuts: dict[int, tuple[Tensor, ...]] = {}
+    found = []
+    for step in range((number - 1) * steps, number * steps):
+        epoch, place = divmod(step, in_epoch)
+        epoch = 0 if settings.batches == "fixed" else epoch
+        if epoch not in cuts:
+            order = torch.randperm(count, generator=generator(seed, "batches", client, epoch))
+            cuts = {epoch: torch.split(order, settings.batch_size)}
+        found.append(cuts[epoch][place])
+    return tuple(found)
+
+
 def forward(model: nn.Module, batch: Tensor) -> Tensor:
     """What `model` makes of `batch`.
 
@@ -252,6 +368,14 @@ def frozen(model: nn.Module, settings: LocalTraining) -> Iterator[None]:
     finally:
         for parameter in held:
             parameter.requires_grad_(True)
+
+
+def _defended_batch(
+    batch: Tensor, targets: Tensor, defenses: Sequence[Defense], noise: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    for defense in defenses:
+        batch, targets = defense.on_batch(batch, targets, rng=noise)
+    return batch, targets
 
 
 def _defend_gradient(parameters: dict[str, nn.Parameter], defenses: Sequence[Defense], noise: torch.Generator) -> None:

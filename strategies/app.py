@@ -189,7 +189,9 @@ def _evaluate(
 
 def _protocol(experiment: Experiment) -> ConfigRecord:
     """What the server tells clients about training, and so what a curious server knows of it."""
-    settings = vars(experiment.training) | {"proximal_mu": None}
+    settings = vars(experiment.training) | {"proximal_mu": None, "sends": None}  # strategies add those
+    if settings["batches"] == "reshuffled":
+        del settings["batches"]  # as nothing was said of it before there was a choice
     return ConfigRecord({key.replace("_", "-"): value for key, value in settings.items() if value is not None})
 
 

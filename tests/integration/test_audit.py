@@ -248,7 +248,7 @@ def test_a_bare_recording_with_knowledge_written_out_gives_the_same_findings(run
 
 def test_truth_files_score_a_recording_made_elsewhere(run: Path, tmp_path: Path) -> None:
     audit = open_audit(run, None)
-    truth = audit.truth(0)
+    truth = audit.truth(0, 1)
     assert truth is not None
     save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "zero.safetensors")
     (run / "experiment.toml").unlink()
@@ -267,7 +267,7 @@ def test_labels_are_granted_from_the_truth_or_not_at_all(run: Path, tmp_path: Pa
     audit = open_audit(run, spec)
     assert audit.run() == []
     for victim in (0, 2):
-        truth = audit.truth(victim)
+        truth = audit.truth(victim, 1)
         finding, about = load_finding(run / "findings" / "sme" / f"round-1-client-{victim}-repeat-0.safetensors")
         assert truth is not None
         assert finding.labels.tolist() == truth.labels.sort().values.tolist()
@@ -277,7 +277,7 @@ def test_labels_are_granted_from_the_truth_or_not_at_all(run: Path, tmp_path: Pa
 
 def test_granted_labels_that_nobody_knows_are_an_error(run: Path, tmp_path: Path) -> None:
     """Never a silent fall back to counting them, which is another threat model."""
-    truth = open_audit(run, None).truth(0)
+    truth = open_audit(run, None).truth(0, 1)
     assert truth is not None
     save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "zero.safetensors")
     (run / "experiment.toml").unlink()
@@ -473,7 +473,7 @@ def test_a_strangers_attack_without_a_trace_is_scored(run: Path, strangers: str)
     rows = [row for row in audit.score() if row["metric"] == "mse"]
     assert [row["floor_guess"] for row in rows]
     for row in rows:
-        truth = audit.truth(int(row["victim"]))
+        truth = audit.truth(int(row["victim"]), 1)
         assert truth is not None
         assert row["value"] == pytest.approx((truth.data - 0.5).square().mean().item(), rel=1e-4)
     assert "l_sim" not in {row["metric"] for row in audit.score()}

@@ -133,7 +133,7 @@ def test_what_a_victim_held_is_judged_in_the_unit_range_that_attacks_claim_it_in
     audit = Audit(folder=folder, spec=tables.config, experiment=tables, beside=folder.path)
     low, high = tables.dataset.value_range
     assert low < 0 < 1 < high
-    truth, public = audit.truth(0).data, audit.public().data
+    truth, public = audit.truth(0, 1).data, audit.public().data
     for data, held in ((truth, tables.data.train(0)[0]), (public, tables.dataset.test.inputs()[:5000])):
         assert 0 <= data.min() < data.max() <= 1
         assert torch.allclose(low + data * (high - low), held, atol=1e-4)

@@ -1,0 +1,106 @@
+"""FedSGD: clients send gradients, the server takes the steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from fedsim.errors import ConfigError, RunError
+from fedsim.messages import GRADIENT
+
+
+class FedSgd(FedAvg):
+    """Federated SGD: average the gradients that clients send, and take one step: w - learning_rate * gradient.
+
+    The config tells clients `sends = "gradient"`. A reply is one ArrayRecord, in which the gradient of parameter
+    `NAME` is called `gradient/NAME` and what else travels (BatchNorm's running statistics) by its own name, and N is
+    the size of the mini-batch. Gradients and the rest are averaged with the weights N, as in FedAvg.
+    fedsim's own clients take a mini-batch a round: `[training] local_steps = 1`, `batch_size`, `batches`.
+
+    Args:
+        learning_rate: step size of the server, in units of weights over gradients.
+        fraction_train: share of the clients that each round samples.
+        fraction_evaluate: share of the clients that each evaluation samples.
+        min_train_nodes: sample at least so many.
+        min_evaluate_nodes: likewise for evaluations.
+        min_available_nodes: wait for so many.
+        weighted_by_key: where clients report N.
+
+    References:
+        McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
+        Sect. 2 (FedSGD). Differs: a client's gradient is that of one mini-batch, as in Li et al. (TGIAs-RO), and
+        with B at least as large as her data it is that of all of it, as in the paper.
+    """
+
+    def __init__(
+        self,
+        *,
+        learning_rate: float,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+    ) -> None:
+        number = isinstance(learning_rate, int | float) and not isinstance(learning_rate, bool)
+        if not number or not 0 < learning_rate < math.inf:
+            raise ConfigError(f"learning_rate: expected a finite value above 0, got {learning_rate}")
+        super().__init__(
+            fraction_train=fraction_train,
+            fraction_evaluate=fraction_evaluate,
+            min_train_nodes=min_train_nodes,
+            min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=min_available_nodes,
+            weighted_by_key=weighted_by_key,
+        )
+        self.learning_rate = float(learning_rate)
+        self._before: ArrayRecord | None = None  # within a round only, so there is nothing to resume
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """See Strategy; asks for gradients, and says how they will be used."""
+        config["sends"] = "gradient"
+        config["learning-rate"] = self.learning_rate
+        self._before = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """See Strategy.
+
+        Raises:
+            RunError: what clients sent are not gradients of the model.
+        """
+        before, self._before = self._before, None
+        averaged, metrics = super().aggregate_train(server_round, replies)
+        if averaged is None:
+            return None, metrics
+        assert before is not None
+        return self._stepped(server_round, before, averaged), metrics
+
+    def _stepped(self, server_round: int, before: ArrayRecord, averaged: ArrayRecord) -> ArrayRecord:
+        if not any(name.startswith(GRADIENT) for name in averaged):
+            raise RunError(
+                f"round {server_round}: clients sent no gradients; strategy fedsgd needs clients that send "
+                f"'{GRADIENT}NAME' for each parameter when the config says sends = 'gradient'"
+            )
+        after = {}
+        for name, array in before.items():
+            sent = averaged.get(f"{GRADIENT}{name}", averaged.get(name))
+            if sent is None or tuple(sent.shape) != tuple(array.shape):
+                got = "nothing" if sent is None else tuple(sent.shape)
+                raise RunError(
+                    f"round {server_round}: of '{name}', {tuple(array.shape)}, clients sent {got}; "
+                    "send the gradient of each parameter and the value of each buffer that was broadcast"
+                )
+            step = self.learning_rate * sent.numpy() if f"{GRADIENT}{name}" in averaged else None
+            after[name] = Array(np.asarray(sent.numpy() if step is None else array.numpy() - step))
+        return ArrayRecord(after)
