@@ -1,6 +1,13 @@
-"""Label recovery: how often each class occurs in the victim's data, read off the last layer."""
+"""Label recovery: how often each class occurs in the victim's data, read off the last layer.
+
+`count_labels` reads an update of any number of steps. The rules of `RULES` read gradients that were sent, one or
+several of the same mini-batch, and take no data to do it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +19,7 @@ from fedsim.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.messages import State, Update, by_name
 
 _PROBES = 512
+_TURNS = 20
 
 
 @torch.no_grad()
@@ -79,6 +87,211 @@ def sign_rule(scene: Scene) -> Tensor:
             "choose another attack"
         )
     return scene.direction[scene.names.index(_last_bias(scene.model))].argmin().reshape(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastLayer:
+    """The last linear layer of one gradient: what the rules read.
+
+    Attributes:
+        weight: `class feature`, at w_t.
+        bias: `class`, or None where the layer has none.
+        weight_gradient: `class feature`, of the mean loss over the mini-batch.
+        bias_gradient: `class`, or None where the layer has no bias.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    weight_gradient: Tensor
+    bias_gradient: Tensor | None
+
+
+LabelRule = Callable[[Sequence[LastLayer], int, torch.Generator], Tensor]
+"""`(last layers of gradients of one mini-batch, its size, rng) -> labels in ascending order`."""
+
+
+def last_layer(scene: Scene) -> LastLayer:
+    """The last linear layer of the gradient that a client sent.
+
+    Assumes that the model's outputs are those of its last layer, and go into the cross-entropy as they are.
+
+    Raises:
+        KnowledgeError: the model does not end in a linear layer, or in one for a regression.
+    """
+    prefix = scene.names[-1].rpartition(".")[0]
+    layer = scene.model.get_submodule(prefix)
+    if not isinstance(layer, nn.Linear):
+        raise KnowledgeError(
+            f"labels are withheld and cannot be recovered: the model ends in {type(layer).__name__}, not in a linear "
+            "layer; grant them with adversary.knowledge.labels = true"
+        )
+    if layer.out_features == 1:
+        raise KnowledgeError(
+            "labels are withheld and are targets of a regression, which nothing gives away; "
+            "grant them with adversary.knowledge.labels = true"
+        )
+    own = [place for place, name in enumerate(scene.names) if name.rpartition(".")[0] == prefix]
+    before, gradient = ([tensors[place].double().cpu() for place in own] for tensors in (scene.before, scene.direction))
+    bias = len(own) > 1
+    return LastLayer(
+        weight=before[0],
+        bias=before[1] if bias else None,
+        weight_gradient=gradient[0],
+        bias_gradient=gradient[1] if bias else None,
+    )
+
+
+def column_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Generator) -> Tensor:
+    """The b classes with the smallest entry in their row of the gradient, of the last layer's mean over rounds.
+
+    Assumes that no label repeats (those that do are missed, and others claimed), that the layer's inputs are not
+    negative, as behind a ReLU, and the size of the mini-batch. Needs no bias.
+
+    Raises:
+        AttackError: there are more examples than classes.
+
+    References:
+        Yin et al.: See through Gradients, CVPR 2021, Sect. 3.2. Differs: takes the mean of several gradients.
+    """
+    smallest = torch.stack([layer.weight_gradient.min(1).values for layer in layers]).mean(0)
+    if num_examples > len(smallest):
+        raise AttackError(
+            f"the column rule finds each class once, N = {num_examples} is more than {len(smallest)} classes; "
+            "recover labels by optimisation"
+        )
+    return smallest.argsort()[:num_examples].sort().values
+
+
+def bias_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Generator) -> Tensor:
+    """Counts n_c = b (p_c - g_c), exact but for p, from the gradient g of the last layer's bias.
+
+    p, the mean softmax output of the mini-batch, is that of one feature vector a class; these follow from the counts
+    and the weights' gradient, so both are improved in turn. Several gradients of one mini-batch are averaged.
+    Assumes cross-entropy, a bias, and the size of the mini-batch. Labels may repeat. Some 20 ms a gradient with
+    100 classes, a thirtieth of `label_optimisation`.
+
+    Raises:
+        KnowledgeError: the layer has no bias.
+    """
+    return _spelled_out(_by_bias(layers, num_examples)[0])
+
+
+def label_optimisation(
+    layers: Sequence[LastLayer],
+    num_examples: int,
+    rng: torch.Generator,
+    *,
+    iterations: int = 100,
+    non_negative: bool = True,
+) -> Tensor:
+    """Labels whose gradient of the last layer, with features that are found along with them, is the recorded one.
+
+    Minimises the squared distance between the last layer's gradient of dummy features with dummy labels and the
+    recorded one, over both (Eq. 16), by L-BFGS with a strong Wolfe line search. The labels are shared by all
+    gradients of the mini-batch; the features are not, for those of later gradients come from other weights. Labels
+    may repeat. Where there is a bias, the counts are n_c = b (p_c - g_c) of its gradient g, where p is the mean
+    softmax output of the dummy features; else they are the sums of the dummy labels. They are rounded to integers
+    that sum to b. Assumes cross-entropy, and the size of the mini-batch.
+
+    Args:
+        layers: of one or more gradients of the same mini-batch.
+        num_examples: b.
+        rng: draws the dummy features and the logits of the dummy labels.
+        iterations: of L-BFGS, at most.
+        non_negative: the layer's inputs come out of a ReLU: dummy features are squares, which are not below 0.
+
+    Returns:
+        `example`, labels in ascending order.
+
+    References:
+        Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, Eq. 16 and App. B.1. Differs: the
+        distance is divided by the recorded gradient's squared norm, the gradient of the bias takes part in it, and
+        the counts are read off that where there is one.
+    """
+    weight, target = (torch.stack([getattr(layer, name) for layer in layers]) for name in ("weight", "weight_gradient"))
+    biased = [layer for layer in layers if layer.bias is not None and layer.bias_gradient is not None]
+    bias, slope = (
+        torch.stack([getattr(layer, name) for layer in biased]) if biased else weight.new_zeros(weight.shape[:2])
+        for name in ("bias", "bias_gradient")
+    )
+    size = target.square().sum((1, 2)) + slope.square().sum(1)
+    rounds, classes, width = weight.shape
+    features = torch.randn((rounds, num_examples, width), generator=rng).to(weight).requires_grad_(True)
+    logits = torch.randn((num_examples, classes), generator=rng).to(weight).requires_grad_(True)
+    optimizer = torch.optim.LBFGS(
+        [features, logits], max_iter=iterations, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-12
+    )
+
+    def outputs() -> tuple[Tensor, Tensor]:
+        inputs = features.square() if non_negative else features
+        return inputs, (inputs @ weight.mT + bias[:, None]).softmax(2)
+
+    def distance() -> Tensor:
+        inputs, p = outputs()
+        wrong = (p - logits.softmax(1)) / num_examples
+        apart = (wrong.mT @ inputs - target).square().sum((1, 2))
+        if biased:
+            apart = apart + (wrong.sum(1) - slope).square().sum(1)
+        return (apart / size).mean()
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        value = distance()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.item()
+
+    optimizer.step(closure)
+    with torch.no_grad():
+        counts = logits.softmax(1).sum(0) if not biased else num_examples * (outputs()[1].mean(1) - slope).mean(0)
+    return _spelled_out(_counts(counts, num_examples))
+
+
+RULES: Mapping[str, LabelRule] = {
+    "optimisation": label_optimisation,
+    "bias": bias_rule,
+    "column": column_rule,
+}
+"""How labels are recovered from gradients that were sent, by name."""
+
+
+def _by_bias(layers: Sequence[LastLayer], num_examples: int) -> tuple[Tensor, Tensor]:
+    """Counts a class, and `round class feature`: the feature vector that stands for each class.
+
+    Row c of the weights' gradient is sum_i (p_ic - y_ic) x_i / b. With one vector x_k a class that is
+    sum_k (n_k / b) p_kc x_k - (n_c / b) x_c, which is solved for x_c with p and n as they were.
+    """
+    for layer in layers:
+        if layer.bias is None or layer.bias_gradient is None:
+            raise KnowledgeError(
+                "labels are withheld and the last linear layer has no bias to count them by; "
+                "recover them by optimisation, or grant them with adversary.knowledge.labels = true"
+            )
+    weight, bias, target, slope = (
+        torch.stack([getattr(layer, name) for layer in layers])
+        for name in ("weight", "bias", "weight_gradient", "bias_gradient")
+    )
+    positive = slope.clamp_min(0)  # classes that mostly do not occur: their rows are mixtures of all features
+    mixture = (target * (slope > 0)[..., None]).sum(1) / positive.sum(1, keepdim=True).clamp_min(1e-12)
+    features = mixture[:, None].expand_as(target)
+    p = (mixture[:, None] @ weight.mT + bias[:, None]).softmax(2).squeeze(1)
+    for _ in range(_TURNS):
+        counts = _counts(num_examples * (p - slope).mean(0), num_examples)
+        share = (counts / num_examples)[None, :, None]
+        of_class = (features @ weight.mT + bias[:, None]).softmax(2)
+        solved = ((share * of_class).mT @ features - target) / share.clamp_min(1 / num_examples)
+        features = torch.where(share > 0, solved, mixture[:, None])
+        p = (share * (features @ weight.mT + bias[:, None]).softmax(2)).sum(1)
+    return _counts(num_examples * (p - slope).mean(0), num_examples), features
+
+
+def _counts(counts: Tensor, total: int) -> Tensor:
+    """Integers that sum to `total`, in proportion to `counts`."""
+    counts = counts.clamp_min(0)
+    return _round_to_sum(counts / counts.sum().clamp_min(1e-12) * total, total)
+
+
+def _spelled_out(counts: Tensor) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(counts)), counts)
 
 
 def _sent_gradient(update: Update, model: nn.Module) -> State:
