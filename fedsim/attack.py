@@ -37,7 +37,7 @@ class Knowledge:
         input_mean: mean of the inputs in those units, 0 where clients standardise.
         input_std: standard deviation of the inputs in those units, 1 where clients standardise.
         learning_rate: step size of the clients' local training.
-        local_epochs: E, passes of a client over its data in one round.
+        local_epochs: E, passes of a client over its data in one round; 1 where she sends a gradient.
         batch_size: B, examples in one local step.
         labels: `example`, the victim's labels in ascending order.
         device: where the attack computes.

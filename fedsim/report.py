@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from fedsim import figures, registry
 from fedsim.attack import KNOWLEDGE, Knowledge, Paper
 from fedsim.audit import Audit
-from fedsim.config import PluginTable
+from fedsim.config import Config, PluginTable
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.evidence import IMAGES, Found, Recording, attack_classes, own_audit, read_findings, read_recording
@@ -184,18 +184,15 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
     if audit is None or audit.experiment is None:
         return _recorded_facts(recording)
     experiment, config = audit.experiment, audit.experiment.config
-    partition, training, federation = config.partition, config.training, config.federation
+    partition, federation = config.partition, config.federation
     most = f", at most {partition.samples_per_client} examples each" if partition.samples_per_client else ""
     held = f", {partition.test_fraction:.0%} held out for tests" if partition.test_fraction else ""
-    epochs, steps = f"E = {training.local_epochs} local epochs", f"T = {training.local_steps} local steps"
-    local = [epochs if training.local_epochs else steps, f"B = {training.batch_size}", training.optimizer]
-    local += [f"{key.replace('_', ' ')} {getattr(training, key):g}" for key in _STEPPING if getattr(training, key)]
     facts = {
         "Data": _described(config.data),
         "Partition": _described(partition) + most + held,
         "Model": _described(config.model),
         "Federation": f"{federation.clients} clients, {federation.rounds} rounds, {_described(config.strategy)}",
-        "Local training": ", ".join(local),
+        "Local training": ", ".join(_local_training(config)),
         "Defenses": "; ".join(map(_described, config.defense)) or "none",
         "Seed, engine": f"{federation.seed}, {federation.engine}",
     }
@@ -213,14 +210,28 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
     return facts
 
 
+def _local_training(config: Config) -> list[str]:
+    training = config.training
+    batches = f"B = {training.batch_size}" + (", the same batches each epoch" if training.batches == "fixed" else "")
+    if config.sends == "gradient":
+        return ["none: clients send the gradient of one mini-batch a round", batches]
+    epochs, steps = f"E = {training.local_epochs} local epochs", f"T = {training.local_steps} local steps"
+    local = [epochs if training.local_epochs else steps, batches, training.optimizer]
+    return local + [
+        f"{key.replace('_', ' ')} {getattr(training, key):g}" for key in _STEPPING if getattr(training, key)
+    ]
+
+
 def _recorded_facts(recording: Recording) -> dict[str, str]:
     headers = recording.headers
     clients = {reply.client for header in headers for reply in header.replies}
     sent = headers[0].config.items() if headers else ()
+    kinds = {"weights" if reply.gradient is None else "gradients" for header in headers for reply in header.replies}
     return {
         "Origin": "a recording without an experiment file, made by another Flower app",
         "Federation": f"{len(clients)} recorded clients, {len(headers)} readable rounds",
         "Model": f"{_count(recording.values)} values in each message" if recording.values else "",
+        "Clients sent": " and ".join(sorted(kinds, reverse=True)),
         "Sent along": ", ".join(f"{key} {value}" for key, value in sent if key != "server-round"),
     }
 

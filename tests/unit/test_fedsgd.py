@@ -23,14 +23,19 @@ from adversaries.sapag import SelfAdaptiveLeakage
 from adversaries.scene import scene_of
 from adversaries.see_through_gradients import SeeThroughGradients
 from adversaries.surrogate_model import SurrogateModelExtension
-from fedsim.attack import Knowledge
-from fedsim.errors import AttackError, TranscriptError
+from clients.gaussian_noise import GaussianNoise
+from clients.mods import defended
+from fedsim.attack import Knowledge, Paper
+from fedsim.cohort_training import fits
+from fedsim.defense import Defense
+from fedsim.errors import AttackError, ConfigError, RunError, TranscriptError
 from fedsim.findings import Reconstruction
 from fedsim.messages import State, Update, as_received, as_sent
+from fedsim.metrics import psnr
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
 from fedsim.task import Task
-from fedsim.training import state_of
+from fedsim.training import LocalTraining, batches_of_round, local_gradient, local_update, state_of
 from fedsim.transcript import Recorder, Transcript, hash_state
 
 SHAPE = (1, 4, 4)
@@ -169,7 +174,7 @@ def test_the_scene_of_a_gradient_is_that_gradient_exactly_and_one_step(tmp_path:
 @pytest.mark.parametrize(
     "attack",
     [
-        DeepLeakage(iterations=30),
+        DeepLeakage(iterations=5),
         ImprovedDeepLeakage(iterations=3),
         InvertingGradients(iterations=3),
         SelfAdaptiveLeakage(iterations=3),
@@ -257,3 +262,305 @@ def test_labels_are_counted_from_a_gradient_without_knowing_any_step_size(grante
     astray: State = {name: torch.full_like(t, math.nan) for name, t in update.before.items()}
     counted = count_labels(update, knowledge, mlp(), update.before, astray, generator(0))
     assert counted.tolist() == sorted(labels.tolist())
+
+
+# What a client computes.
+
+PAPER = Paper(title="none", authors="nobody", venue="none", year=2000)
+
+
+def fedsgd(**how: Any) -> LocalTraining:
+    return LocalTraining(**{"local_steps": 1, "batch_size": 4, "sends": "gradient", "learning_rate": 0.1} | how)
+
+
+def computed(
+    model: nn.Module, count: int = 3, before: State | None = None, defenses: tuple[Defense, ...] = (), **how: Any
+) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+    labels = torch.arange(count)
+    start = state_of(model) if before is None else before
+    return local_gradient(model, start, images(count), labels, fedsgd(**how), key=("x",), defenses=defenses)
+
+
+def test_a_client_sends_the_gradient_of_the_mean_loss_and_leaves_the_weights_alone() -> None:
+    model = mlp()
+    expected = gradient_at(mlp(), images(3), torch.arange(3))
+    gradient, beside, loss = computed(model)
+    assert beside == {}
+    assert list(gradient) == list(expected)
+    assert all(torch.equal(gradient[name], expected[name]) for name in expected)
+    assert loss == cross_entropy(mlp()(images(3)), torch.arange(3)).item()
+    assert hash_state(state_of(model)) == hash_state(state_of(mlp()))
+    assert all(p.grad is None for p in model.parameters())  # the next client begins without it
+
+
+def test_a_clients_gradient_is_her_one_step_of_local_training_divided_by_the_step_size() -> None:
+    """The same modes, batch, dropout and defenses as local training: in float64 the two agree to rounding."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(1)
+        layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 10)
+        return nn.Sequential(*layers).double()
+
+    class Twice(Defense):
+        paper = PAPER
+
+        def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+            return inputs + torch.rand(inputs.shape, generator=rng, dtype=inputs.dtype), labels.flip(0)
+
+        def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+            return {name: 2 * g + torch.rand(g.shape, generator=rng, dtype=g.dtype) for name, g in gradient.items()}
+
+    before, inputs, labels = state_of(build()), images(6).double(), torch.arange(6)
+    every = (torch.tensor([4, 0, 2]),)
+    chosen = every[0]
+    gradient, beside, loss = local_gradient(
+        build(), before, inputs[chosen], labels[chosen], fedsgd(), key=("x",), defenses=[Twice()]
+    )
+    settings = LocalTraining(local_steps=1, batch_size=3, learning_rate=0.5)
+    after, same_loss = local_update(
+        build(), before, inputs, labels, settings, key=("x",), defenses=[Twice()], order=every
+    )
+    for name, slope in gradient.items():
+        torch.testing.assert_close(slope, (before[name] - after[name]) / 0.5)
+    assert {name: t.tolist() for name, t in beside.items()} == {name: after[name].tolist() for name in beside}
+    assert list(beside) == ["1.running_mean", "1.running_var"]
+    assert not torch.equal(beside["1.running_mean"], before["1.running_mean"])
+    assert loss == pytest.approx(same_loss)
+
+
+@pytest.mark.parametrize(
+    ("how", "travels"),
+    [({}, True), ({"batch_norm_statistics": "withheld"}, False), ({"batch_norm": "eval"}, True)],
+)
+def test_running_statistics_travel_beside_the_gradient_as_local_training_would_send_them(
+    how: dict[str, Any], travels: bool
+) -> None:
+    before = state_of(normalised(), statistics=travels)
+    _, beside, _ = computed(normalised(), before=before, **how)
+    assert set(beside) == ({"1.running_mean", "1.running_var"} if travels else set())
+    if how == {"batch_norm": "eval"}:
+        assert all(torch.equal(beside[name], before[name]) for name in beside)
+
+
+def test_the_gradient_of_what_is_frozen_or_unused_is_zero() -> None:
+    model = normalised()
+    gradient, _, _ = computed(model, batch_norm="frozen")
+    assert not gradient["1.weight"].any()
+    assert not gradient["1.bias"].any()
+    assert gradient["0.weight"].any()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    model.register_parameter("idle", nn.Parameter(torch.ones(2)))
+    assert not computed(model)[0]["idle"].any()
+
+
+def test_a_shared_parameter_gets_its_gradient_under_each_of_its_names() -> None:
+    """The state holds both names; if one were not stepped, loading it would undo the other's step."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 10))
+    model[2].weight = model[1].weight
+    gradient, beside, _ = computed(model)
+    assert set(gradient) == set(state_of(model))
+    assert torch.equal(gradient["1.weight"], gradient["2.weight"])
+    assert beside == {}
+
+
+def test_a_gradient_that_is_not_finite_is_one_sentence() -> None:
+    model = mlp()
+    before = {name: t * 1e38 for name, t in state_of(model).items()}
+    with pytest.raises(RunError, match=r"the gradient of 1.weight is NaN or infinite; lower strategy.learning_rate"):
+        computed(model, before=before)
+
+
+# Which mini-batch it is.
+
+
+def turns(count: int, rounds: int, **how: Any) -> list[list[int]]:
+    settings = fedsgd(**how)
+    chosen = [batches_of_round(count, settings, seed=3, client=1, number=number) for number in range(1, rounds + 1)]
+    return [batch[0].tolist() for batch in chosen if batch is not None]
+
+
+def test_the_batch_of_a_round_is_the_next_of_its_epoch() -> None:
+    """Ten examples by fours: three batches an epoch, the last of two; each epoch is a permutation of all."""
+    drawn = turns(10, 9)
+    assert [len(batch) for batch in drawn] == [4, 4, 2] * 3
+    epochs = [[*drawn[start], *drawn[start + 1], *drawn[start + 2]] for start in (0, 3, 6)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    for number, batch in enumerate(drawn, start=1):  # as the docstring has it
+        epoch, place = (number - 1) // 3, (number - 1) % 3
+        order = torch.randperm(10, generator=generator(3, "batches", 1, epoch))
+        assert batch == order[4 * place : 4 * place + 4].tolist()
+
+
+def test_fixed_batches_come_back_in_the_same_order() -> None:
+    fixed = turns(10, 9, batches="fixed")
+    assert fixed[:3] == fixed[3:6] == fixed[6:9] == turns(10, 3)
+    assert turns(10, 2, batch_size=100, batches="fixed")[0] == turns(10, 2, batch_size=10, batches="fixed")[1]
+
+
+def test_batches_differ_between_clients_and_seeds() -> None:
+    ways = [(3, 1), (3, 2), (4, 1)]
+    orders = [batches_of_round(30, fedsgd(), seed=seed, client=client, number=1) for seed, client in ways]
+    assert len({tuple(order[0].tolist()) for order in orders if order is not None}) == 3
+
+
+def test_fixed_batches_of_local_training_go_on_where_the_last_round_ended() -> None:
+    by_steps = LocalTraining(local_steps=2, batch_size=4, batches="fixed")
+    taken: list[list[int]] = []
+    for number in (1, 2, 3):
+        order = batches_of_round(10, by_steps, seed=3, client=1, number=number)
+        assert order is not None
+        assert len(order) == 2
+        taken += [index.tolist() for index in order]
+    assert taken == turns(10, 6, batches="fixed")
+    by_epochs = LocalTraining(local_epochs=2, batch_size=4, batches="fixed")
+    for number in (1, 7):
+        order = batches_of_round(10, by_epochs, seed=3, client=1, number=number)
+        assert order is not None
+        assert [index.tolist() for index in order] == turns(10, 6, batches="fixed")
+
+
+def test_by_default_local_training_draws_its_batches_as_ever() -> None:
+    assert batches_of_round(10, LocalTraining(local_epochs=1), seed=3, client=1, number=1) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"local_steps": None, "local_epochs": 1}, "training.local_epochs: clients who send gradients take one mini-"),
+        (
+            {"local_steps": 2},
+            "training.local_steps: clients who send gradients take one mini-batch a round, expected 1",
+        ),
+        ({"local_steps": None}, "training.local_steps: clients who send gradients take one mini-batch a round"),
+        ({"momentum": 0.9}, "training.momentum: clients who send gradients take no step themselves, expected 0.0, got"),
+        ({"optimizer": "adam"}, "training.optimizer: clients who send gradients take no step themselves"),
+        ({"weight_decay": 0.1}, "training.weight_decay: clients who send gradients take no step themselves"),
+        ({"proximal_mu": 0.1}, "training.proximal_mu: clients who send gradients take no step themselves"),
+    ],
+)
+def test_what_a_client_who_sends_gradients_does_not_do_is_refused(how: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        fedsgd(**how)
+    assert str(error.value).startswith(expected)
+    assert "\n" not in str(error.value)
+
+
+def test_clients_who_send_gradients_are_left_to_the_loop() -> None:
+    assert fits(mlp(), LocalTraining(local_steps=1), [])
+    assert not fits(mlp(), fedsgd(), [])
+
+
+# Defenses of what is sent.
+
+
+def test_noise_and_clipping_act_on_the_gradient_and_on_what_travels_beside_it() -> None:
+    before = state_of(normalised())
+    gradient, beside, _ = computed(normalised())
+    defense = GaussianNoise(clip=0.01, noise_multiplier=0.0)
+    sent_gradient, sent_beside = as_received(defended(defense, before, as_sent(gradient, beside), generator(0)))
+    assert sent_gradient is not None
+    moved = {name: t - before[name] for name, t in beside.items()}
+    norm = math.sqrt(sum(t.double().square().sum().item() for t in (*gradient.values(), *moved.values())))
+    for name, slope in gradient.items():
+        torch.testing.assert_close(sent_gradient[name], slope * 0.01 / norm)
+    for name, change in moved.items():
+        torch.testing.assert_close(sent_beside[name], before[name] + change * 0.01 / norm)
+
+
+def test_a_gradient_that_no_defense_touches_is_sent_to_the_bit() -> None:
+    class Idle(Defense):
+        paper = PAPER
+
+    gradient, beside, _ = computed(normalised())
+    sent_as_is = defended(Idle(), state_of(normalised()), as_sent(gradient, beside), generator(0))
+    assert hash_state(sent_as_is) == hash_state(as_sent(gradient, beside))
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (as_sent({"other": torch.ones(1)}, {}), "GaussianNoise: 'other' was not broadcast, so its update cannot be"),
+        (as_sent({"w": torch.ones(1)}, {"w": torch.ones(1)}), "'w' is sent both as weights and as a gradient"),
+        (as_sent({"w": torch.full((1,), math.nan)}, {}), "GaussianNoise: the update of 'w' is NaN or infinite"),
+    ],
+)
+def test_a_gradient_that_cannot_be_defended_is_not_sent(reply: State, expected: str) -> None:
+    with pytest.raises(RunError) as error:
+        defended(GaussianNoise(), {"w": torch.zeros(1)}, reply, generator(0))
+    assert expected in str(error.value)
+
+
+# Why the gradient itself is recorded.
+
+
+def smooth() -> nn.Module:
+    """What DLG was shown with: a network that is twice differentiable, with weights of usual size."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Sigmoid(), nn.Linear(64, 10))
+
+
+def by_difference(update: Update, rate: float) -> dict[str, Tensor]:
+    """(w_t - w_{t+1}) / rate in float32: what is left of the gradient where weights are sent."""
+    assert update.gradient is not None
+    return {name: (w - (w - rate * update.gradient[name])) / rate for name, w in update.before.items()}
+
+
+def relative_error(told: State, true: State) -> float:
+    off = math.sqrt(sum((told[n].double() - true[n].double()).square().sum().item() for n in true))
+    return off / math.sqrt(sum(t.double().square().sum().item() for t in true.values()))
+
+
+def an_example(steps: int = 0) -> tuple[Update, Tensor]:
+    """One example's gradient, after so many steps of training on it."""
+    image = torch.rand((1, 1, 8, 8), generator=generator("an example"))
+    model = smooth()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        cross_entropy(model(image), torch.tensor([3])).backward()
+        optimizer.step()
+    gradient = gradient_at(model, image, torch.tensor([3]))
+    return Update(round=1, client=5, before=state_of(model), after={}, num_examples=1, gradient=gradient), image
+
+
+def read_off(gradient: State) -> Tensor:
+    """The one example, without any optimisation: what a unit's weights move by over what its bias moves by."""
+    unit = gradient["1.bias"].abs().argmax()
+    return (gradient["1.weight"][unit] / gradient["1.bias"][unit]).reshape(1, 1, 8, 8)
+
+
+# Steps of training before the gradient; then the relative error of the difference, and PSNR in dB of the example that
+# is read off it, at the learning rates .1, .01 and .004. The gradient's norm is 4.2 at first and .007 after 300 steps,
+# and what is read off the gradient itself reaches 155 dB or more.
+CANCELLATION = [
+    (0, [2.7e-7, 2.6e-6, 6.5e-6], [127.7, 107.2, 99.9]),
+    (300, [1.9e-4, 1.9e-3, 4.9e-3], [75.8, 57.4, 49.0]),
+]
+
+
+@pytest.mark.parametrize(("steps", "errors", "decibels"), CANCELLATION, ids=["untrained", "trained"])
+def test_a_difference_of_weights_keeps_fewer_digits_the_smaller_the_step(
+    steps: int, errors: list[float], decibels: list[float]
+) -> None:
+    update, image = an_example(steps)
+    assert update.gradient is not None
+    assert psnr(read_off(update.gradient), image).item() > 150
+    for rate, error, reached in zip((0.1, 0.01, 0.004), errors, decibels, strict=True):
+        lossy = by_difference(update, rate)
+        assert relative_error(lossy, update.gradient) == pytest.approx(error, rel=0.1)
+        assert psnr(read_off(lossy), image).item() == pytest.approx(reached, abs=1.5)
+
+
+@pytest.mark.slow
+def test_dlg_is_limited_by_its_optimiser_long_before_it_misses_those_digits(tmp_path: Path) -> None:
+    """One example through a smooth untrained network, in float32: some 98 dB whatever was sent, with any step size."""
+    update, image = an_example()
+    known = replace(KNOWN, model=smooth, input_shape=(1, 8, 8), labels=None, batch_size=1)
+    assert update.gradient is not None
+    gradients = {"sent": update.gradient} | {str(rate): by_difference(update, rate) for rate in (0.1, 0.01, 0.004)}
+    for name, gradient in gradients.items():
+        transcript = recorded(tmp_path / name, replace(update, gradient=gradient))
+        finding = DeepLeakage(iterations=60).run(transcript, known, victim=5, rng=generator(0))
+        assert isinstance(finding, Reconstruction)
+        assert psnr(finding.data, image).item() == pytest.approx(97.5, abs=2.5)

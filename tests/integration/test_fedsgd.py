@@ -1,0 +1,428 @@
+"""FedSGD as a whole: what is recorded, that the server steps by it, and what the evaluator compares with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch.nn.functional import cross_entropy
+
+from fedsim.audit import open_audit
+from fedsim.cli import main
+from fedsim.cohort_training import TOLERANCE
+from fedsim.config import Config, load_config
+from fedsim.engines.serial import InProcessGrid
+from fedsim.errors import ConfigError, RunError
+from fedsim.evidence import read_recording
+from fedsim.experiment import Experiment, resolve
+from fedsim.findings import load_finding
+from fedsim.geometry import recorded as geometry_of
+from fedsim.messages import Update
+from fedsim.randomness import generator, seeded
+from fedsim.report import _recorded_facts, write_report
+from fedsim.run_folder import RunFolder, read_rows
+from fedsim.simulation import federate
+from fedsim.threat_model import grant
+from fedsim.training import batches_of_round, local_update
+from fedsim.transcript import Recorder, Transcript
+from strategies.curious import Curious
+from strategies.fedsgd import FedSgd
+
+Run = Callable[..., RunFolder]
+Tiny = Callable[..., Config]
+
+ROOT = Path(__file__).resolve().parents[2]
+RATE = 0.1
+
+
+def of_gradients(tiny_config: Tiny, **tables: Any) -> Config:
+    """Clients of 10 examples, three mini-batches of 4, 4 and 2."""
+    training = {"local_epochs": None, "local_steps": 1, "batch_size": 4, "learning_rate": None}
+    tables["training"] = training | tables.get("training", {})
+    tables["partition"] = {"samples_per_client": 10} | tables.get("partition", {})
+    return tiny_config(**{"strategy": {"name": "fedsgd", "learning_rate": RATE}, **tables})
+
+
+def busy(tiny_config: Tiny, **federation: Any) -> Config:
+    """Everything at once: sampling, stragglers, dropout, noise, evaluation on the clients, more than an epoch."""
+    return of_gradients(
+        tiny_config,
+        federation={"clients": 6, "rounds": 5, "straggler_probability": 0.2, **federation},
+        strategy={"name": "fedsgd", "learning_rate": RATE, "fraction_train": 0.7},
+        model={"name": "mlp", "hidden": [16], "dropout": 0.2, "batch_norm": True},
+        partition={"samples_per_client": 12, "test_fraction": 0.2},
+        defense=[{"name": "gaussian-noise", "clip": 1.0, "noise_multiplier": 0.01}],
+    )
+
+
+def recorded(folder: RunFolder) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
+
+
+def assert_same(one: RunFolder, other: RunFolder) -> None:
+    assert recorded(one) == recorded(other)
+    assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+    torch.set_num_threads(1)
+    config = of_gradients(tiny_config, federation={"rounds": 4}, partition={"name": "dirichlet", "alpha": 0.3})
+    return config, serial_run(config, tmp_path_factory.mktemp("plain") / "run").path
+
+
+def batch_of(experiment: Experiment, update: Update) -> torch.Tensor:
+    """The rule, written out again: 'reshuffled' batches of 4 in the order of epochs of their own."""
+    _, labels = experiment.data.train(update.client)
+    in_epoch = -(-len(labels) // 4)
+    epoch, place = (update.round - 1) // in_epoch, (update.round - 1) % in_epoch
+    order = torch.randperm(len(labels), generator=generator(experiment.seed, "batches", update.client, epoch))
+    return order[4 * place :][:4]
+
+
+def test_a_recorded_gradient_is_that_of_the_mini_batch_of_its_round(plain: tuple[Config, Path]) -> None:
+    config, path = plain
+    experiment = Experiment(config)
+    sizes = set()
+    for update in Transcript(path).updates():
+        inputs, labels = experiment.data.train(update.client)
+        index = batch_of(experiment, update)
+        model = experiment.new_model()
+        model.load_state_dict(dict(update.before))
+        loss = cross_entropy(model(experiment.data.to_model(inputs[index])), labels[index])
+        slopes = torch.autograd.grad(loss, list(model.parameters()))
+        assert update.gradient is not None
+        for told, true in zip(update.gradient.values(), slopes, strict=True):
+            assert torch.equal(told, true)
+        assert update.after == {}
+        assert update.num_examples == len(index)
+        assert update.metrics["train_loss"] == loss.item()
+        sizes.add(len(index))
+    assert len(sizes) > 1  # the last batch of an epoch is smaller
+
+
+def test_the_server_steps_against_the_mean_gradient_weighted_by_batch_sizes(plain: tuple[Config, Path]) -> None:
+    _, path = plain
+    transcript = Transcript(path)
+    for number in (1, 2, 3):
+        updates = [transcript.update(number, client) for client in transcript.clients(number)]
+        total = sum(update.num_examples for update in updates)
+        following = transcript.update(number + 1, 0).before
+        for name, weight in updates[0].before.items():
+            slopes = [update.num_examples / total * update.pseudo_gradient[name].double() for update in updates]
+            expected = weight.double() - RATE * torch.stack(slopes).sum(0)
+            torch.testing.assert_close(following[name].double(), expected, rtol=1e-6, atol=1e-7)
+            assert following[name].dtype == torch.float32
+            assert not torch.equal(following[name], weight)
+
+
+def test_the_recording_says_what_the_protocol_was(plain: tuple[Config, Path]) -> None:
+    facts = Transcript(plain[1]).header(1).config
+    assert facts["sends"] == "gradient"
+    assert facts["learning-rate"] == RATE
+    assert facts["local-steps"] == 1
+    assert facts["batch-size"] == 4
+
+
+def test_a_federation_of_gradients_learns(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = of_gradients(tiny_config, federation={"rounds": 20, "evaluate_every": 20}, training={"batch_size": 10})
+    rows = [row for row in read_rows(serial_run(config, tmp_path / "run").metrics) if row["client"] == "server"]
+    assert float(rows[-1]["accuracy"]) > 0.4
+
+
+# The same from every engine, and after an interruption.
+
+
+@pytest.fixture(scope="module")
+def serial(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    torch.set_num_threads(1)
+    return serial_run(busy(tiny_config), tmp_path_factory.mktemp("serial") / "run")
+
+
+def test_statistics_travel_beside_gradients_and_are_averaged(serial: RunFolder) -> None:
+    transcript = Transcript(serial.path)
+    assert [len(transcript.clients(number)) + len(transcript.header(number).failures) for number in (1, 2)] == [4, 4]
+    assert any(transcript.header(number).failures for number in transcript.rounds)
+    updates = [transcript.update(1, client) for client in transcript.clients(1)]
+    following = transcript.update(2, transcript.clients(2)[0]).before
+    total = sum(update.num_examples for update in updates)
+    names = set(updates[0].after)
+    assert names
+    assert all("running" in name for name in names)
+    for name in names:
+        mean = torch.stack([update.num_examples / total * update.after[name] for update in updates]).sum(0)
+        torch.testing.assert_close(following[name], mean)
+
+
+def test_a_resumed_run_is_the_same_to_the_byte(
+    serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    serial_run(busy(tiny_config, rounds=2), tmp_path / "run")
+    assert_same(serial_run(busy(tiny_config), tmp_path / "run", resume=True), serial)
+
+
+@pytest.mark.ray
+def test_ray_records_the_same_bytes(serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    assert_same(serial_run(busy(tiny_config, engine="ray", actors=2), tmp_path / "run"), serial)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_supernodes_record_the_same_bytes(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = busy(tiny_config, rounds=2)
+    deployed = busy(tiny_config, rounds=2, engine="flower", supernodes=2, timeout=200.0)
+    federate(deployed, RunFolder(tmp_path / "deployed"))
+    assert_same(RunFolder(tmp_path / "deployed"), serial_run(config, tmp_path / "serial"))
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(1.0, 20), (0.8, 16), (0.5, 10), (0.2, 4), (0.1, 2)])
+def test_a_share_of_twenty_clients_is_sampled_anew_each_round(
+    fraction: float, expected: int, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    """TGIAs-RO, Table VI."""
+    config = of_gradients(
+        tiny_config,
+        federation={"clients": 20, "rounds": 2, "evaluate_every": 0},
+        strategy={"name": "fedsgd", "learning_rate": RATE, "fraction_train": fraction},
+    )
+    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    sampled = [transcript.clients(number) for number in transcript.rounds]
+    assert [len(clients) for clients in sampled] == [expected] * 2
+    assert (sampled[0] != sampled[1]) == (expected < 20)
+
+
+# The strategy by itself.
+
+
+def a_client(send: Callable[[dict[str, Any], int], dict[str, Any]]) -> ClientApp:
+    """Any Flower app: `send` makes the arrays of a reply from the broadcast ones and the client's id."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client = int(context.node_config["partition-id"])
+        assert message.content.config_records["config"]["sends"] == "gradient"
+        before = {name: array.numpy() for name, array in message.content.array_records["arrays"].items()}
+        arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in send(before, client).items()})
+        metrics = MetricRecord({"num-examples": client + 1, "partition-id": client})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+START = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "scale": np.array(0.5, dtype=np.float32)}
+
+
+def two_rounds(strategy: Any, send: Callable[[dict[str, Any], int], dict[str, Any]]) -> list[dict[str, bytes]]:
+    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+    inner = InProcessGrid(a_client(send), nodes=3)
+    seen = []
+    for number in (1, 2):
+        with seeded("two rounds", number):  # Flower samples in a random order, and floats are summed in it
+            messages = list(strategy.configure_train(number, arrays, ConfigRecord(), inner))
+        arrays, _ = strategy.aggregate_train(number, list(inner.send_and_receive(messages)))
+        seen.append({name: array.numpy().tobytes() for name, array in arrays.items()})
+    return seen
+
+
+def a_gradient(before: dict[str, Any], client: int) -> dict[str, Any]:
+    return {f"gradient/{name}": value * np.float32(0.1 * client) + np.float32(1) for name, value in before.items()}
+
+
+def test_the_aggregate_is_bit_identical_under_curious(tmp_path: Path) -> None:
+    bare = two_rounds(FedSgd(learning_rate=0.3), a_gradient)
+    wrapped = two_rounds(Curious(FedSgd(learning_rate=0.3), Recorder(tmp_path)), a_gradient)
+    assert bare == wrapped
+    update = Transcript(tmp_path).update(1, 2)
+    assert update.gradient is not None
+    assert update.num_examples == 3
+    assert torch.equal(update.gradient["w"], torch.from_numpy(a_gradient(START, 2)["gradient/w"]))
+
+
+@pytest.mark.parametrize(
+    ("send", "expected"),
+    [
+        (lambda before, client: before, "round 1: clients sent no gradients; strategy fedsgd needs clients that send"),
+        (lambda before, client: {"gradient/w": before["w"]}, "round 1: of 'scale', (), clients sent nothing; send the"),
+        (
+            lambda before, client: {"gradient/w": before["w"][0], "scale": before["scale"]},
+            "round 1: of 'w', (2, 3), clients sent (3,); send the gradient of each parameter",
+        ),
+    ],
+    ids=["weights", "missing", "shape"],
+)
+def test_replies_that_are_no_gradients_of_the_model_are_one_sentence(
+    send: Callable[[dict[str, Any], int], dict[str, Any]], expected: str
+) -> None:
+    with pytest.raises(RunError) as error:
+        two_rounds(FedSgd(learning_rate=0.3), send)
+    assert str(error.value).startswith(expected)
+    assert "\n" not in str(error.value)
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ({"training": {"local_steps": None, "local_epochs": 2}}, "training.local_epochs: clients who send gradients"),
+        ({"training": {"local_steps": 3}}, "training.local_steps: clients who send gradients take one mini-batch"),
+        ({"training": {"momentum": 0.5}}, "training.momentum: clients who send gradients take no step themselves"),
+        ({"training": {"learning_rate": 0.7}}, "training.learning_rate: with strategy 'fedsgd' the server takes the"),
+        ({"strategy": {"name": "fedsgd"}}, "strategy.learning_rate: the server takes the steps, expected a finite"),
+        ({"strategy": {"name": "fedsgd", "learning_rate": -1.0}}, "strategy.learning_rate: the server takes the steps"),
+        ({"strategy": {"name": "fedsgd", "learning_rate": "x"}}, "strategy.learning_rate: the server takes the steps"),
+        (
+            {"strategy": {"name": "fedsgd", "learning_rate": 0.1, "momentum": 0.9}},
+            "strategy.momentum: unknown setting for 'fedsgd'",
+        ),
+    ],
+)
+def test_settings_that_contradict_fedsgd_are_refused_before_work(
+    tables: dict[str, Any], expected: str, tiny_config: Tiny
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        Experiment(of_gradients(tiny_config, **tables)).check()
+    assert str(error.value).startswith(expected)
+    assert "\n" not in str(error.value)
+
+
+def test_the_strategy_alone_refuses_a_step_size_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="learning_rate: expected a finite value above 0, got nan"):
+        FedSgd(learning_rate=float("nan"))
+
+
+def test_the_resolved_experiment_says_the_same(plain: tuple[Config, Path]) -> None:
+    config = resolve(plain[0])
+    assert Experiment(config).training == Experiment(plain[0]).training
+    assert Experiment(config).training.learning_rate == RATE
+
+
+# What the evaluator compares with, and the adversary knows.
+
+
+def test_the_truth_is_the_mini_batch_of_the_attacked_round(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    """A linear model gives one example away whole, so no other batch would score like this."""
+    config = of_gradients(
+        tiny_config,
+        federation={"rounds": 3, "clients": 2},
+        training={"batch_size": 1},
+        model={"name": "linear"},
+        attack=[{"name": "idlg", "iterations": 20}],
+        adversary={"when": "never", "rounds": [1, 3], "victims": [1]},
+    )
+    audit = open_audit(serial_run(config, tmp_path / "run").path, None)
+    assert audit.run() == []
+    scores = {row["round"]: row["value"] for row in audit.score() if row["metric"] == "psnr"}
+    assert set(scores) == {"1", "3"}
+    assert min(scores.values()) > 40
+    one, three = audit.truth(1, 1), audit.truth(1, 3)
+    assert one is not None
+    assert three is not None
+    assert one.data.shape == (1, 1, 8, 8)
+    assert not torch.equal(one.data, three.data)
+
+
+def test_granted_labels_are_those_of_the_mini_batch(plain: tuple[Config, Path], tmp_path: Path) -> None:
+    config, path = plain
+    table = {"knowledge": {"labels": True}, "rounds": [2], "victims": [0], "when": "never"}
+    attack = {"name": "inverting-gradients", "iterations": 2}
+    spec = Config.model_validate(config.model_dump() | {"adversary": table, "attack": [attack]})
+    audit = open_audit(path, spec)
+    assert audit.run() == []
+    finding, _ = load_finding(path / "findings" / "inverting-gradients" / "round-2-client-0-repeat-0.safetensors")
+    experiment = Experiment(config)
+    _, labels = experiment.data.train(0)
+    index = batch_of(experiment, Transcript(path).update(2, 0))
+    assert finding.labels.tolist() == labels[index].sort().values.tolist()
+
+
+def test_a_server_of_gradients_knows_one_step_of_b_examples_and_its_own_step_size(
+    plain: tuple[Config, Path], tmp_path: Path
+) -> None:
+    config, _ = plain
+    knowledge = grant(config.adversary, Experiment(config), tmp_path)
+    assert (knowledge.local_epochs, knowledge.batch_size, knowledge.learning_rate) == (1, 4, RATE)
+
+
+def test_the_geometry_of_gradients_is_refused_in_one_sentence(plain: tuple[Config, Path]) -> None:
+    with pytest.raises(ConfigError, match="geometry: the clients of this run send gradients, so there is no path of"):
+        list(geometry_of(Experiment(plain[0]), Transcript(plain[1]), [1]))
+
+
+def test_inspect_and_report_speak_of_gradients(
+    plain: tuple[Config, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path = plain
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.argv", ["fedsim", "inspect", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    gradient = Transcript(path).update(1, 0).pseudo_gradient
+    norm = torch.cat([t.flatten() for t in gradient.values()]).double().norm().item()
+    assert f"{norm:.4g} (gradient)" in capsys.readouterr().out
+    assert "clients send the gradient of one mini-batch a round, B = 4" in write_report(path).read_text()
+    assert _recorded_facts(read_recording(RunFolder(path), []))["Clients sent"] == "gradients"
+
+
+# Fixed batches without gradients.
+
+
+def test_fixed_batches_of_fedavg_are_recorded_as_the_loop_over_them_computes(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    """In both ways of training; the batches are the same in both rounds."""
+    training = {"local_epochs": 2, "batch_size": 8, "batches": "fixed"}
+    config = tiny_config(training=training, federation={"vectorise": False})
+    looped = Transcript(serial_run(config, tmp_path / "looped").path)
+    together = Transcript(serial_run(tiny_config(training=training), tmp_path / "together").path)
+    experiment = Experiment(config)
+    for update in looped.updates():
+        inputs, labels = experiment.data.train(update.client)
+        cut = torch.randperm(24, generator=generator(3, "batches", update.client, 0)).split(8)
+        after, _ = local_update(
+            experiment.model,
+            update.before,
+            experiment.data.to_model(inputs),
+            labels,
+            experiment.training,
+            key=(3, "train", update.round, update.client),
+            order=[*cut, *cut],
+        )
+        assert all(torch.equal(after[name], update.after[name]) for name in after)
+    for alone, grouped in zip(looped.only([1]).updates(), together.only([1]).updates(), strict=True):
+        off, size = (
+            torch.cat([(one - other[name]).flatten() for name, one in alone.after.items()]).norm()
+            for other in (grouped.after, alone.before)
+        )
+        assert off <= TOLERANCE * size
+    assert looped.header(1).config["batches"] == "fixed"
+
+
+def test_fixed_batches_are_not_those_that_a_round_draws(tiny_config: Tiny) -> None:
+    fixed = Experiment(tiny_config(training={"batches": "fixed"})).training
+    assert batches_of_round(24, fixed, seed=3, client=0, number=1) is not None
+    assert "batches" not in resolve(tiny_config()).model_dump(mode="json", exclude_none=True)["training"]
+
+
+# The example.
+
+
+@pytest.mark.slow
+def test_the_example_leaks_what_it_says(tmp_path: Path) -> None:
+    config = load_config(ROOT / "examples" / "fedsgd.toml")
+    federate(resolve(config), RunFolder(tmp_path / "run"))
+    audit = open_audit(tmp_path / "run", None)
+    assert audit.run() == []
+    scores = {row["attack"]: row for row in audit.score() if row["metric"] == "psnr"}
+    assert scores["dlg"]["value"] > 60
+    assert scores["inverting-gradients"]["value"] > scores["inverting-gradients"]["floor"]
