@@ -37,8 +37,8 @@ from fedsim.workers import in_processes
 log = logging.getLogger(__name__)
 
 SCORES = (
-    "attack", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess", "ceiling",
-    "higher_is_better", "examples", "seed", "missing", "nearest_public",
+    "attack", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess", "nearest_public", "ceiling",
+    "higher_is_better", "examples", "seed", "missing",
 )  # fmt: skip
 IMAGES = ("attack", "victim", "round", "repeat", "image", "metric", "value")
 

@@ -29,6 +29,7 @@ class Summary:
         error: standard error of `mean`; NaN for one score.
         floor: mean of the floors.
         floor_guess: which guess set the floor most often.
+        nearest: what the public example closest to each true one would get, NaN where none is known.
         gain: mean advantage over the floor, counted towards leakage.
         gain_margin: half the width of the 95 % confidence interval of `gain`, paired by victim.
         ceiling: what a perfect finding would get, NaN where there is no bound.
@@ -42,6 +43,7 @@ class Summary:
     error: float
     floor: float
     floor_guess: str
+    nearest: float
     gain: float
     gain_margin: float
     ceiling: float
@@ -62,6 +64,11 @@ class Summary:
     def floor_text(self) -> str:
         """The floor and the guess behind it."""
         return "" if self.missing else f"{self.floor:.4g} ({self.floor_guess})"
+
+    @property
+    def nearest_text(self) -> str:
+        """What the nearest public examples get, if there are any."""
+        return f"{self.nearest:.4g}" if math.isfinite(self.nearest) else ""
 
     @property
     def direction(self) -> str:
@@ -93,6 +100,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         error=error,
         floor=_interval(floors)[0],
         floor_guess=max(guesses, key=guesses.count, default=""),
+        nearest=_interval(_units([row for row in computed if row.get("nearest_public")], "nearest_public"))[0],
         gain=gain,
         gain_margin=gain_margin,
         ceiling=float(group[0]["ceiling"]) if group[0]["ceiling"] != "" else math.nan,

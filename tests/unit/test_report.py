@@ -298,7 +298,7 @@ def test_an_attacks_own_objective_is_no_leakage():
 
 def summary(**values):
     usual = {"attack": "sme", "metric": "psnr", "count": 3, "mean": 20.0, "error": 0.1, "margin": 0.1, "floor": 15.0}
-    usual |= {"floor_guess": "noise", "gain": 5.0, "gain_margin": 1.0, "higher_is_better": True}
+    usual |= {"floor_guess": "noise", "nearest": math.nan, "gain": 5.0, "gain_margin": 1.0, "higher_is_better": True}
     return Summary(**{**usual, "ceiling": math.nan, "missing": "", **values})
 
 

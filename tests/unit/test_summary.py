@@ -41,6 +41,15 @@ def test_the_interval_is_students() -> None:
     assert summary.text.endswith("(n = 4)")
 
 
+def test_the_nearest_public_examples_are_averaged_over_victims() -> None:
+    [summary] = summarise([row(20.0, nearest_public=15.0), row(20.0, nearest_public=17.0)])
+    assert summary.nearest == 16.0
+    assert summary.nearest_text == "16"
+    [without] = summarise([row(20.0), row(21.0, nearest_public=math.nan)])
+    assert math.isnan(without.nearest)
+    assert without.nearest_text == ""
+
+
 def test_one_score_has_no_interval() -> None:
     [summary] = summarise([row(20.0)])
     assert math.isnan(summary.margin)
