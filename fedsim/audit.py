@@ -171,9 +171,10 @@ class Audit:
             FedsimError: the attack cannot be done, or failed.
         """
         path = self.folder.findings / job.title / f"{job.name}.safetensors"
+        first = _first_of(transcript, job)
         knowledge = grant(self.spec.adversary, self.experiment, self.beside)
         if self.spec.adversary.knowledge.labels:
-            if (truth := self.truth(job.victim, job.rounds[0])) is None:
+            if (truth := self.truth(job.victim, first)) is None:
                 raise DataError(f"truth: labels are granted, but no file is named for client {job.victim}; name one")
             knowledge = dataclasses.replace(knowledge, labels=truth.labels.sort().values)
         fingerprint = self._fingerprint(job, knowledge, transcript)
@@ -193,6 +194,7 @@ class Audit:
             "attack": job.title,
             "plugin": job.plugin,
             "round": job.round,
+            "first_round": first,
             "victim": job.victim,
             "repeat": job.repeat,
             "settings": dataclasses.asdict(job.attack),
@@ -230,7 +232,7 @@ class Audit:
         """What `victim` held, or None where nobody says.
 
         Of a client who sends gradients, the mini-batch of round `number`; for an attack on several rounds, that is
-        the first of them.
+        the first of them in which the victim took part.
         """
         if str(victim) in self.spec.truth:
             return Truth.load(self.beside / self.spec.truth[str(victim)])
@@ -294,8 +296,14 @@ class Audit:
 
 
 def first_round(about: Mapping[str, object]) -> int:
-    """The first of the rounds that a finding is about."""
-    return int(str(about["round"]).partition("-")[0])
+    """The first round in which the victim of a finding sent something."""
+    return int(str(about.get("first_round", str(about["round"]).partition("-")[0])))
+
+
+def _first_of(transcript: Transcript, job: Job) -> int:
+    """The first of the job's rounds that its victim took part in; clients are not sampled for each."""
+    took_part = (number for number in job.rounds if job.victim in transcript.clients(number))
+    return next(took_part, job.rounds[0])
 
 
 def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None) -> Audit:

@@ -345,6 +345,41 @@ def test_granted_labels_are_those_of_the_mini_batch(plain: tuple[Config, Path], 
     assert finding.labels.tolist() == labels[index].sort().values.tolist()
 
 
+PROBE = """
+from fedsim.attack import Attack, Paper
+from fedsim.findings import Reconstruction
+import torch
+
+class Probe(Attack):
+    paper = Paper(title="none", authors="nobody", venue="none", year=2000)
+    temporal = True
+
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        return Reconstruction(data=torch.zeros(len(knowledge.labels), 1, 8, 8), labels=knowledge.labels)
+"""
+
+
+def test_an_attack_on_several_rounds_is_judged_by_the_mini_batch_of_the_first_that_the_victim_took_part_in(
+    serial: RunFolder, tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "probe_of_rounds.py").write_text(PROBE)
+    monkeypatch.syspath_prepend(tmp_path)
+    transcript, experiment = Transcript(serial.path), Experiment(busy(tiny_config))
+    late = next(client for client in range(6) if client not in transcript.clients(1))
+    first = next(number for number in transcript.rounds if late in transcript.clients(number))
+    table = {"knowledge": {"labels": True}, "rounds": "all", "victims": [late], "when": "never"}
+    attack = {"name": "probe_of_rounds:Probe", "label": "probe"}
+    spec = Config.model_validate(experiment.config.model_dump() | {"adversary": table, "attack": [attack]})
+    audit = open_audit(serial.path, spec)
+    assert audit.run() == []
+    finding, about = load_finding(serial.findings / "probe" / f"round-1-5-client-{late}-repeat-0.safetensors")
+    _, labels = experiment.data.train(late)
+    expected = labels[batch_of(experiment, transcript.update(first, late))]
+    assert about["first_round"] == first > 1
+    assert finding.labels.tolist() == expected.sort().values.tolist()
+    assert {row["examples"] for row in audit.score()} == {len(expected)}
+
+
 def test_a_server_of_gradients_knows_one_step_of_b_examples_and_its_own_step_size(
     plain: tuple[Config, Path], tmp_path: Path
 ) -> None:
