@@ -6,50 +6,67 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
+
+_LABELS = 0.8
+"""Share of the labels in a likeness. With CIFAR-10, a LeNet and b = 16, 2/3 and 4/5 do alike, less does worse."""
 
 
 def align(
-    labels: Sequence[Tensor], gradients: Sequence[Tensor] | None = None, similarity: float = 0.5
+    labels: Sequence[Tensor], gradients: Sequence[Tensor] | None = None, similarity: float = 0.75
 ) -> list[tuple[int, ...]]:
-    """Group gradients that are of the same mini-batch: those with the same labels, and among them those alike.
+    """Group gradients that are of the same mini-batch: those that are alike in labels and in direction.
+
+    The likeness of two gradients is 0.8 times the share of their labels that they have in common plus 0.2 times their
+    cosine. Groups are joined by average linkage while their mean likeness is at least `similarity`; gradients of
+    mini-batches of different sizes never are. So a label that was recovered wrongly in one round does not tear a
+    mini-batch apart, as grouping by equal labels would.
 
     Args:
         labels: of each gradient, `example`, recovered from it; their order does not matter.
-        gradients: `parameter`, each gradient in one row; None compares labels only.
-        similarity: gradients with the same labels are grouped by average linkage, and groups are joined while
-            the mean cosine between their members is at least this.
+        gradients: `parameter`, each gradient in one row; None groups by equal labels only.
+        similarity: in [-1, 1].
 
     Returns:
         Places of the gradients in the order given, group by group; groups in the order of their first members.
 
     References:
         Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, Sect. 3.4.2 and 4.2.2. Differs:
-        the paper does not say how high a cosine is high.
+        groups by equal labels first, and does not say how high a cosine is high.
     """
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for place, found in enumerate(labels):
-        alike.setdefault(tuple(found.sort().values.tolist()), []).append(place)
-    groups: list[tuple[int, ...]] = []
-    for places in alike.values():
-        if gradients is None or len(places) == 1:
-            groups.append(tuple(places))
-        else:
-            rows = torch.stack([gradients[place] for place in places])
-            groups += [tuple(places[member] for member in members) for members in _linked(rows, similarity)]
-    return sorted(groups)
+    if gradients is None:
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for place, found in enumerate(labels):
+            alike.setdefault(tuple(found.sort().values.tolist()), []).append(place)
+        return sorted(tuple(places) for places in alike.values())
+    return sorted(tuple(group) for group in _linked(_likeness(labels, gradients), similarity))
 
 
-def _linked(rows: Tensor, similarity: float) -> list[list[int]]:
-    """Average linkage by cosine: join the two groups that are most alike while they are alike enough."""
-    rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-    cosines = rows @ rows.T
-    groups = [[place] for place in range(len(rows))]
+def _likeness(labels: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """`gradient gradient`; minus infinity where N differs."""
+    classes = 1 + max(int(found.max()) for found in labels)
+    counts = torch.stack([torch.bincount(found.cpu(), minlength=classes) for found in labels])
+    sizes = counts.sum(1)
+    common = torch.stack([torch.minimum(row, counts).sum(1) / sizes for row in counts])
+    rows = normalize(torch.stack(list(gradients)).float().cpu(), dim=1)
+    likeness = _LABELS * common + (1 - _LABELS) * (rows @ rows.T)
+    return likeness.masked_fill(sizes[:, None] != sizes[None], -torch.inf)
+
+
+def _linked(likeness: Tensor, similarity: float) -> list[list[int]]:
+    """Average linkage: join the two groups that are most alike while they are alike enough."""
+    groups = [[place] for place in range(len(likeness))]
+    means = likeness.double().fill_diagonal_(-torch.inf)
     while len(groups) > 1:
-        pairs = [(a, b) for a in range(len(groups)) for b in range(a)]
-        means = [float(cosines[groups[a]][:, groups[b]].mean()) for a, b in pairs]
-        best = max(range(len(pairs)), key=means.__getitem__)
-        if means[best] < similarity:
+        best = int(means.argmax())
+        a, b = sorted(divmod(best, len(groups)))
+        if means[a, b] < similarity:
             break
-        a, b = pairs[best]
-        groups[b] = sorted(groups[b] + groups.pop(a))
+        first, second = len(groups[a]), len(groups[b])
+        row = (first * means[a] + second * means[b]) / (first + second)
+        means[a], means[:, a] = row, row
+        means[a, a] = -torch.inf
+        keep = torch.arange(len(groups)) != b
+        means = means[keep][:, keep]
+        groups[a] = sorted(groups[a] + groups.pop(b))
     return groups

@@ -122,13 +122,13 @@ def last_layer(scene: Scene) -> LastLayer:
     layer = scene.model.get_submodule(prefix)
     if not isinstance(layer, nn.Linear):
         raise KnowledgeError(
-            f"labels are withheld and cannot be recovered: the model ends in {type(layer).__name__}, not in a linear "
-            "layer; grant them with adversary.knowledge.labels = true"
+            f"labels cannot be recovered: the model ends in {type(layer).__name__}, not in a linear layer; grant them "
+            "with adversary.knowledge.labels = true, and set align = false"
         )
     if layer.out_features == 1:
         raise KnowledgeError(
-            "labels are withheld and are targets of a regression, which nothing gives away; "
-            "grant them with adversary.knowledge.labels = true"
+            "labels cannot be recovered: they are targets of a regression, which nothing gives away; grant them with "
+            "adversary.knowledge.labels = true, and set align = false"
         )
     own = [place for place, name in enumerate(scene.names) if name.rpartition(".")[0] == prefix]
     before, gradient = ([tensors[place].double().cpu() for place in own] for tensors in (scene.before, scene.direction))
@@ -240,7 +240,7 @@ def label_optimisation(
         value.backward()  # type: ignore[no-untyped-call]
         return value.item()
 
-    optimizer.step(closure)
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         counts = logits.softmax(1).sum(0) if not biased else num_examples * (outputs()[1].mean(1) - slope).mean(0)
     return _spelled_out(_counts(counts, num_examples))

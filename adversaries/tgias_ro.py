@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -11,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
+from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from adversaries import aggregation
@@ -62,20 +62,20 @@ class TemporalInversion(Attack):
         invalid: f of `krum`, how many gradients may be invalid; T has to be at least 2 f + 3.
         distance: `l2`, squared Euclidean, divided by the recorded gradient's squared norm, or `cosine`, one minus
             the cosine.                                                                           [Eq. 4: l2]
-        layers: how the layers' shares of the distance are weighed: `increasing` linearly from the first to the
-            last parameter tensor, `decreasing`, or `equal`.                                      [Sect. 4.1: increasing]
+        layers: weights of the layers' shares of the distance: `increasing` linearly from the first parameter tensor
+            to the last, `decreasing`, or `equal`.                                             [Sect. 4.1: increasing]
         tv_weight: of total variation.                                                            [0; Table IX: > 0]
         bn_weight: of the distance to BatchNorm statistics that the client returned.              [0; Table IX: > 0]
         labels: `optimisation`, `bias` or `column`, see `adversaries.labels`; granted labels come before. [Eq. 16]
         align: find the rounds of the first round's mini-batch; otherwise all rounds are taken to be of it.
-        similarity: gradients with the same labels are of one mini-batch where their cosine is at least this.
+        similarity: gradients are of one mini-batch where they are at least so alike, see `adversaries.alignment`.
         bounded: keep pixels in the valid range after each aggregation.
         batch_statistics: BatchNorm layers normalise dummy data by their own statistics, as clients in training mode
             do, instead of by the running ones of w_t.
         vectorise: compute the gradients at all w_t in one call; otherwise in a loop.
 
     References:
-        Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, IEEE TDSC 2023, Algorithm 1. Differs:
+        Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, 2023, Algorithm 1. Differs:
         distances are divided by the norm of the recorded gradient, which makes the step sizes independent of the
         state of training; L-BFGS starts anew in each iteration; an estimate that is not finite is left out of the
         aggregation; pixels are kept in their range; the paper leaves open Krum's f, the share trimmed, and the
@@ -97,7 +97,7 @@ class TemporalInversion(Attack):
     bn_weight: float = 0.0
     labels: Literal["optimisation", "bias", "column"] = "optimisation"
     align: bool = True
-    similarity: float = 0.5
+    similarity: float = 0.75
     bounded: bool = True
     batch_statistics: bool = False
     vectorise: bool = True
@@ -105,7 +105,7 @@ class TemporalInversion(Attack):
     paper: ClassVar[Paper] = Paper(
         title="Temporal Gradient Inversion Attacks with Robust Optimization",
         authors="Li, Gu, Chen, Li, Wu, Ruan, Si, Fan",
-        venue="IEEE Transactions on Dependable and Secure Computing",
+        venue="arXiv",
         year=2023,
         url="https://arxiv.org/abs/2306.07883",
     )
@@ -137,11 +137,13 @@ class TemporalInversion(Attack):
     ) -> Reconstruction:
         """Algorithm 1."""
         scenes = _sent(transcript, knowledge, victim)
+        shape = (scenes[0].num_examples, *(knowledge.input_shape or ()))
+        start = torch.randn(shape, generator=rng).to(scenes[0].before[0])
         scenes, labels = self._aligned(scenes, knowledge, rng)
         if self.batch_statistics:
             model = normalising_by_batch(scenes[0].model)
             scenes = [replace(scene, model=model) for scene in scenes]
-        return self.invert(scenes, labels, knowledge, rng, progress)
+        return self._invert([replace(scene, labels=labels.to(start.device)) for scene in scenes], start, progress)
 
     def _aligned(self, scenes: list[Scene], knowledge: Knowledge, rng: torch.Generator) -> tuple[list[Scene], Tensor]:
         """Up to T gradients of the first round's mini-batch, and its labels."""
@@ -161,10 +163,11 @@ class TemporalInversion(Attack):
             chosen = scenes
         fewest = self.gradients if self.fewest is None else self.fewest
         if len(chosen) < fewest:
+            there = "is 1 gradient" if len(chosen) == 1 else f"are {len(chosen)} gradients"
             raise AttackError(
-                f"{len(chosen)} gradients of the mini-batch of the first round ({_rounds(chosen)}) among "
-                f"{len(scenes)} that client {_client(scenes)} sent, expected {fewest}; record more rounds, or set "
-                f"gradients or fewest to {len(chosen)}"
+                f"client {_client(scenes)}: of the mini-batch of the first round there {there} ({_rounds(chosen)}) "
+                f"among {len(scenes)} that were sent, expected {fewest}; record more rounds, or set fewest to "
+                f"{len(chosen)}"
             )
         chosen = chosen[: self.gradients]
         if knowledge.labels is None:
@@ -176,26 +179,8 @@ class TemporalInversion(Attack):
             )
         return chosen, knowledge.labels
 
-    def invert(
-        self,
-        scenes: Sequence[Scene],
-        labels: Tensor,
-        knowledge: Knowledge,
-        rng: torch.Generator,
-        progress: Progress,
-    ) -> Reconstruction:
-        """Steps II and III of Algorithm 1, for gradients that are of one mini-batch.
-
-        Args:
-            scenes: one for each temporal gradient.
-            labels: `example`, of the mini-batch.
-
-        Raises:
-            AttackError: the model cannot be attacked, or all estimates diverged.
-        """
-        scenes = [replace(scene, labels=labels.to(knowledge.device)) for scene in scenes]
-        shape = (len(labels), *(knowledge.input_shape or ()))
-        estimate = torch.randn(shape, generator=rng).to(scenes[0].before[0])
+    def _invert(self, scenes: Sequence[Scene], estimate: Tensor, progress: Progress) -> Reconstruction:
+        """Steps II and III: from the first estimate, `example ...` in standardised units, to the finding."""
         self._check(scenes, estimate)
         units = scenes[0].units
         evaluate = self._objective(scenes)
@@ -204,24 +189,24 @@ class TemporalInversion(Attack):
         kept, curve = {0: units.to_unit_range(estimate)}, []
         for iteration in range(1, self.iterations + 1):
             if self.optimizer == "adam":
-                values, slopes = evaluate(estimate.expand(len(scenes), *shape))
-                estimate.grad = self._aggregate(slopes, scenes, iteration).sign()
+                values, slopes = evaluate(estimate.expand(len(scenes), *estimate.shape))
+                estimate.grad = self._aggregate(_of_length_one(slopes), scenes, iteration).sign()
                 adam.param_groups[0]["lr"] = self.step_size * by_cosine(iteration - 1, self.iterations)
                 adam.step()
             else:
-                start = estimate.expand(len(scenes), *shape)
+                start = estimate.expand(len(scenes), *estimate.shape)
                 estimates, values = minimise(evaluate, start, steps=self.local_iterations, step_size=self.step_size)
                 estimate = self._aggregate(estimates, scenes, iteration)
             if self.bounded:
                 units.clamp_(estimate)
-            curve.append(values.mean())
+            curve.append(values[values.isfinite()].mean())
             if iteration % max(1, self.iterations // 100) == 0 or iteration == self.iterations:
-                progress(iteration, self.iterations, {"objective": float(values.nanmean())})
+                progress(iteration, self.iterations, {"objective": float(curve[-1])})
             if iteration in keep:
                 kept[iteration] = units.to_unit_range(estimate)
         return Reconstruction(
             data=kept[self.iterations],
-            labels=labels.cpu(),
+            labels=scenes[0].labels.cpu(),
             trace={"objective": torch.stack(curve).float().cpu()},
             snapshots=torch.stack(list(kept.values())),
             snapshot_iterations=torch.tensor(list(kept)),
@@ -304,7 +289,7 @@ class TemporalInversion(Attack):
         def distance_of(values: Mapping[str, Tensor]) -> Tensor:
             return match(first.gradient(first.before, values["dummy"], first.labels), match.target(first))
 
-        check_slope(first, {"dummy": estimate}, first.labels, distance_of)  # type: ignore[arg-type]
+        check_slope(first, {"dummy": estimate}, first.labels, distance_of)
 
 
 def _all_at_once(scenes: Sequence[Scene]) -> Callable[[Tensor], Sequence[Tensor]]:
@@ -318,7 +303,7 @@ def _all_at_once(scenes: Sequence[Scene]) -> Callable[[Tensor], Sequence[Tensor]
         return first.loss(functional_call(first.model, state, (first.units.to_model(dummy),)), first.labels)
 
     gradient = vmap(grad(loss_of))
-    return lambda points: gradient(weights, buffers, points)  # type: ignore[no-any-return]
+    return lambda points: gradient(weights, buffers, points)
 
 
 def _one_by_one(scenes: Sequence[Scene]) -> Callable[[Tensor], Sequence[Tensor]]:
@@ -329,6 +314,11 @@ def _one_by_one(scenes: Sequence[Scene]) -> Callable[[Tensor], Sequence[Tensor]]
         return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
 
     return gradients
+
+
+def _of_length_one(slopes: Tensor) -> Tensor:
+    """Slopes that all count the same, however steep their f_t is."""
+    return normalize(slopes.flatten(1), dim=1, eps=torch.finfo(slopes.dtype).tiny).reshape(slopes.shape)
 
 
 def _sent(transcript: Transcript, knowledge: Knowledge, victim: int) -> list[Scene]:
@@ -353,7 +343,7 @@ def _checked(update: Update) -> Update:
     for state, what in ((update.before, "weight"), (update.gradient, "gradient of"), (update.after, "returned")):
         if broken := non_finite(state):
             raise AttackError(
-                f"{where}: the {what} {broken[0]} holds NaN or infinite values; leave this round out of adversary.rounds"
+                f"{where}: the {what} {broken[0]} holds NaN or infinite values; leave the round out of adversary.rounds"
             )
     return update
 

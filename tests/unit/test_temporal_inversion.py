@@ -1,0 +1,371 @@
+"""TGIAs-RO: its aggregation and optimiser against references, Algorithm 1 against a loop, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import trim_mean
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from adversaries import aggregation
+from adversaries.lbfgs import minimise
+from adversaries.tgias_ro import TemporalInversion
+from fedsim.attack import Knowledge
+from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
+from fedsim.findings import Reconstruction
+from fedsim.messages import Update
+from fedsim.metrics import match, psnr
+from fedsim.randomness import generator
+from fedsim.transcript import Recorder, Transcript
+
+SHAPE, LABELS = (1, 8, 8), torch.tensor([1, 4, 4])
+QUICK: dict[str, Any] = {"optimizer": "adam", "distance": "cosine", "layers": "equal", "step_size": 0.5}
+
+
+def build(*, seed: int = 0, bias: bool = True) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Sigmoid(), nn.Linear(24, 10, bias=bias))
+
+
+KNOWN = Knowledge(model=build, loss=cross_entropy, input_shape=SHAPE, value_range=([0.0], [1.0]))
+
+
+def truth(count: int = 3) -> Tensor:
+    return torch.rand((count, *SHAPE), generator=generator("truth", count))
+
+
+def gradient_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    slopes = torch.autograd.grad(cross_entropy(model(inputs), labels), list(model.parameters()))
+    return {name: slope for (name, _), slope in zip(model.named_parameters(), slopes, strict=True)}
+
+
+def sent(rounds: int = 4, *, rate: float = 0.1, bias: bool = True) -> list[Update]:
+    """What a client with one mini-batch sends while the server takes plain steps along her gradients."""
+    model, updates = build(bias=bias), []
+    for number in range(1, rounds + 1):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        gradient = gradient_of(model, truth(), LABELS)
+        updates.append(
+            Update(round=number, client=5, before=before, after={}, gradient=gradient, num_examples=len(LABELS))
+        )
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p -= rate * gradient[name]
+    return updates
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Any:
+    count = itertools.count()
+
+    def recording(updates: Sequence[Update]) -> Transcript:
+        folder = tmp_path / str(next(count)) / "transcript"
+        recorder = Recorder(folder)
+        for number, group in itertools.groupby(updates, key=lambda update: update.round):
+            recorder.write(number, list(group))
+        return Transcript(folder)
+
+    return recording
+
+
+def run(transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0, **settings: Any) -> Reconstruction:
+    attack = TemporalInversion(**{"gradients": len(transcript.rounds), "similarity": 0.6, **settings})
+    return attack.run(transcript, knowledge, victim=5, rng=generator(seed))
+
+
+def quality(finding: Reconstruction, true: Tensor) -> float:
+    return psnr(finding.data[match(finding.data, true)], true).mean().item()
+
+
+# Aggregation.
+
+
+@pytest.mark.parametrize("count", [3, 4, 10, 11])
+def test_median_and_means_are_those_of_numpy_and_scipy(count: int) -> None:
+    estimates = torch.randn((count, 2, 3), generator=generator(count), dtype=torch.float64)
+    rows = estimates.numpy()
+    assert np.allclose(aggregation.median(estimates), np.median(rows, 0), atol=1e-14)
+    assert np.allclose(aggregation.mean(estimates), rows.mean(0), atol=1e-14)
+    for trim in (0.0, 0.1, 0.2, 0.3, 0.49):
+        assert np.allclose(aggregation.trimmed_mean(estimates, trim=trim), trim_mean(rows, trim, 0), atol=1e-14)
+
+
+@pytest.mark.parametrize("invalid", [0, 1, 3])
+def test_krum_is_the_estimate_with_the_closest_neighbours(invalid: int) -> None:
+    estimates = torch.randn((9, 2, 3), generator=generator(invalid))
+    scores = []
+    for a in range(9):
+        distances = sorted(float((estimates[a] - estimates[b]).square().sum()) for b in range(9) if b != a)
+        scores.append(sum(distances[: 9 - invalid - 2]))
+    assert torch.equal(aggregation.krum(estimates, invalid=invalid), estimates[int(np.argmin(scores))])
+
+
+def test_krum_wants_enough_gradients() -> None:
+    with pytest.raises(AttackError, match="krum: 2 invalid among 6 gradients, expected at least 7 gradients"):
+        aggregation.krum(torch.zeros(6, 1), invalid=2)
+
+
+# Optimisation.
+
+
+@pytest.mark.parametrize("steps", [1, 2, 20])
+def test_lbfgs_of_many_problems_is_torchs_of_each(steps: int) -> None:
+    rng = generator("lbfgs")
+    bowls = torch.randn((3, 6, 6), generator=rng, dtype=torch.float64)
+    bowls = bowls @ bowls.mT + torch.eye(6)
+    starts = torch.randn((3, 6), generator=rng, dtype=torch.float64)
+
+    def value(point: Tensor, bowl: Tensor) -> Tensor:
+        return point @ bowl @ point / 2 + point.cos().sum()
+
+    def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            points = points.detach().requires_grad_(True)
+            values = torch.stack([value(p, b) for p, b in zip(points, bowls, strict=True)])
+            return values.detach(), torch.autograd.grad(values.sum(), points)[0]
+
+    found, first = minimise(evaluate, starts, steps=steps, step_size=0.7)
+    for problem in range(3):
+        point = starts[problem].clone().requires_grad_(True)
+        own = torch.optim.LBFGS([point], lr=0.7, max_iter=steps, max_eval=99, tolerance_grad=0, tolerance_change=0)
+
+        def closure(point: Tensor = point, own: torch.optim.Optimizer = own, bowl: Tensor = bowls[problem]) -> Tensor:
+            own.zero_grad()
+            at = value(point, bowl)
+            at.backward()  # type: ignore[no-untyped-call]
+            return at
+
+        own.step(closure)  # type: ignore[arg-type]
+        assert torch.allclose(found[problem], point, atol=1e-10)
+        assert torch.allclose(first[problem], value(starts[problem], bowls[problem]))
+
+
+def weighted_distance(state: Mapping[str, Tensor], sent: Mapping[str, Tensor], dummy: Tensor) -> Tensor:
+    """f_t with weights 1, 2, 3, 4 over their mean, divided by the recorded gradient's own."""
+    weights = {name: p.detach().requires_grad_(True) for name, p in state.items()}
+    loss = cross_entropy(functional_call(build(), weights, (dummy,)), LABELS)
+    slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+    pairs = list(zip(slopes, sent.values(), strict=True))
+    apart = sum(w / 2.5 * (a - b).square().sum() for w, (a, b) in enumerate(pairs, 1))
+    return apart / sum(w / 2.5 * b.square().sum() for w, (_, b) in enumerate(pairs, 1))  # type: ignore[no-any-return]
+
+
+def by_hand(updates: Sequence[Update], rounds: int, local: int, rate: float) -> Tensor:
+    """Algorithm 1 with torch's L-BFGS and NumPy's median, in pixels with half a range to either side."""
+    estimate = torch.randn((3, *SHAPE), generator=generator(0)).double()
+    for _ in range(rounds):
+        ends = []
+        for update in updates:
+            assert update.gradient is not None
+            point = estimate.clone().requires_grad_(True)
+            own = torch.optim.LBFGS([point], lr=rate, max_iter=local, tolerance_grad=0, tolerance_change=0)
+            state, slopes = ({k: v.double() for k, v in given.items()} for given in (update.before, update.gradient))
+
+            def closure(
+                point: Tensor = point,
+                own: torch.optim.Optimizer = own,
+                state: Mapping[str, Tensor] = state,
+                slopes: Mapping[str, Tensor] = slopes,
+            ) -> Tensor:
+                own.zero_grad()
+                value = weighted_distance(state, slopes, 0.5 + 0.25 * point)
+                value.backward()  # type: ignore[no-untyped-call]
+                return value
+
+            own.step(closure)  # type: ignore[arg-type]
+            ends.append(point.detach().numpy())
+        estimate = torch.from_numpy(np.median(np.stack(ends), 0)).clamp(-2, 2)
+    return 0.5 + 0.25 * estimate
+
+
+@pytest.mark.parametrize("vectorise", [True, False])
+def test_the_attack_is_algorithm_1_written_as_a_loop(record: Any, vectorise: bool) -> None:
+    knowledge = dataclasses.replace(KNOWN, labels=LABELS)
+    updates = sent(3)
+    settings: dict[str, Any] = {"iterations": 2, "local_iterations": 5, "step_size": 0.5, "align": False}
+    finding = run(record(updates), knowledge, vectorise=vectorise, **settings)
+    assert torch.allclose(finding.data.double(), by_hand(updates, 2, 5, 0.5), atol=1e-2)
+    start = 0.5 + 0.25 * torch.randn((3, *SHAPE), generator=generator(0))
+    first = [weighted_distance(u.before, u.gradient or {}, start).item() for u in updates]
+    assert finding.trace["objective"][0].item() == pytest.approx(np.mean(first), rel=1e-4)
+
+
+@pytest.mark.parametrize("settings", [QUICK, QUICK | {"distance": "l2"}, {"local_iterations": 5}])
+def test_one_call_for_all_gradients_finds_what_a_loop_finds(record: Any, settings: dict[str, Any]) -> None:
+    transcript = record(sent(3))
+    settings = settings | {"iterations": 2, "align": False, "labels": "bias"}
+    together, apart = run(transcript, **settings), run(transcript, vectorise=False, **settings)
+    assert torch.allclose(together.data, apart.data, atol=1e-2)
+    assert torch.allclose(together.trace["objective"], apart.trace["objective"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{"iterations": 60}, QUICK | {"iterations": 400}])
+def test_the_mini_batch_and_its_labels_are_found(record: Any, settings: dict[str, Any]) -> None:
+    finding = run(record(sent(4)), **settings)
+    assert quality(finding, truth()) > 22
+    assert finding.labels.tolist() == LABELS.tolist()
+    assert finding.trace["objective"][-1] < 0.05 * finding.trace["objective"][0]
+    assert finding.snapshots is not None
+    assert torch.equal(finding.snapshots[-1], finding.data)
+
+
+def spoilt(updates: list[Update], places: Sequence[int]) -> list[Update]:
+    """The gradients at these places are noise, as long as they were."""
+    result = list(updates)
+    for place in places:
+        given = updates[place].gradient or {}
+        noise = {k: torch.randn(v.shape, generator=generator(k, place)) for k, v in given.items()}
+        noise = {k: v * given[k].norm() / v.norm() for k, v in noise.items()}
+        result[place] = dataclasses.replace(updates[place], gradient=noise)
+    return result
+
+
+def test_the_median_survives_a_minority_of_invalid_gradients_and_no_majority(record: Any) -> None:
+    """Theorem 1's cliff, m < T / 2."""
+    knowledge = dataclasses.replace(KNOWN, labels=LABELS)
+    settings = QUICK | {"iterations": 200, "align": False}
+    found = {
+        m: quality(run(record(spoilt(sent(7), range(7 - m, 7))), knowledge, **settings), truth()) for m in (0, 3, 5)
+    }
+    assert found[0] > 20
+    assert found[3] > found[5] + 4
+
+
+@pytest.mark.parametrize("robust", ["median", "trimmed-mean", "krum"])
+def test_robust_aggregation_beats_the_mean_with_two_invalid_gradients_of_ten(record: Any, robust: str) -> None:
+    knowledge = dataclasses.replace(KNOWN, labels=LABELS)
+    transcript = record(spoilt(sent(10), (8, 9)))
+    settings: dict[str, Any] = {"iterations": 15, "local_iterations": 8, "align": False}
+    plain = run(transcript, knowledge, aggregation="mean", **settings)
+    assert quality(run(transcript, knowledge, aggregation=robust, **settings), truth()) > quality(plain, truth()) + 1
+
+
+def test_an_estimate_that_diverges_is_left_out_and_all_that_do_end_the_attack(record: Any) -> None:
+    attack = TemporalInversion(aggregation="mean")
+    estimates = torch.stack([torch.ones(2), torch.tensor([torch.nan, 1.0]), 3 * torch.ones(2)])
+    scenes: Any = [type("S", (), {"where": f"round {n}, client 5"}) for n in (1, 2, 3)]
+    assert attack._aggregate(estimates, scenes, 1).tolist() == [2, 2]
+    with pytest.raises(AttackError, match="client 5, rounds 1, 2, 3: all estimates diverged at iteration 7; lower"):
+        attack._aggregate(estimates * torch.nan, scenes, 7)
+
+
+# Which gradients.
+
+
+def of_another_batch(update: Update, labels: Tensor, count: int = 3) -> Update:
+    model = build()
+    model.load_state_dict(dict(update.before))
+    inputs = torch.rand((count, *SHAPE), generator=generator("other"))
+    return dataclasses.replace(update, gradient=gradient_of(model, inputs, labels), num_examples=count)
+
+
+def test_gradients_of_other_mini_batches_are_not_used(record: Any) -> None:
+    updates = sent(4)
+    updates[2] = of_another_batch(updates[2], torch.tensor([0, 7, 8]))
+    settings = QUICK | {"gradients": 3, "iterations": 5, "labels": "bias"}
+    mixed, alone = run(record(updates), **settings), run(record([updates[0], updates[1], updates[3]]), **settings)
+    assert mixed.labels.tolist() == LABELS.tolist()
+    assert torch.equal(mixed.data, alone.data)
+
+
+def test_too_few_gradients_of_the_mini_batch_are_named(record: Any) -> None:
+    updates = sent(3)
+    updates[1] = of_another_batch(updates[1], torch.tensor([0, 7, 8]))
+    told = r"client 5: .* there are 2 gradients \(rounds 1, 3\) among 3 that were sent, expected 10; record more"
+    with pytest.raises(AttackError, match=told):
+        run(record(updates), gradients=10)
+    assert run(record(updates), gradients=10, fewest=2, iterations=1).data.shape == (3, *SHAPE)
+
+
+def test_a_client_who_was_sampled_once_is_refused_unless_one_gradient_is_asked_for(record: Any) -> None:
+    transcript = record(sent(1))
+    with pytest.raises(AttackError, match=r"there is 1 gradient \(round 1\) among 1 that were sent, expected 10"):
+        run(transcript, gradients=10)
+    assert run(transcript, gradients=1, iterations=1).data.shape == (3, *SHAPE)
+
+
+def test_mini_batches_of_several_sizes_without_alignment_are_refused(record: Any) -> None:
+    updates = sent(2)
+    updates[1] = of_another_batch(updates[1], torch.tensor([0, 7]), count=2)
+    with pytest.raises(AttackError, match=r"client 5: N differs between rounds \(3, 2\).*; set align = true"):
+        run(record(updates), align=False)
+
+
+def test_weights_instead_of_gradients_are_refused(record: Any) -> None:
+    updates = sent(2)
+    updates[1] = dataclasses.replace(updates[1], gradient=None, after=updates[0].before)
+    with pytest.raises(
+        AttackError, match="round 2, client 5: weights were sent, expected a gradient; attack rounds of"
+    ):
+        run(record(updates))
+
+
+def test_gradients_that_are_not_finite_are_refused(record: Any) -> None:
+    updates = sent(2)
+    assert updates[1].gradient is not None
+    broken = {k: v * torch.nan for k, v in updates[1].gradient.items()}
+    updates[1] = dataclasses.replace(updates[1], gradient=broken)
+    with pytest.raises(AttackError, match=r"round 2, client 5: the gradient of 1.weight holds NaN or infinite values"):
+        run(record(updates))
+
+
+def test_a_client_who_never_took_part_is_named(record: Any) -> None:
+    attack = TemporalInversion()
+    with pytest.raises(AttackError, match=r"client 9 is in none of the rounds \[1, 2\]; choose another victim"):
+        attack.run(record(sent(2)), KNOWN, victim=9, rng=generator(0))
+
+
+def test_labels_that_do_not_fit_the_mini_batch_are_refused(record: Any) -> None:
+    with pytest.raises(AttackError, match="round 1, client 5: 2 labels are granted, but the client reported N = 3"):
+        run(record(sent(2)), dataclasses.replace(KNOWN, labels=torch.tensor([1, 2])))
+
+
+def test_counting_labels_by_a_bias_that_is_not_there_is_refused(record: Any) -> None:
+    knowledge = dataclasses.replace(KNOWN, model=lambda: build(bias=False))
+    with pytest.raises(KnowledgeError, match="the last linear layer has no bias to count them by"):
+        run(record(sent(2, bias=False)), knowledge, labels="bias")
+    assert run(record(sent(2, bias=False)), knowledge, iterations=1).labels.tolist() == LABELS.tolist()
+
+
+def test_a_prior_on_batch_norm_wants_statistics(record: Any) -> None:
+    with pytest.raises(AttackError, match="bn_weight is a prior on BatchNorm layers, and the model has none; set"):
+        run(record(sent(2)), bn_weight=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"gradients": 0}, "gradients: expected at least 1, got 0"),
+        ({"iterations": 0}, "iterations: expected at least 1, got 0"),
+        ({"local_iterations": 0}, "local_iterations: expected at least 1, got 0"),
+        ({"fewest": 11}, "fewest: expected 1 to gradients = 10, got 11"),
+        ({"trim": 0.5}, "trim: expected a value in \\[0, 0.5\\), got 0.5"),
+        ({"invalid": -1}, "invalid: expected at least 0, got -1"),
+        ({"aggregation": "krum", "invalid": 4}, "gradients: krum with invalid = 4 needs at least 11, got 10"),
+        ({"similarity": 1.5}, "similarity: expected a cosine in \\[-1, 1\\], got 1.5"),
+        ({"step_size": 0.0}, "step_size: expected a finite value above 0, got 0.0"),
+        ({"tv_weight": -1.0}, "tv_weight: expected a finite value of at least 0, got -1.0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{told}$"):
+        TemporalInversion(**settings)
+
+
+def test_every_sentence_begins_small_and_ends_without_a_stop(record: Any) -> None:
+    for settings in ({"gradients": 10}, {"bn_weight": 0.1}):
+        with pytest.raises(FedsimError) as caught:
+            run(record(sent(2)), **settings)
+        text = str(caught.value)
+        assert text[0].islower()
+        assert not text.endswith(".")
+        assert "\n" not in text
