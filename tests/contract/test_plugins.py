@@ -125,10 +125,16 @@ def transcript(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     for number in (1, 2):
         before, after = one_step(build_model())
         recorder.write(number, [Update(round=number, client=5, before=before, after=after, num_examples=3)])
+        sent = {name: (tensor - after[name]) / 0.1 for name, tensor in before.items()}
+        gradient = Update(round=number + 2, client=5, before=before, after={}, gradient=sent, num_examples=3)
+        recorder.write(number + 2, [gradient])  # of such are the attacks on several rounds
     return Transcript(folder)
 
 
-SPECIAL: dict[str, dict[str, Any]] = {"see-through-gradients": {"bn_weight": 0.0}}  # the network here has no BatchNorm
+SPECIAL: dict[str, dict[str, Any]] = {
+    "see-through-gradients": {"bn_weight": 0.0},  # the network here has no BatchNorm
+    "tgias-ro": {"gradients": 2},
+}
 
 
 def attack_with(name: str) -> Attack:
@@ -139,7 +145,7 @@ def attack_with(name: str) -> Attack:
 
 
 def run(attack: Attack, transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0) -> Reconstruction:
-    shown = transcript if attack.temporal else transcript.only([1])
+    shown = transcript.only([3, 4] if attack.temporal else [1])
     return attack.run(shown, knowledge, victim=5, rng=generator(seed))
 
 
@@ -220,7 +226,7 @@ def test_progress_is_told_up_to_the_last_iteration(name: str, transcript: Transc
     seen: list[tuple[int, int, Mapping[str, float]]] = []
     attack = attack_with(name)
     attack.run(
-        transcript if attack.temporal else transcript.only([1]),
+        transcript.only([3, 4] if attack.temporal else [1]),
         KNOWN,
         victim=5,
         rng=generator(0),
