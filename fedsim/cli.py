@@ -413,7 +413,7 @@ def _one_line(group: registry.Group, name: str) -> str:
     except FedsimError as error:
         return f"does not load: {error}"
     paper = getattr(cls, "paper", None)
-    about = f"{paper.authors.split(',')[0]} et al. {paper.year}. " if paper else ""
+    about = f"{paper.authors.split(',')[0]}{' et al.' * (',' in paper.authors)} {paper.year}. " if paper else ""
     owner = registry.entry(group, name).dist
     return f"{about}{_docstring(cls).splitlines()[0]}  [{owner.name if owner else '?'}]"
 

@@ -22,8 +22,9 @@ from adversaries.deep_leakage import DeepLeakage, ImprovedDeepLeakage
 from adversaries.distances import Cosine, Distance, GaussianKernel, SquaredL2
 from adversaries.inverting_gradients import InvertingGradients
 from adversaries.labels import sign_rule
+from adversaries.long_strides import LongStrides
 from adversaries.matching import GradientInversion, Recipe, _objective
-from adversaries.places import AlongTraining, AtBroadcast, OnLine, Place
+from adversaries.places import AlongStrides, AlongTraining, AtBroadcast, OnLine, Place
 from adversaries.priors import (
     BatchNormStatistics,
     EpochConsistency,
@@ -379,6 +380,52 @@ def test_the_surrogate_lies_between_both_ends(per_layer: bool) -> None:
     assert place.variables(here)["alpha"].start.shape == value.shape
 
 
+@pytest.mark.parametrize("strides", [1, 3])
+def test_strides_are_the_midpoint_rule_by_equal_lengths(strides: int) -> None:
+    here = scene(victim(count=3, local_epochs=20, learning_rate=0.3))
+    dummy = random(3, *SHAPE)
+    chord = math.sqrt(sum(((a - b) ** 2).sum().item() for a, b in zip(here.before, here.after, strict=True)))
+
+    def slope(weights: list[Tensor]) -> list[Tensor]:
+        leaves = [w.detach().requires_grad_(True) for w in weights]
+        logits = functional_call(here.model, dict(zip(here.names, leaves, strict=True)), (0.2 + 1.7 * dummy,))
+        return list(torch.autograd.grad(cross_entropy(logits, LABELS), leaves))
+
+    def advanced(weights: list[Tensor], along: list[Tensor], far: float) -> list[Tensor]:
+        size = math.sqrt(sum((g**2).sum().item() for g in along))
+        return [w - far / size * g for w, g in zip(weights, along, strict=True)]
+
+    weights, stride = list(here.before), 1.1 * chord / strides
+    for _ in range(strides):
+        weights = advanced(weights, slope(advanced(weights, slope(weights), stride / 2)), stride)
+    stretch = {"stretch": torch.tensor(1.1, dtype=torch.float64)}
+    ours = AlongStrides(strides=strides).gradient(here, stretch, dummy, LABELS)
+    for moved, start, end in zip(ours, here.before, weights, strict=True):
+        torch.testing.assert_close(moved, start - end, atol=1e-10, rtol=1e-8)
+
+
+def test_a_single_step_that_is_known_of_is_taken_as_such() -> None:
+    here = scene(victim(count=3, learning_rate=0.5))
+    assert AlongStrides().variables(here) == {}
+    dummy = (standard(truth()).double() - 0.2) / 1.7
+    for ours, exact in zip(AlongStrides().gradient(here, {}, dummy, LABELS), here.mean_gradient, strict=True):
+        torch.testing.assert_close(ours, exact, atol=1e-6, rtol=1e-4)
+    assert list(AlongStrides().variables(dataclasses.replace(here, local_epochs=None))) == ["stretch"]
+
+
+@pytest.mark.parametrize(("rate", "part"), [(0.02, 0.2), (0.05, 0.1)])
+def test_strides_follow_a_long_training_more_closely_than_the_line(rate: float, part: float) -> None:
+    """With the truth as dummy data, whose distance is what the surrogate cannot explain."""
+    here = scene(victim(count=3, local_epochs=50, learning_rate=rate))
+    dummy, distance, one = (standard(truth()).double() - 0.2) / 1.7, Cosine(), torch.tensor(1.0).double()
+    target = distance.target(here)
+    line = min(
+        distance(OnLine().gradient(here, {"alpha": one * a / 20}, dummy, LABELS), target).item() for a in range(21)
+    )
+    bent = distance(AlongStrides().gradient(here, {"stretch": one}, dummy, LABELS), target).item()
+    assert bent < part * line
+
+
 PARTS: list[tuple[Place, Distance, Prior]] = [
     (AtBroadcast(), SquaredL2(), TotalVariation()),
     (AtBroadcast(), GaussianKernel(), Norm()),
@@ -387,6 +434,7 @@ PARTS: list[tuple[Place, Distance, Prior]] = [
     (OnLine(per_layer=True), Cosine(), SoftBounds()),
     (AlongTraining(), SquaredL2(), EpochConsistency()),
     (AlongTraining(), Cosine(), Norm()),
+    (AlongStrides(strides=1), Cosine(), Norm()),
 ]
 
 
@@ -918,8 +966,9 @@ def test_a_row_of_a_regression_is_recovered(run: Run) -> None:
         SelfAdaptiveLeakage(**FEW),
         SeeThroughGradients(bn_weight=0.0, **FEW),
         DataLeakage(**FEW),
+        LongStrides(**FEW),
     ],
-    ids=["ig", "sme", "sme, bfloat16", "idlg", "sapag", "see-through-gradients", "dlfa"],
+    ids=["ig", "sme", "sme, bfloat16", "idlg", "sapag", "see-through-gradients", "dlfa", "long-strides"],
 )
 def test_tables_with_targets_are_attacked(run: Run, attack: GradientInversion) -> None:
     finding = run(attack, table_victim(3))
