@@ -34,6 +34,8 @@ from strategies.checkpoint import Checkpoint
 from strategies.curious import Curious
 
 log = logging.getLogger("fedsim." + __name__)
+_NAMED = 5
+"""Most clients named in one line of the log."""
 app = ServerApp()
 
 METRICS = ("round", "client", "accuracy", "loss", "num_examples", "failed", "seconds")
@@ -150,21 +152,32 @@ def _round(
 
 
 def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Iterator[Message]:
-    """Pass `replies` on and note who failed; an error if that were all."""
-    count, example = 0, "none was sampled"
+    """Pass `replies` on and note who failed; a line for each reason, an error if that were all."""
+    count = 0
+    reasons: dict[str, list[int]] = {}
     for reply in replies:
         count += 1
         if reply.has_error():
-            client, why = reply.metadata.src_node_id, reply.error.reason or "no reason given"
+            client = reply.metadata.src_node_id
             failed.add(client)
-            example = f"client {client}: {why}"
-            log.warning("round %d, client %d: %s", number, client, why)
+            reasons.setdefault(reply.error.reason or "no reason given", []).append(client)
         yield reply
+    example = "none was sampled"
+    for why, clients in reasons.items():
+        log.warning("round %d, %s: %s", number, _clients(clients), why)
+        example = f"client {clients[-1]}: {why}"
     if len(failed) == count:
         raise RunError(
             f"round {number}: all {count} clients failed ({example}); "
             "the rounds before it are kept, mend the cause and resume the run"
         )
+
+
+def _clients(numbers: list[int]) -> str:
+    """`client 3`, `clients 3, 5`, or the first few of many."""
+    shown = ", ".join(map(str, numbers[:_NAMED]))
+    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    return f"client{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
 def _evaluate(

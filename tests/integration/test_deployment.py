@@ -310,7 +310,7 @@ def test_the_serverapp_leaves_its_last_error_in_the_run_folder(
     relay = Relay(said(tmp_path))
     relay()
     assert re.match(r"round 1: all 4 clients failed \(client \d: straggler", relay.error)
-    assert "round 1, client 3: straggler: did not return in round 1" in caplog.messages
+    assert "round 1, clients 0, 1, 2, 3: straggler: did not return in round 1" in caplog.messages
 
 
 # With them: some 20 s to the first round and 10 s a round, for each message is a new process.

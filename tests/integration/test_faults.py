@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -376,3 +377,16 @@ def test_a_failing_round_on_ray_is_the_same_one_sentence(tiny_config: Tiny, seri
     with pytest.raises(RunError, match=r"round 1: all 4 clients failed .*straggler") as caught:
         serial_run(config, tmp_path / "run")
     assert_one_sentence(caught.value)
+
+
+def test_clients_who_fail_alike_share_a_line(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_config(federation={"clients": 30, "rounds": 1, "straggler_probability": 0.8})
+    folder = serial_run(config, tmp_path / "run")
+    (line,) = [message for message in caplog.messages if "straggler: did not return" in message]
+    failures = Transcript(folder.path).header(1).failures
+    named = re.fullmatch(r"round 1, clients (\d+(?:, \d+){4}) and (\d+) more: straggler: .*", line)
+    assert named
+    assert [int(client) for client in named[1].split(", ")] == sorted(failures)[:5]
+    assert int(named[2]) == len(failures) - 5
