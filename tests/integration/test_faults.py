@@ -384,7 +384,11 @@ def test_clients_who_fail_alike_share_a_line(
 ) -> None:
     config = tiny_config(federation={"clients": 30, "rounds": 1, "straggler_probability": 0.8})
     folder = serial_run(config, tmp_path / "run")
-    (line,) = [message for message in caplog.messages if "straggler: did not return" in message]
+    (line,) = [
+        record.message
+        for record in caplog.records
+        if record.name == "fedsim.strategies.app" and "straggler" in record.message
+    ]
     failures = Transcript(folder.path).header(1).failures
     named = re.fullmatch(r"round 1, clients (\d+(?:, \d+){4}) and (\d+) more: straggler: .*", line)
     assert named
