@@ -19,7 +19,6 @@ subcommands; pixels are standardised.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -44,6 +43,7 @@ from fedsim.attack import Attack, Knowledge
 from fedsim.datasets import Dataset
 from fedsim.datasets.cifar import Cifar10, Cifar100
 from fedsim.datasets.idx import Mnist
+from fedsim.experiment import data_folder
 from fedsim.messages import State, Update
 from fedsim.models.alexnet import AlexNet
 from fedsim.models.lenet import TgiasLeNet
@@ -59,7 +59,9 @@ class Federation:
     """A data set in memory, standardised, and networks for it."""
 
     def __init__(self, dataset: type, network: type) -> None:
-        self.data: Dataset = dataset().load(Path(os.environ["FEDSIM_DATA"]))
+        if (folder := data_folder()) is None:
+            raise SystemExit("FEDSIM_DATA is not set; point it at the folder with the data sets")
+        self.data: Dataset = dataset().load(folder)
         self.network = network()
         self.inputs, self.labels = self.data.train.inputs(slice(0, 10000)), self.data.train.labels[:10000]
         axes = (0, 2, 3)
@@ -169,7 +171,7 @@ def ours(options: argparse.Namespace, **settings: object) -> TemporalInversion:
         "aggregation": "trimmed-mean",
     }
     chosen = {} if options.paper else quick
-    base = {"align": False, "iterations": options.iterations}
+    base = {"align": False, "iterations": options.iterations, "tv_weight": options.tv}
     return TemporalInversion(**(base | chosen | settings))
 
 
@@ -344,6 +346,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--paper", action="store_true", help="the paper's L-BFGS and median")
+    parser.add_argument("--tv", type=float, default=0.0, help="weight of total variation")
     parser.add_argument("--untrained", action="store_true")
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--every", type=int, default=12)
