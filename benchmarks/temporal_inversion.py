@@ -251,7 +251,7 @@ def baselines(options: argparse.Namespace) -> None:
 def invalid(options: argparse.Namespace) -> None:
     """Fig. 8 and Theorem 1."""
     b = options.sizes[0]
-    for m in range(10):
+    for m in options.invalid:
         places = range(10 - m, 10)
         settings = {"trim": 0.3, "invalid": 3}
         table(
@@ -352,6 +352,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=12)
     parser.add_argument("--rate", type=float, default=0.1)
     parser.add_argument("--batches", type=int, default=20, help="mini-batches, of labels and alignment")
+    parser.add_argument("--invalid", type=int, nargs="+", default=list(range(10)), help="how many of 10 gradients")
     parser.add_argument("--rule", choices=RULES, default="bias", help="label recovery, of alignment")
     options = parser.parse_args()
     options.sizes = options.sizes or sizes.get(options.measure, [1])

@@ -208,7 +208,7 @@ def test_one_call_for_all_gradients_finds_what_a_loop_finds(record: Any, setting
     assert torch.allclose(together.trace["objective"], apart.trace["objective"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("settings", [{"iterations": 60}, QUICK | {"iterations": 400}])
+@pytest.mark.parametrize("settings", [{"iterations": 30}, QUICK | {"iterations": 300}])
 def test_the_mini_batch_and_its_labels_are_found(record: Any, settings: dict[str, Any]) -> None:
     finding = run(record(sent(4)), **settings)
     assert quality(finding, truth()) > 22
