@@ -37,6 +37,13 @@ def test_a_label_that_was_recovered_wrongly_does_not_tear_a_mini_batch_apart() -
     assert align(labels) == [(0, 1), (2,)]
 
 
+def test_labels_that_agree_between_rounds_are_taken_at_their_word() -> None:
+    row = torch.ones(10)
+    labels = [torch.tensor([0, 1, 2, 3, 4, 5, 6, last]) for last in (7, 8, 7, 8)]
+    assert align(labels, [row] * 4) == [(0, 2), (1, 3)]
+    assert align(labels[:3], [row] * 3) == [(0, 1, 2)]
+
+
 def test_other_labels_and_other_sizes_set_equal_directions_apart() -> None:
     row = torch.ones(10)
     assert align([torch.tensor([0, 1]), torch.tensor([2, 3])], [row, row]) == [(0,), (1,)]
