@@ -91,6 +91,9 @@ class Federation:
             value_range=(self.low.tolist(), self.high.tolist()),
             input_mean=[0.0] * len(self.mean),
             input_std=[1.0] * len(self.std),
+            learning_rate=1.0,  # asked for by attacks on updates; gradients that were sent are read as they are
+            local_epochs=1,
+            batch_size=1,
             labels=None if labels is None else labels.sort().values,
         )
 
