@@ -27,7 +27,7 @@ from adversaries.scene import Scene, known_steps, normalising_by_batch, scene_of
 from adversaries.slopes import check_inputs, check_slope
 from fedsim.attack import Attack, Knowledge, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Reconstruction
+from fedsim.findings import Finding, Reconstruction
 from fedsim.messages import Update
 from fedsim.transcript import Transcript
 
@@ -147,7 +147,7 @@ class GradientInversion(Attack):
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Reconstruction:
+    ) -> Finding:
         """Minimise the recipe's objective over the dummy data.
 
         The result is the last iterate of the restart whose objective is smallest; nothing is picked

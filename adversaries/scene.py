@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +150,7 @@ def scene_of(update: Update, knowledge: Knowledge) -> Scene:
     assert knowledge.model is not None
     assert knowledge.loss is not None
     model = knowledge.model().to(knowledge.device).eval()
-    shapes, floating, before, after, gradient = _states(update, model, where)
+    shapes, floating, before, after, gradient = named_states(update, model, where)
     if missing := [name for name in floating if name not in before]:
         raise AttackError(
             f"the model normalises with {missing[0]}, which clients of this federation do not share; "
@@ -205,12 +206,29 @@ def known_steps(knowledge: Knowledge | Scene, num_examples: int) -> int | None:
     return knowledge.local_epochs * math.ceil(num_examples / knowledge.batch_size)
 
 
-def _states(
-    update: Update, model: nn.Module, where: str
-) -> tuple[dict[str, torch.Size], list[str], State, State, State | None]:
-    """Shapes of parameters, names of buffers that travel, and w_0, w_T and the gradient under the model's names.
+class NamedStates(NamedTuple):
+    """An update under the names of a model.
 
-    Beside a gradient, what stands for w_T are buffers alone.
+    Attributes:
+        shapes: of the model's parameters.
+        floating: names of buffers that may travel.
+        before: w_0.
+        after: w_T; beside a gradient, buffers alone.
+        gradient: what was sent instead of weights, or None.
+    """
+
+    shapes: Mapping[str, torch.Size]
+    floating: Sequence[str]
+    before: State
+    after: State
+    gradient: State | None
+
+
+def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
+    """The states of `update` under the names of `model`, whatever the federation calls its arrays.
+
+    Raises:
+        TranscriptError: the update is not one of this model.
     """
     kept = model.state_dict()
     shapes = {name: p.shape for name, p in model.named_parameters()}
@@ -229,7 +247,7 @@ def _states(
             f"{where}: the recorded {'gradients' if odd is update.gradient else 'weights'} ({recorded}) are not those "
             f"of the model ({_described(shapes.items())}); attack with the model of that federation"
         )
-    return shapes, floating, before, after, gradient
+    return NamedStates(shapes=shapes, floating=floating, before=before, after=after, gradient=gradient)
 
 
 def _named(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | None:

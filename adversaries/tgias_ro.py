@@ -24,7 +24,7 @@ from adversaries.scene import Scene, normalising_by_batch, scene_of
 from adversaries.slopes import check_inputs, check_slope
 from fedsim.attack import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Reconstruction
+from fedsim.findings import Finding, Reconstruction
 from fedsim.messages import Update, non_finite
 from fedsim.transcript import Transcript
 
@@ -65,7 +65,8 @@ class TemporalInversion(Attack):
         distance: `l2`, squared Euclidean, divided by the recorded gradient's squared norm, or `cosine`, one minus
             the cosine.                                                                           [Eq. 4: l2]
         layers: weights of the layers' shares of the distance: `increasing` linearly from the first parameter tensor
-            to the last, `decreasing`, or `equal`.                                             [Sect. 4.1: increasing]
+            to the last, `decreasing`, or `equal`; `relative` weighs each tensor by its recorded gradient's squared
+            norm, so that none is drowned by another's.                                        [Sect. 4.1: increasing]
         tv_weight: of total variation; with `adam`, of its slope at length one beside the aggregated slope at length
             one, after the aggregation: 0.1 adds several dB.                                      [0; Table IX: > 0]
         bn_weight: of the distance to BatchNorm statistics that the client returned.              [0; Table IX: > 0]
@@ -95,7 +96,7 @@ class TemporalInversion(Attack):
     trim: float = 0.2
     invalid: int = 2
     distance: Literal["l2", "cosine"] = "l2"
-    layers: Literal["increasing", "decreasing", "equal"] = "increasing"
+    layers: Literal["increasing", "decreasing", "equal", "relative"] = "increasing"
     tv_weight: float = 0.0
     bn_weight: float = 0.0
     labels: Literal["optimisation", "bias", "column"] = "optimisation"
@@ -137,7 +138,7 @@ class TemporalInversion(Attack):
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Reconstruction:
+    ) -> Finding:
         """Algorithm 1."""
         scenes = _sent(transcript, knowledge, victim)
         shape = (scenes[0].num_examples, *(knowledge.input_shape or ()))
@@ -233,8 +234,11 @@ class TemporalInversion(Attack):
             return aggregation.trimmed_mean(estimates, trim=self.trim)
         return aggregation.krum(estimates, invalid=self.invalid)
 
-    def _weights(self, count: int) -> tuple[float, ...]:
-        """Of each parameter tensor's share, with mean one."""
+    def _weights(self, targets: Sequence[Tensor]) -> Sequence[float | Tensor]:
+        """Of each parameter tensor's share: with mean one, or `gradient` each. Targets are `gradient number`."""
+        count = len(targets)
+        if self.layers == "relative":
+            return [1 / target.square().sum(1).clamp_min(torch.finfo(target.dtype).tiny) for target in targets]
         if self.layers == "equal":
             return (1.0,) * count
         rising = tuple(2 * (place + 1) / (count + 1) for place in range(count))
@@ -243,7 +247,7 @@ class TemporalInversion(Attack):
     def _objective(self, scenes: Sequence[Scene]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """The function `points -> (f_t, slopes)`, both `gradient ...`."""
         targets = [torch.stack(tensors).flatten(1) for tensors in zip(*(s.mean_gradient for s in scenes), strict=True)]
-        weights = self._weights(len(targets))
+        weights = self._weights(targets)
         gradients = _all_at_once(scenes) if self.vectorise else _one_by_one(scenes)
 
         def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:

@@ -91,11 +91,13 @@ class Attack(ABC):
         paper: the publication that describes it.
         needs: names of `Knowledge` fields without which it cannot work.
         temporal: whether one run reads several rounds of the victim; otherwise it reads one update.
+        texts: whether it is made for texts, whose inputs are tokens, instead of data of numbers.
     """
 
     paper: ClassVar[Paper]
     needs: ClassVar[frozenset[str]] = frozenset()
     temporal: ClassVar[bool] = False
+    texts: ClassVar[bool] = False
 
     @final
     def run(
@@ -124,7 +126,8 @@ class Attack(ABC):
         self.check(knowledge)
         finding = self._run(transcript, knowledge, victim, rng, progress or _silent)
         if not isinstance(finding, Finding):
-            raise AttackError(f"{type(self).__name__} returned {type(finding).__name__}, expected a Reconstruction")
+            got = type(finding).__name__
+            raise AttackError(f"{type(self).__name__} returned {got}, expected a Reconstruction or Texts")
         return finding
 
     @final

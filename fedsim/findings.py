@@ -39,15 +39,63 @@ class Reconstruction:
             raise AttackError(f"the attack claims {len(self.data)} examples but {len(self.labels)} labels")
         if not ((self.data >= 0) & (self.data <= 1)).all():
             raise AttackError("the attack claims data outside [0, 1], or NaN")
-        if self.labels.is_floating_point():
-            if not self.labels.isfinite().all():
-                raise AttackError("the attack claims targets that are NaN or infinite")
-        elif (self.labels < 0).any():
-            raise AttackError("the attack claims labels that are no class indices")
+        _check_labels(self.labels)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved, by name."""
+        own = {"data": self.data, "labels": self.labels} | _prefixed(self.trace)
+        if self.snapshots is not None and self.snapshot_iterations is not None:
+            own |= {"snapshots": self.snapshots, "snapshot_iterations": self.snapshot_iterations}
+        return own
 
 
-Finding = Reconstruction
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Texts that the attack claims the victim trained on, in arbitrary order.
+
+    Attributes:
+        tokens: `example place`, integers; what they stand for is the data set's business.
+        labels: `example`, class index of each text, or of a regression its target (floating point).
+        trace: named curves, one value an iteration, e.g. `objective`.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    trace: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.is_complex():
+            raise AttackError(
+                f"the attack claims texts as {self.tokens.dtype} of shape {tuple(self.tokens.shape)}, expected "
+                "integers, example by place"
+            )
+        if len(self.tokens) != len(self.labels):
+            raise AttackError(f"the attack claims {len(self.tokens)} texts but {len(self.labels)} labels")
+        if (self.tokens < 0).any():
+            raise AttackError("the attack claims tokens below 0")
+        _check_labels(self.labels)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved, by name."""
+        return {"tokens": self.tokens, "labels": self.labels} | _prefixed(self.trace)
+
+
+Finding = Reconstruction | Texts
 """What `Attack.run` returns. Local models and inferences join here with the attacks that make them."""
+
+
+def _check_labels(labels: Tensor) -> None:
+    if labels.is_floating_point():
+        if not labels.isfinite().all():
+            raise AttackError("the attack claims targets that are NaN or infinite")
+    elif (labels < 0).any():
+        raise AttackError("the attack claims labels that are no class indices")
+
+
+def _prefixed(trace: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"trace/{name}": values for name, values in trace.items()}
 
 
 def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> None:
@@ -56,11 +104,7 @@ def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> N
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    tensors = {"data": finding.data, "labels": finding.labels}
-    tensors |= {f"trace/{name}": values for name, values in finding.trace.items()}
-    if finding.snapshots is not None and finding.snapshot_iterations is not None:
-        tensors |= {"snapshots": finding.snapshots, "snapshot_iterations": finding.snapshot_iterations}
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in finding.tensors.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with in_one_step(path) as temporary:
@@ -79,13 +123,21 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
             tensors: dict[str, torch.Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        finding = Reconstruction(
-            data=tensors["data"],
-            labels=tensors["labels"],
-            trace={k.removeprefix("trace/"): v for k, v in tensors.items() if k.startswith("trace/")},
-            snapshots=tensors.get("snapshots"),
-            snapshot_iterations=tensors.get("snapshot_iterations"),
-        )
+        finding = _finding(tensors)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise TranscriptError(f"{path}: is damaged ({error}); remove it and attack again") from error
     return finding, about
+
+
+def _finding(tensors: Mapping[str, Tensor]) -> Finding:
+    """The inverse of a finding's `tensors`."""
+    trace = {name.removeprefix("trace/"): t for name, t in tensors.items() if name.startswith("trace/")}
+    if "tokens" in tensors:
+        return Texts(tokens=tensors["tokens"], labels=tensors["labels"], trace=trace)
+    return Reconstruction(
+        data=tensors["data"],
+        labels=tensors["labels"],
+        trace=trace,
+        snapshots=tensors.get("snapshots"),
+        snapshot_iterations=tensors.get("snapshot_iterations"),
+    )

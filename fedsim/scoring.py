@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedsim import metrics
+from fedsim import metrics, text_metrics
 from fedsim.errors import DataError
-from fedsim.findings import Reconstruction
+from fedsim.findings import Finding, Reconstruction, Texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +25,32 @@ class Truth:
     """What the victim held.
 
     Attributes:
-        data: `example channel height width` images in [0, 1], or `example feature` rows of a table.
+        data: `example channel height width` images in [0, 1], `example feature` rows of a table, or
+            `example place` tokens of texts, which are integers.
         labels: `example`, class indices, or targets of a regression.
+        padding: the token that fills texts up and is none of theirs; None where there is none.
     """
 
     data: Tensor
     labels: Tensor
+    padding: int | None = None
+
+    @property
+    def texts(self) -> bool:
+        """Whether the data are tokens."""
+        return not self.data.is_floating_point()
 
     @classmethod
     def load(cls, path: Path) -> Truth:
-        """Read a safetensors file with `data` and `labels`.
+        """Read a safetensors file with `data`, or of texts `tokens`, and `labels`; of texts `padding`, too.
 
         Raises:
             DataError: it is missing, damaged, or its values leave [0, 1].
         """
         try:
             tensors = load_file(path)
+            if "tokens" in tensors:
+                return cls._of_texts(path, tensors)
             data, labels = tensors["data"].float(), tensors["labels"]
             labels = labels.float() if labels.is_floating_point() else labels.long()
         except (OSError, SafetensorError, KeyError) as error:
@@ -55,13 +65,25 @@ class Truth:
             raise DataError(f"truth: {path}: data lies in [{data.min():.3g}, {data.max():.3g}], expected [0, 1]")
         return cls(data=data, labels=labels)
 
+    @classmethod
+    def _of_texts(cls, path: Path, tensors: Mapping[str, Tensor]) -> Truth:
+        tokens, labels = tensors["tokens"], tensors["labels"]
+        whole = not (tokens.is_floating_point() or labels.is_floating_point())
+        if not whole or tokens.ndim != 2 or not len(tokens) or labels.shape != tokens.shape[:1] or (tokens < 0).any():
+            raise DataError(
+                f"truth: {path}: expected tokens of shape (example, place), integers of at least 0, and a label for "
+                f"each, got {tuple(tokens.shape)} and {tuple(labels.shape)}"
+            )
+        padding = int(tensors["padding"]) if "padding" in tensors else None
+        return cls(data=tokens.long(), labels=labels.long(), padding=padding)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Public:
     """What anybody may know of such data without seeing the victim's: examples of the same kind.
 
     Attributes:
-        data: `example channel height width`, in [0, 1].
+        data: `example channel height width`, in [0, 1], or `example place` tokens.
         labels: `example`, class indices.
     """
 
@@ -100,10 +122,12 @@ class Score:
 
 _DIRECTION = {"psnr": True, "ssim": True, "mse": False, "lpips": False}
 _CEILING = {"psnr": None, "ssim": 1.0, "mse": 0.0, "lpips": 0.0}
+_DIRECTION |= dict.fromkeys(("recover_rate", "tokens_found", "words_found"), True)
+_CEILING |= dict.fromkeys(("recover_rate", "tokens_found", "words_found"), 1.0)
 
 
 def score(
-    finding: Reconstruction,
+    finding: Finding,
     truth: Truth,
     *,
     public: Public | None,
@@ -111,11 +135,12 @@ def score(
     weights: Path | None = None,
     labels_granted: bool = False,
 ) -> list[Score]:
-    """Judge a reconstruction against the truth, next to what guessing would have got.
+    """Judge a finding against the truth, next to what guessing would have got.
 
     The guesses are as many images as the victim held: uniform noise, mid-grey, and where `public`
     data are known, random ones of them, their mean image, and their class means for the labels that the
-    finding claims.
+    finding claims. Of texts they are random public ones, for each claimed label the most frequent token at each place
+    and the likeliest tokens whatever their places, and the most frequent words.
 
     Args:
         rng: draws the noise and the random public images.
@@ -123,18 +148,28 @@ def score(
         labels_granted: the labels were given to the attack, so they are not scored.
 
     Raises:
-        DataError: the reconstruction and the truth differ in shape.
+        DataError: the finding and the truth differ in kind or in shape.
     """
-    if finding.data.shape != truth.data.shape:
+    data = claimed_data(finding)
+    if isinstance(finding, Texts) != truth.texts:
+        held, claims = ("texts", "numbers") if truth.texts else ("numbers", "texts")
+        raise DataError(
+            f"truth: the victim held {held}, the attack claims {claims}; check the attack and the truth file"
+        )
+    if data.shape != truth.data.shape:
         raise DataError(
             f"truth: the victim held data of shape {tuple(truth.data.shape)}, "
-            f"the attack claims {tuple(finding.data.shape)}; check input_shape and the truth file"
+            f"the attack claims {tuple(data.shape)}; check input_shape and the truth file"
         )
-    claimed = image_metrics(finding.data, truth, weights)
-    guesses = {name: image_metrics(data, truth, weights) for name, data in _guesses(finding, public, rng).items()}
-    nearest = paired_metrics(_nearest(truth, public), truth, weights) if public else {}
+    if isinstance(finding, Texts):
+        claimed, nearest = text_metrics_of(finding.tokens, truth), _nearest_texts(truth, public) if public else {}
+        guesses = {name: text_metrics_of(g, truth) for name, g in _text_guesses(finding, truth, public, rng).items()}
+    else:
+        claimed = image_metrics(data, truth, weights)
+        guesses = {name: image_metrics(g, truth, weights) for name, g in _guesses(finding, public, rng).items()}
+        nearest = paired_metrics(_nearest(truth, public), truth, weights) if public else {}
     scores = [
-        _image_score(name, value, {g: v[name] for g, v in guesses.items()}, nearest.get(name))
+        _metric_score(name, value, {g: v[name] for g, v in guesses.items()}, nearest.get(name))
         for name, value in claimed.items()
     ]
     if "l_sim" in finding.trace:
@@ -142,6 +177,47 @@ def score(
     if not (labels_granted or truth.labels.is_floating_point()):
         scores.append(_label_score(finding.labels, truth.labels, public))
     return scores
+
+
+def claimed_data(finding: Finding) -> Tensor:
+    """What a finding claims that the victim held."""
+    return finding.tokens if isinstance(finding, Texts) else finding.data
+
+
+def text_metrics_of(claimed: Tensor, truth: Truth) -> dict[str, Tensor | str]:
+    """Recover rate, tokens found and words found of texts assigned one-to-one to the true ones, in [0, 1].
+
+    `recover_rate` is the fraction of a text's tokens that stand in their places, which is how Table VIII of TGIAs-RO
+    marks errors; `tokens_found` the fraction that are there, wherever they stand; `words_found` that of the different
+    words of all texts together that are in any text.
+    """
+    pairs = torch.arange(len(truth.data)), text_metrics.match_texts(claimed, truth.data, truth.padding)
+    return {
+        "recover_rate": text_metrics.right_places(claimed, truth.data, truth.padding)[pairs],
+        "tokens_found": text_metrics.found_tokens(claimed, truth.data, truth.padding)[pairs],
+        "words_found": torch.tensor([text_metrics.words_found(claimed, truth.data, truth.padding)]),
+    }
+
+
+def _text_guesses(finding: Texts, truth: Truth, public: Public | None, rng: torch.Generator) -> dict[str, Tensor]:
+    if public is None:
+        return {}
+    count, length = truth.data.shape
+    own = [chosen if len(chosen := public.data[public.labels == c]) else public.data for c in finding.labels.tolist()]
+    return {
+        "public example": public.data[torch.randint(len(public.data), (count,), generator=rng)],
+        "frequent at each place": torch.stack([texts.mode(0).values for texts in own]),
+        "likeliest tokens": torch.stack([text_metrics.likeliest_tokens(t, length, truth.padding) for t in own]),
+        "frequent words": text_metrics.frequent_words(public.data, count * length, truth.padding).reshape(count, -1),
+    }
+
+
+def _nearest_texts(truth: Truth, public: Public) -> dict[str, Tensor | str]:
+    """What the public text that is most alike gets, for each true one."""
+    return {
+        "recover_rate": text_metrics.right_places(public.data, truth.data, truth.padding).max(1).values,
+        "tokens_found": text_metrics.found_tokens(public.data, truth.data, truth.padding).max(1).values,
+    }
 
 
 def image_metrics(claimed: Tensor, truth: Truth, weights: Path | None) -> dict[str, Tensor | str]:
@@ -187,22 +263,22 @@ def _nearest(truth: Truth, public: Public) -> Tensor:
     return public.data[torch.cdist(truth.data.flatten(1), public.data.flatten(1)).argmin(1)]
 
 
-def _image_score(
+def _metric_score(
     name: str, value: Tensor | str, floors: Mapping[str, Tensor | str], nearest: Tensor | str | None
 ) -> Score:
     if isinstance(value, str):
         return Score(metric=name, value=math.nan, missing=value, higher_is_better=_DIRECTION[name])
     numbers = {guess: floor.mean().item() for guess, floor in floors.items() if isinstance(floor, Tensor)}
-    best = (max if _DIRECTION[name] else min)(numbers, key=lambda guess: numbers[guess])
+    best = (max if _DIRECTION[name] else min)(numbers, key=lambda guess: numbers[guess], default="")
     return Score(
         metric=name,
         value=value.mean().item(),
-        floor=numbers[best],
+        floor=numbers.get(best, math.nan),
         floor_guess=best,
         nearest_public=nearest.mean().item() if isinstance(nearest, Tensor) else math.nan,
         ceiling=_CEILING[name],
         higher_is_better=_DIRECTION[name],
-        per_image=tuple(value.tolist()),
+        per_image=() if name == "words_found" else tuple(value.tolist()),
     )
 
 

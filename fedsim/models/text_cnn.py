@@ -20,13 +20,16 @@ class TextCnn:
     and a max pool over all places; dropout; one linear layer. TGIAs-RO says one block of kernel size 3, or
     three with 4 and 5 as well, and counts 3 and 5 layers. Whether they stand side by side it
     does not say; they do in the network that it cites. Numbers of channels and embedding dimensions are
-    those of the cited paper too.
+    those of the cited paper too, as is the pool over all places, which forgets where a word stood.
+    TGIAs-RO's examples have their words in the right places, which only a pool over few places allows.
 
     Args:
         kernels: tokens that each block's convolution sees at once, one number a block; `[3]` is the
             paper's network with one block.
         channels: output channels of each block.
         dimension: length of a token's embedding.
+        pool: neighbouring places that the max pool looks over, and steps by; the linear layer then reads all of
+            the results. 0 looks over all places at once.
         dropout: probability of dropping an input of the linear layer, in [0, 1); 0.5 is the cited
             paper's. TGIAs-RO attacks the network in evaluation mode.
     """
@@ -34,6 +37,7 @@ class TextCnn:
     kernels: tuple[int, ...] = (3, 4, 5)
     channels: int = 100
     dimension: int = 300
+    pool: int = 0
     dropout: float = 0.5
 
     def __post_init__(self) -> None:
@@ -43,13 +47,15 @@ class TextCnn:
             raise ConfigError(
                 f"channels and dimension: expected at least 1 each, got {self.channels} and {self.dimension}"
             )
+        if self.pool < 0:
+            raise ConfigError(f"pool: expected at least 0, got {self.pool}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
 
     def build(self, task: Task) -> TextCnnModule:
-        """See `ModelPlugin`. Texts at least as long as the largest kernel."""
-        _, vocabulary = text_shape(task, "text-cnn", smallest=max(self.kernels))
-        return TextCnnModule(self, vocabulary, task.outputs)
+        """See `ModelPlugin`. Texts at least as long as the largest kernel and the pool behind it."""
+        length, vocabulary = text_shape(task, "text-cnn", smallest=max(self.kernels) + max(self.pool, 1) - 1)
+        return TextCnnModule(self, length, vocabulary, task.outputs)
 
 
 class TextCnnModule(nn.Module):
@@ -59,20 +65,21 @@ class TextCnnModule(nn.Module):
         embedding: from tokens to vectors; its weight is `token dimension`.
     """
 
-    def __init__(self, settings: TextCnn, vocabulary: int, outputs: int) -> None:
+    def __init__(self, settings: TextCnn, length: int, vocabulary: int, outputs: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, settings.dimension)
         self.blocks = nn.ModuleList(
             nn.Sequential(
                 nn.Conv1d(settings.dimension, settings.channels, kernel),
                 nn.Sigmoid(),
-                nn.AdaptiveMaxPool1d(1),
+                nn.MaxPool1d(settings.pool) if settings.pool else nn.AdaptiveMaxPool1d(1),
                 nn.Flatten(),
             )
             for kernel in settings.kernels
         )
         self.dropout = nn.Dropout(settings.dropout)
-        self.linear = nn.Linear(settings.channels * len(settings.kernels), outputs)
+        places = [(length - kernel + 1) // settings.pool if settings.pool else 1 for kernel in settings.kernels]
+        self.linear = nn.Linear(settings.channels * sum(places), outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`example output` for `example place` tokens or `example place dimension` embeddings."""

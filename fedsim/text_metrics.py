@@ -1,0 +1,82 @@
+"""How much of a batch of texts was found: pure functions over `example place` tokens.
+
+Padding, the token that fills short texts up, is never counted among the true tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def right_places(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """`true claimed`: for each pair of texts, the fraction of the true tokens that stand in their places.
+
+    Args:
+        claimed: `claimed place`.
+        true: `true place`.
+        padding: the token that is none, or None.
+    """
+    real = _real(true, padding)
+    same = (true[:, None] == claimed[None]) & real[:, None]
+    return same.sum(2) / real.sum(1, keepdim=True).clamp_min(1)
+
+
+def found_tokens(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """`true claimed`: the same wherever the tokens stand: the common part of both multisets."""
+    real = _real(true, padding)
+    shares = []
+    for text, kept in zip(true, real, strict=True):
+        words, often = text[kept].unique(return_counts=True)
+        there = (claimed[:, :, None] == words).sum(1)
+        shares.append(torch.minimum(there, often).sum(1) / max(1, int(kept.sum())))
+    return torch.stack(shares)
+
+
+def words_found(claimed: Tensor, true: Tensor, padding: int | None) -> float:
+    """The fraction of the different words of all true texts that are claimed in any text."""
+    words = true[_real(true, padding)].unique()
+    return torch.isin(words, claimed).double().mean().item()
+
+
+def match_texts(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """For each true text, the index of the claimed one assigned to it.
+
+    One-to-one, so that the sum of the tokens found and of those in their places is largest (Hungarian algorithm).
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    alike = right_places(claimed, true, padding) + found_tokens(claimed, true, padding)
+    return torch.from_numpy(linear_sum_assignment(alike.numpy(), maximize=True)[1])
+
+
+def likeliest_tokens(texts: Tensor, length: int, padding: int | None) -> Tensor:
+    """`length` tokens, with repetitions, of which a text like these holds most on average.
+
+    The k-th copy of a token is worth the fraction of the texts that hold it k times.
+
+    Args:
+        texts: `example place`.
+    """
+    words, often = texts[_real(texts, padding)].unique(return_counts=True)
+    if not len(words):
+        return texts.new_zeros(length)
+    words = words[often.argsort(descending=True, stable=True)[: max(200, length)]]
+    counts = torch.stack([(texts == word).sum(1) for word in words])
+    copies = torch.arange(1, 5)
+    worth = (counts[:, None] >= copies[:, None]).double().mean(2)
+    order = worth.flatten().argsort(descending=True, stable=True)
+    ranked = words.repeat_interleave(len(copies))[order]
+    return ranked[torch.arange(length) % len(ranked)]
+
+
+def frequent_words(texts: Tensor, count: int, padding: int | None) -> Tensor:
+    """The `count` most frequent tokens, from the first again where there are fewer."""
+    words, often = texts[_real(texts, padding)].unique(return_counts=True)
+    if not len(words):
+        return texts.new_zeros(count)
+    return words[often.argsort(descending=True, stable=True)][torch.arange(count) % len(words)]
+
+
+def _real(tokens: Tensor, padding: int | None) -> Tensor:
+    return torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
