@@ -49,6 +49,10 @@ class Units:
         """What a finding holds: float32 on the CPU, in [0, 1]."""
         return ((self.to_model(dummy) - self.low) / (self.high - self.low)).clamp(0, 1).float().cpu()
 
+    def from_unit_range(self, data: Tensor) -> Tensor:
+        """The dummy data that a finding's `data` stand for."""
+        return (self.low + (self.high - self.low) * data - self.centre) / self.scale
+
     @torch.no_grad()
     def clamp_(self, dummy: Tensor) -> None:
         """Keep pixels in the valid range (SME, App. D)."""

@@ -8,10 +8,11 @@ itself is left out of the matching, for it lies before the dummy data. What it g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,15 +23,18 @@ from adversaries.deep_leakage import DeepLeakage
 from adversaries.inverting_gradients import InvertingGradients
 from adversaries.labels import count_labels
 from adversaries.matching import MEAN_GRADIENT
-from adversaries.scene import named_states
+from adversaries.scene import Scene, named_states
 from adversaries.tgias_ro import TemporalInversion
+from adversaries.word_exchange import exchange
 from fedsim.attack import Attack, Knowledge, Paper, Progress, single_update
-from fedsim.errors import AttackError
+from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction, Texts
 from fedsim.messages import State, Update
 from fedsim.transcript import Transcript
 
 _NEEDS = frozenset({"model", "loss", "input_shape"})
+_EXCHANGED_BY = 2
+"""Gradients that an exchange of words is judged by; more take longer."""
 
 Nearest = Literal["euclidean", "cosine"]
 Words = Literal["vocabulary", "touched"]
@@ -61,21 +65,40 @@ class Embedding:
         """
         return (self.moved != 0).any(1)
 
-    def nearest(self, points: Tensor, candidates: Tensor, by: Nearest) -> Tensor:
-        """The candidate nearest to each of these points.
 
-        Args:
-            points: `... dimension`.
-            candidates: `candidate`, tokens.
-            by: the Euclidean distance, or the angle.
+@dataclass(frozen=True)
+class Lexicon:
+    """The words that may be claimed.
 
-        Returns:
-            `...`, tokens.
-        """
-        flat, vectors = points.flatten(0, -2), self.vectors[candidates].to(points)
-        if by == "cosine":
+    Attributes:
+        tokens: `candidate`, ascending.
+        vectors: `candidate dimension`, their embeddings.
+        by: how the nearest is found.
+    """
+
+    tokens: Tensor
+    vectors: Tensor
+    by: Nearest
+
+    def read(self, points: Tensor) -> Tensor:
+        """`...`, the token nearest to each of `... dimension` points."""
+        flat, vectors = points.flatten(0, -2), self.vectors.to(points)
+        if self.by == "cosine":
             flat, vectors = normalize(flat, dim=1), normalize(vectors, dim=1)
-        return candidates[torch.cdist(flat, vectors).argmin(1)].reshape(points.shape[:-1])
+        nearest = torch.cdist(flat, vectors).argmin(1)
+        return self.tokens.to(nearest.device)[nearest].reshape(points.shape[:-1])
+
+    def written(self, tokens: Tensor) -> Tensor:
+        """`... dimension`, the vectors of `...` tokens that are in the lexicon."""
+        return self.vectors.to(tokens.device)[torch.searchsorted(self.tokens.to(tokens.device), tokens)]
+
+
+class Behind(nn.Identity):
+    """What stands in the place of an embedding in a network that takes vectors; knows the words."""
+
+    def __init__(self, lexicon: Lexicon) -> None:
+        super().__init__()
+        self.lexicon = lexicon
 
 
 class BehindEmbedding(Transcript):
@@ -126,8 +149,8 @@ def reads_tokens(knowledge: Knowledge) -> tuple[nn.Module, str]:
     assert knowledge.input_shape is not None
     if knowledge.value_range is not None:
         raise AttackError(
-            "value_range is granted, and the tokens of a text have none; leave it out of adversary.knowledge, or choose "
-            "an attack on data of numbers"
+            "value_range is granted, and the tokens of a text have none; leave it out of adversary.knowledge, or "
+            "choose an attack on data of numbers"
         )
     if len(knowledge.input_shape) != 1:
         raise AttackError(
@@ -193,10 +216,10 @@ def embedding_of(update: Update, model: nn.Module, layer: str) -> Embedding:
     )
 
 
-def behind(model: nn.Module, layer: str) -> nn.Module:
+def behind(model: nn.Module, layer: str, lexicon: Lexicon) -> nn.Module:
     """A copy of `model` that takes `example dimension place` vectors where it took tokens."""
     own = deepcopy(model)
-    own.set_submodule(layer, nn.Identity())
+    own.set_submodule(layer, Behind(lexicon))
     own.register_forward_pre_hook(_places_first)
     return own
 
@@ -205,7 +228,12 @@ def _places_first(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]
     return (inputs[0].transpose(1, 2),)
 
 
-def among_numbers(knowledge: Knowledge, model: nn.Module, embedding: Embedding) -> Knowledge:
+def lexicon_of(scene: Scene) -> Lexicon:
+    """The words of a scene whose model is one of `behind`."""
+    return next(module.lexicon for module in scene.model.modules() if isinstance(module, Behind))
+
+
+def among_numbers(knowledge: Knowledge, model: nn.Module, embedding: Embedding, lexicon: Lexicon) -> Knowledge:
     """What is known of the vectors that go into the network behind the embedding.
 
     They lie between the smallest and the largest value that the embedding has in each dimension. Mean and deviation
@@ -216,7 +244,7 @@ def among_numbers(knowledge: Knowledge, model: nn.Module, embedding: Embedding) 
     low, high = vectors.min(0).values, vectors.max(0).values
     return replace(
         knowledge,
-        model=partial(behind, model, embedding.name),
+        model=partial(behind, model, embedding.name, lexicon),
         input_shape=(vectors.shape[1], *knowledge.input_shape),
         value_range=(low.tolist(), torch.maximum(high, low + 1e-6).tolist()),
         input_mean=vectors.mean(0).tolist(),
@@ -243,23 +271,26 @@ def on_texts(
         if first is None:
             raise AttackError(f"client {victim} is in none of the rounds {transcript.rounds}; choose another victim")
         embedding = embedding_of(transcript.update(first, victim), model, layer)
-        candidates = _candidates(embedding, words, f"round {first}, client {victim}")
-        numbers = among_numbers(knowledge, model, embedding)
+        lexicon = _lexicon(embedding, words, nearest, f"round {first}, client {victim}")
+        numbers = among_numbers(knowledge, model, embedding, lexicon)
         found = invert(BehindEmbedding(transcript, model, layer), numbers, victim, rng, progress)
         assert isinstance(found, Reconstruction)
         assert numbers.value_range is not None
         low, high = (torch.tensor(end)[:, None] for end in numbers.value_range)
         points = (low + (high - low) * found.data).transpose(1, 2)
-        tokens = embedding.nearest(points, candidates, nearest)
-        return Texts(tokens=tokens, labels=found.labels, trace=found.trace)
+        return Texts(tokens=lexicon.read(points), labels=found.labels, trace=found.trace)
 
     return run
 
 
-def _candidates(embedding: Embedding, words: Words, where: str) -> Tensor:
-    """The tokens that may be claimed."""
-    if words == "vocabulary":
-        return torch.arange(len(embedding.vectors))
+def _lexicon(embedding: Embedding, words: Words, nearest: Nearest, where: str) -> Lexicon:
+    """The words that may be claimed."""
+    tokens = torch.arange(len(embedding.vectors)) if words == "vocabulary" else _touched(embedding, where)
+    return Lexicon(tokens=tokens, vectors=embedding.vectors[tokens], by=nearest)
+
+
+def _touched(embedding: Embedding, where: str) -> Tensor:
+    """The tokens whose rows moved, ascending."""
     touched = embedding.touched
     if not touched.any():
         raise AttackError(f"{where}: the embedding did not move, so it says nothing of words; try another attack")
@@ -292,17 +323,65 @@ class TemporalTextInversion(TextSettings, TemporalInversion):
     As `tgias-ro`, whose settings these are, but the estimate is of embeddings, and what is claimed are the words
     nearest to them.
 
+    Args:
+        refinements: how often, after the last iteration, the estimate is set to the words nearest to it, texts of one
+            label exchange words (see `adversaries.word_exchange`), and the iterations go on from there, at half
+            the step size. The words with the smallest distance are claimed.
+
     References:
         Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, 2023, App. B.4.2. Differs: as
         `tgias-ro`; the embedding of a word is taken to be the same in all rounds, that of the first; estimates are kept
-        within the embedding's values.
+        within the embedding's values; the paper does not refine.
     """
+
+    refinements: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.refinements < 0:
+            raise ConfigError(f"refinements: expected at least 0, got {self.refinements}")
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
         run = on_texts(super()._run, self.nearest, self.words)
         return run(transcript, knowledge, victim, rng, progress)
+
+    def _invert(self, scenes: Sequence[Scene], estimate: Tensor, progress: Progress) -> Reconstruction:
+        """See `TemporalInversion`."""
+        units, evaluate = scenes[0].units, self._objective(scenes[:_EXCHANGED_BY])
+        lexicon = lexicon_of(scenes[0])
+
+        def standing_for(tokens: Tensor) -> Tensor:
+            return (lexicon.written(tokens).to(estimate).transpose(1, 2) - units.centre) / units.scale
+
+        def distance(tokens: Tensor) -> float:
+            points = standing_for(tokens)
+            values, _ = evaluate(points.expand(min(_EXCHANGED_BY, len(scenes)), *points.shape))
+            return float(values.mean())
+
+        claims, curves, attack = [], [], self
+        for turn in range(1 + self.refinements):
+            found = super(TemporalTextInversion, attack)._invert(scenes, estimate, self._onward(progress, turn))
+            if not self.refinements:
+                return found
+            curves.append(found.trace["objective"])
+            tokens = lexicon.read(units.to_model(units.from_unit_range(found.data.to(estimate))).transpose(1, 2))
+            tokens, now = exchange(tokens, scenes[0].labels, distance)
+            estimate, attack = standing_for(tokens), replace(self, step_size=self.step_size / 2)
+            claims.append((now, units.to_unit_range(estimate)))
+        return replace(
+            found,
+            data=min(claims, key=itemgetter(0))[1],
+            trace={"objective": torch.cat(curves)},
+            snapshots=None,
+            snapshot_iterations=None,
+        )
+
+    def _onward(self, progress: Progress, turn: int) -> Progress:
+        """Tell `progress` of iterations that follow those of earlier turns."""
+        before, total = turn * self.iterations, (1 + self.refinements) * self.iterations
+        return lambda iteration, _, values: progress(before + iteration, total, values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,7 +454,7 @@ class EmbeddingRows(Attack):
         update = single_update(transcript, victim)
         where = f"round {update.round}, client {victim}"
         embedding = embedding_of(update, model, layer)
-        touched = _candidates(embedding, "touched", where)
+        touched = _touched(embedding, where)
         ranked = touched[embedding.moved[touched].norm(dim=1).argsort(descending=True, stable=True)]
         assert knowledge.input_shape is not None
         places = torch.arange(update.num_examples * knowledge.input_shape[0])
@@ -384,6 +463,7 @@ class EmbeddingRows(Attack):
         if knowledge.labels is not None and len(knowledge.labels) == update.num_examples:
             return Texts(tokens=tokens, labels=knowledge.labels)
         rest = BehindEmbedding(transcript, model, layer).update(update.round, victim)
-        numbers, network = among_numbers(knowledge, model, embedding), behind(model, layer)
+        lexicon = _lexicon(embedding, "vocabulary", "cosine", where)
+        numbers, network = among_numbers(knowledge, model, embedding, lexicon), behind(model, layer, lexicon)
         labels = count_labels(rest, numbers, network, rest.before, rest.after or rest.before, rng)
         return Texts(tokens=tokens, labels=labels)

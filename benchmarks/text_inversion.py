@@ -75,6 +75,8 @@ class Federation:
         order = torch.randperm(len(self.texts), generator=rng)
         mine, others = order[:size], order[size:]
         recorder, model = Recorder(folder / "transcript"), self.model(kernels, seed)
+        for _ in range(self.options.warm):
+            self.step(model, others[torch.randint(0, len(others), (size * self.options.clients,), generator=rng)])
         for number in range(1, count + 1):
             before = {name: p.detach().clone() for name, p in model.named_parameters()}
             gradient = self.gradient(model, mine)
@@ -106,7 +108,6 @@ def cell(federation: Federation, attack: Attack, kernels: tuple[int, ...], size:
         )
         seconds = time.process_time() - started
     assert isinstance(finding, Texts)
-    import sys; print("labels", federation.labels[mine].tolist(), "objective", [round(float(v), 6) for v in finding.trace["objective"][[0, len(finding.trace["objective"]) // 2, -1]]] if finding.trace else "", file=sys.stderr)
     truth = Truth(data=federation.texts[mine], labels=federation.labels[mine])
     scores = {s.metric: s.value for s in score(finding, truth, public=None, rng=generator(0), labels_granted=True)}
     return scores["recover_rate"], scores["tokens_found"], scores["words_found"], seconds
@@ -131,15 +132,17 @@ def main() -> None:
     parser.add_argument("--step-size", type=float, default=0.1)
     parser.add_argument("--optimizer", choices=["adam", "lbfgs"], default="adam")
     parser.add_argument("--distance", choices=["cosine", "l2"], default="cosine")
-    parser.add_argument("--aggregation", default="median")
+    parser.add_argument("--aggregation", default="mean")
     parser.add_argument("--layers", default="relative")
     parser.add_argument("--nearest", choices=["cosine", "euclidean"], default="cosine")
     parser.add_argument("--words", choices=["vocabulary", "touched"], default="vocabulary")
+    parser.add_argument("--refinements", type=int, default=0)
     parser.add_argument("--rows", action="store_true", help="the embedding's rows alone, of one gradient")
     parser.add_argument("--spread", type=float, default=0.0, help="weights start uniformly in plus or minus this")
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--every", type=int, default=12)
-    parser.add_argument("--rate", type=float, default=0.1)
+    parser.add_argument("--warm", type=int, default=0, help="steps of training before the first gradient")
+    parser.add_argument("--rate", type=float, default=0.01)
     options = parser.parse_args()
     torch.set_num_threads(1)
     federation = Federation(options)
@@ -150,11 +153,9 @@ def main() -> None:
                 rows = [cell(federation, attack, kernels, size, count, seed) for seed in range(options.seeds)]
                 rate, tokens, words, seconds = (statistics.fmean(column) for column in zip(*rows, strict=True))
                 each = " ".join(f"{100 * row[0]:.1f}" for row in rows)
-                print(
-                    f"{len(kernels)} blocks, T = {count:2}, b = {size}: recover rate {100 * rate:5.1f} [{each}], tokens "
-                    f"found {100 * tokens:5.1f}, words found {100 * words:5.1f}, {seconds:.0f} s",
-                    flush=True,
-                )
+                found = f"tokens found {100 * tokens:5.1f}, words found {100 * words:5.1f}"
+                name = f"{len(kernels)} blocks, T = {count:2}, b = {size}"
+                print(f"{name}: recover rate {100 * rate:5.1f} [{each}], {found}, {seconds:.0f} s", flush=True)
 
 
 def ours(options: argparse.Namespace, count: int) -> TemporalTextInversion:
@@ -170,6 +171,7 @@ def ours(options: argparse.Namespace, count: int) -> TemporalTextInversion:
         align=False,
         nearest=options.nearest,
         words=options.words,
+        refinements=options.refinements,
     )
 
 

@@ -26,7 +26,7 @@ from fedsim.config import AdversaryTable, AttackFile
 from fedsim.datasets import Dataset
 from fedsim.errors import ConfigError, DataError, FedsimError, KnowledgeError
 from fedsim.experiment import Experiment, build_attacks, data_folder
-from fedsim.findings import Finding, load_finding, save_finding
+from fedsim.findings import Reconstruction, load_finding, save_finding
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
@@ -94,11 +94,8 @@ class Audit:
         knowledge = grant(self.spec.adversary, self.experiment, self.beside)
         granted = ["labels"] if self.spec.adversary.knowledge.labels else []
         for table, attack in build_attacks(self.spec):
-            if self.experiment and self.experiment.dataset.vocabulary and "value_range" in attack.needs:
-                raise KnowledgeError(
-                    f"{table.title} needs a value range, which the tokens of '{self.experiment.dataset.name}' do not "
-                    "have; choose an attack on texts, or data of numbers"
-                )
+            if self.experiment:
+                _check_kind(table.title, attack, self.experiment.dataset)
             attack.check(knowledge, granted)
         for file in self.spec.truth.values():
             Truth.load(self.beside / file)
@@ -239,7 +236,8 @@ class Audit:
         if self.experiment is None:
             return None
         data, labels = self.experiment.attacked(victim, number)
-        return Truth(data=_in_unit_range(data, self.experiment.dataset), labels=labels)
+        dataset = self.experiment.dataset
+        return Truth(data=_in_unit_range(data, dataset), labels=labels, padding=dataset.padding)
 
     def public(self) -> Public | None:
         """Examples of the same kind that no client holds, for floors."""
@@ -366,7 +364,20 @@ def _in_unit_range(data: Tensor, dataset: Dataset) -> Tensor:
     return data if dataset.vocabulary else (data - low) / (high - low)
 
 
-def snapshots_psnr(finding: Finding, truth: Truth) -> list[float]:
+def _check_kind(title: str, attack: Attack, dataset: Dataset) -> None:
+    """Raise KnowledgeError where the data are texts and the attack is not for them, or the other way round."""
+    if dataset.vocabulary and not attack.texts and "value_range" in attack.needs:
+        raise KnowledgeError(
+            f"{title} needs a value range, which the tokens of '{dataset.name}' do not have; choose an attack on "
+            "texts, as tgias-ro-text, or data of numbers"
+        )
+    if attack.texts and not dataset.vocabulary:
+        raise KnowledgeError(
+            f"{title} is an attack on texts, and '{dataset.name}' holds numbers; choose an attack on numbers, or texts"
+        )
+
+
+def snapshots_psnr(finding: Reconstruction, truth: Truth) -> list[float]:
     """Mean PSNR of each snapshot; the evaluator's curve, unknown to the attack."""
     if finding.snapshots is None:
         return []

@@ -10,32 +10,54 @@ from typing import Any
 
 import numpy as np
 
-from fedsim import figures, metrics, registry
+from fedsim import figures, metrics, registry, text_metrics
 from fedsim.audit import Audit, first_round, snapshots_psnr
 from fedsim.errors import FedsimError, RunError
 from fedsim.experiment import Experiment
-from fedsim.findings import Finding, load_finding
+from fedsim.findings import Finding, Reconstruction, Texts, load_finding
 from fedsim.run_folder import RunFolder
-from fedsim.scoring import Truth
+from fedsim.scoring import Truth, claimed_data
 from fedsim.transcript import Header, Transcript
 
 log = logging.getLogger(__name__)
 
 IMAGES = 16
 """Most images shown of a finding."""
+TEXTS = 8
+"""Most texts shown of a finding."""
 _VERIFIED = 10**9
 """Bytes; a larger recording is not read whole for a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Word:
+    """One claimed word; `right` says whether it stands in its place, and is true where nobody knows."""
+
+    text: str
+    right: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A true text, empty where nobody knows it, and the words of the claimed one assigned to it."""
+
+    true: str
+    claimed: Sequence[Word]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the page needs of one finding; `known` says whether the truth stands beside it."""
+    """What the page needs of one finding; `known` says whether the truth stands beside it.
+
+    `images` counts the examples, of which `picture` or `texts` shows the first.
+    """
 
     about: Mapping[str, Any]
     curves: figures.Curves
     picture: bytes
     images: int
     known: bool
+    texts: Sequence[Pair] = ()
 
     @property
     def width(self) -> int:
@@ -96,7 +118,12 @@ def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str]) -> l
     for path in sorted(folder.findings.glob("*/*.safetensors")):
         try:
             finding, about = load_finding(path)
-            found.append(_look_at(finding, about, path.with_suffix(".png"), _truth(finding, about, audit, notes)))
+            truth = _truth(finding, about, audit, notes)
+            if isinstance(finding, Texts):
+                names = audit.experiment.dataset.tokens if audit and audit.experiment else ()
+                found.append(_read(finding, about, truth, names))
+            else:
+                found.append(_look_at(finding, about, path.with_suffix(".png"), truth))
         except (FedsimError, KeyError) as error:
             notes.append(f"{path.name} is left out: {error}.")
         except OSError as error:
@@ -115,16 +142,53 @@ def _truth(finding: Finding, about: Mapping[str, Any], audit: Audit | None, note
         truth = audit.truth(about["victim"], first_round(about)) if audit else None
     except (FedsimError, IndexError) as error:
         truth, why = None, f"The truth about client {about['victim']} is not known: {error}."
-    if truth is not None and truth.data.shape != finding.data.shape:
-        shapes = f"{tuple(truth.data.shape)}, but {about['attack']} claims {tuple(finding.data.shape)}"
-        truth, why = None, f"Client {about['victim']} held data of shape {shapes}; they are not compared."
+    claimed = claimed_data(finding)
+    if truth is not None and (truth.data.shape, truth.texts) != (claimed.shape, isinstance(finding, Texts)):
+        shapes = f"{tuple(truth.data.shape)}, but {about['attack']} claims {tuple(claimed.shape)}"
+        kinds = "; they are not compared" if truth.texts == isinstance(finding, Texts) else ", of another kind"
+        truth, why = None, f"Client {about['victim']} held data of shape {shapes}{kinds}."
     if why and why not in notes:
         notes.append(why)
     return truth
 
 
-def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, truth: Truth | None) -> Found:
-    curves = {name: (np.arange(len(y), dtype=float), y.double().numpy()) for name, y in finding.trace.items()}
+def _read(finding: Texts, about: Mapping[str, Any], truth: Truth | None, names: Sequence[str]) -> Found:
+    """A finding of texts; a token without a name is shown as its number."""
+
+    def word(token: int) -> str:
+        return names[token] if token < len(names) else str(token)
+
+    pairs = []
+    if truth is None:
+        for text in finding.tokens[:TEXTS].tolist():
+            pairs.append(Pair(true="", claimed=[Word(text=word(token), right=True) for token in text]))
+    else:
+        claimed = finding.tokens[text_metrics.match_texts(finding.tokens, truth.data, truth.padding)]
+        for text, own in zip(claimed[:TEXTS].tolist(), truth.data[:TEXTS].tolist(), strict=True):
+            words = [Word(text=word(c), right=c == t) for c, t in zip(text, own, strict=True)]
+            real = [token for token in own if token != truth.padding]
+            pairs.append(Pair(true=" ".join(map(word, real)), claimed=words))
+    return Found(
+        about=_needed(about),
+        curves=_curves(finding),
+        picture=b"",
+        images=len(finding.tokens),
+        known=truth is not None,
+        texts=pairs,
+    )
+
+
+def _curves(finding: Finding) -> dict[str, Any]:
+    return {name: (np.arange(len(y), dtype=float), y.double().numpy()) for name, y in finding.trace.items()}
+
+
+def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
+    needed = {key: about[key] for key in ("attack", "plugin", "round", "victim", "repeat", "granted")}
+    return needed | {"seconds": about.get("seconds")}
+
+
+def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth: Truth | None) -> Found:
+    curves = _curves(finding)
     images = finding.data.ndim == 4
     if images and truth and finding.snapshots is not None and finding.snapshot_iterations is not None:
         curves["psnr"] = finding.snapshot_iterations.double().numpy(), np.array(snapshots_psnr(finding, truth))
@@ -137,9 +201,8 @@ def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, truth: Truth
         else:
             picture = figures.image_sheet(finding.data[:IMAGES], None, [])
         png.write_bytes(picture)
-    needed = {key: about[key] for key in ("attack", "plugin", "round", "victim", "repeat", "granted")}
     return Found(
-        about=needed | {"seconds": about.get("seconds")},
+        about=_needed(about),
         curves=curves,
         picture=picture,
         images=len(finding.data),

@@ -25,7 +25,7 @@ from fedsim.audit import Audit
 from fedsim.config import Config, PluginTable
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, FedsimError
-from fedsim.evidence import IMAGES, Found, Recording, attack_classes, own_audit, read_findings, read_recording
+from fedsim.evidence import IMAGES, TEXTS, Found, Recording, attack_classes, own_audit, read_findings, read_recording
 from fedsim.run_folder import RunFolder, read_rows, write_text
 from fedsim.summary import Summary, summarise
 
@@ -82,7 +82,8 @@ def write_report(path: Path, audit: Audit | None = None) -> Path:
         threats=_threats(audit, found, attacks),
         found=found,
         pictured=[item for item in found if item.picture],
-        most={"pictures": PICTURES, "images": IMAGES, "rounds": ROUNDS},
+        read=[item for item in found if item.texts],
+        most={"pictures": PICTURES, "images": IMAGES, "texts": TEXTS, "rounds": ROUNDS},
         styles={title: style for title, style in styles.items() if title in {f.about["attack"] for f in found}},
         training_legend={
             "server, on the public test set": figures.SERVER,

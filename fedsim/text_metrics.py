@@ -27,7 +27,7 @@ def found_tokens(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
     real = _real(true, padding)
     shares = []
     for text, kept in zip(true, real, strict=True):
-        words, often = text[kept].unique(return_counts=True)
+        words, often = _counted(text[kept])
         there = (claimed[:, :, None] == words).sum(1)
         shares.append(torch.minimum(there, often).sum(1) / max(1, int(kept.sum())))
     return torch.stack(shares)
@@ -35,7 +35,7 @@ def found_tokens(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
 
 def words_found(claimed: Tensor, true: Tensor, padding: int | None) -> float:
     """The fraction of the different words of all true texts that are claimed in any text."""
-    words = true[_real(true, padding)].unique()
+    words = _counted(true[_real(true, padding)])[0]
     return torch.isin(words, claimed).double().mean().item()
 
 
@@ -58,7 +58,7 @@ def likeliest_tokens(texts: Tensor, length: int, padding: int | None) -> Tensor:
     Args:
         texts: `example place`.
     """
-    words, often = texts[_real(texts, padding)].unique(return_counts=True)
+    words, often = _counted(texts[_real(texts, padding)])
     if not len(words):
         return texts.new_zeros(length)
     words = words[often.argsort(descending=True, stable=True)[: max(200, length)]]
@@ -72,7 +72,7 @@ def likeliest_tokens(texts: Tensor, length: int, padding: int | None) -> Tensor:
 
 def frequent_words(texts: Tensor, count: int, padding: int | None) -> Tensor:
     """The `count` most frequent tokens, from the first again where there are fewer."""
-    words, often = texts[_real(texts, padding)].unique(return_counts=True)
+    words, often = _counted(texts[_real(texts, padding)])
     if not len(words):
         return texts.new_zeros(count)
     return words[often.argsort(descending=True, stable=True)][torch.arange(count) % len(words)]
@@ -80,3 +80,9 @@ def frequent_words(texts: Tensor, count: int, padding: int | None) -> Tensor:
 
 def _real(tokens: Tensor, padding: int | None) -> Tensor:
     return torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
+
+
+def _counted(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The different tokens, ascending, and how often each occurs."""
+    words, often = torch.unique(tokens, return_counts=True)  # type: ignore[no-untyped-call]
+    return words, often

@@ -17,6 +17,9 @@ from torch import Tensor
 from fedsim.errors import DataError
 from fedsim.task import Task
 
+PADDING = "<pad>"
+"""What the token that fills short texts up is called."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
@@ -113,6 +116,11 @@ class Dataset:
     def task(self) -> Task:
         """What a model has to do."""
         return Task(tuple(self.train.raw.shape[1:]), self.num_classes, self.vocabulary)
+
+    @property
+    def padding(self) -> int | None:
+        """The token that fills short texts up, which data sets call `<pad>`; None where there is none."""
+        return self.tokens.index(PADDING) if PADDING in self.tokens else None
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:

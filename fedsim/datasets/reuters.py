@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from fedsim.datasets import Dataset, Examples
+from fedsim.datasets import PADDING, Dataset, Examples
 from fedsim.datasets.cache import cached
 from fedsim.datasets.files import data_folder, find, verify
 from fedsim.errors import ConfigError, DataError
 
 _CLASSES = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
-_SPECIAL = ("<pad>", "<unk>")
+_SPECIAL = (PADDING, "<unk>")
 
 
 @dataclass(frozen=True, kw_only=True)
