@@ -84,5 +84,5 @@ def _real(tokens: Tensor, padding: int | None) -> Tensor:
 
 def _counted(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The different tokens, ascending, and how often each occurs."""
-    words, often = torch.unique(tokens, return_counts=True)  # type: ignore[no-untyped-call]
+    words, often = torch.unique(tokens, return_counts=True)
     return words, often
