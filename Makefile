@@ -11,7 +11,7 @@ demo: .venv/ready
 	.venv/bin/fedsim run examples/quickstart.toml --overwrite
 
 test: .venv/ready
-	.venv/bin/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
+	.venv/bin/pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: .venv/ready
 	.venv/bin/pytest

@@ -267,8 +267,8 @@ def test_who_diverges_in_a_group_fails_alone_and_with_the_loops_sentence(
 ) -> None:
     shares = clients.app._shares
 
-    def huge(experiment: Any, message: Any, several: Any) -> Any:
-        made = dict(zip(several, shares(experiment, message, several), strict=True))
+    def huge(experiment: Any, message: Any, several: Any, *more: Any) -> Any:
+        made = dict(zip(several, shares(experiment, message, several, *more), strict=True))
         if 2 in made:
             made[2] = replace(made[2], inputs=made[2].inputs * torch.inf)
         return list(made.values())
