@@ -7,7 +7,7 @@ import inspect
 import math
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from fedsim.config import load_config
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense, Guarantee
 from fedsim.errors import ConfigError, DataError, KnowledgeError
-from fedsim.findings import Reconstruction
+from fedsim.findings import Finding, Reconstruction, Texts
 from fedsim.messages import Update
 from fedsim.models.mlp import Mlp
+from fedsim.models.text_cnn import TextCnn
 from fedsim.randomness import generator
 from fedsim.task import Task
 from fedsim.transcript import Recorder, Transcript
@@ -111,19 +112,49 @@ KNOWN = Knowledge(
 )
 
 
-def one_step(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def build_text_model() -> nn.Module:
+    torch.manual_seed(0)
+    return TextCnn(kernels=(3,), channels=8, dimension=6, pool=2).build(Task((6,), 10, 20)).eval()
+
+
+KNOWN_OF_TEXTS = dataclasses.replace(
+    KNOWN, model=build_text_model, input_shape=(6,), value_range=None, input_mean=None, input_std=None
+)
+
+
+def known_to(name: str) -> Knowledge:
+    """Everything there is to know for this attack."""
+    return KNOWN_OF_TEXTS if registry.load("attacks", name).texts else KNOWN
+
+
+def one_step(model: nn.Module, inputs: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    inputs = torch.rand((3, 1, 8, 8), generator=generator("inputs"))
     cross_entropy(model(inputs), torch.tensor([1, 4, 4])).backward()
     return before, {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.fixture(scope="module")
-def transcript(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
-    folder = tmp_path_factory.mktemp("recording") / "transcript"
+def images(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
+    inputs = torch.rand((3, 1, 8, 8), generator=generator("inputs"))
+    return recorded(tmp_path_factory.mktemp("recording") / "transcript", build_model, inputs)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
+    inputs = torch.randint(20, (3, 6), generator=generator("tokens"))
+    return recorded(tmp_path_factory.mktemp("texts") / "transcript", build_text_model, inputs)
+
+
+@pytest.fixture
+def transcript(name: str, images: Transcript, texts: Transcript) -> Transcript:
+    """A recording of what the attack called `name` is for."""
+    return texts if registry.load("attacks", name).texts else images
+
+
+def recorded(folder: Path, build: Callable[[], nn.Module], inputs: Tensor) -> Transcript:
     recorder = Recorder(folder)
     for number in (1, 2):
-        before, after = one_step(build_model())
+        before, after = one_step(build(), inputs)
         recorder.write(number, [Update(round=number, client=5, before=before, after=after, num_examples=3)])
         sent = {name: (tensor - after[name]) / 0.1 for name, tensor in before.items()}
         gradient = Update(round=number + 2, client=5, before=before, after={}, gradient=sent, num_examples=3)
@@ -134,6 +165,7 @@ def transcript(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
 SPECIAL: dict[str, dict[str, Any]] = {
     "see-through-gradients": {"bn_weight": 0.0},  # the network here has no BatchNorm
     "tgias-ro": {"gradients": 2},
+    "tgias-ro-text": {"gradients": 2, "refinements": 1},
 }
 
 
@@ -144,22 +176,29 @@ def attack_with(name: str) -> Attack:
     return attack
 
 
-def run(attack: Attack, transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0) -> Reconstruction:
+def run(attack: Attack, transcript: Transcript, knowledge: Knowledge | None = None, seed: int = 0) -> Finding:
     shown = transcript.only([3, 4] if attack.temporal else [1])
-    return attack.run(shown, knowledge, victim=5, rng=generator(seed))
+    known = knowledge or (KNOWN_OF_TEXTS if attack.texts else KNOWN)
+    return attack.run(shown, known, victim=5, rng=generator(seed))
 
 
-def tensors(finding: Reconstruction) -> dict[str, Tensor]:
-    return {"data": finding.data, "labels": finding.labels, **finding.trace}
+def claimed(finding: Finding) -> Tensor:
+    return finding.data if isinstance(finding, Reconstruction) else finding.tokens
+
+
+def tensors(finding: Finding) -> dict[str, Tensor]:
+    return {"claimed": claimed(finding), "labels": finding.labels, **finding.trace}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_finishes_and_claims_something_that_can_be_judged(name: str, transcript: Transcript) -> None:
     finding = run(attack_with(name), transcript)
-    assert finding.data.shape == (3, 1, 8, 8)
-    assert finding.data.device.type == "cpu"
-    assert finding.data.dtype == torch.float32
-    assert not finding.data.requires_grad
+    assert isinstance(finding, Texts if attack_with(name).texts else Reconstruction)
+    data = claimed(finding)
+    assert data.shape == ((3, 6) if isinstance(finding, Texts) else (3, 1, 8, 8))
+    assert data.device.type == "cpu"
+    assert data.dtype == (torch.int64 if isinstance(finding, Texts) else torch.float32)
+    assert not data.requires_grad
     assert finding.labels.shape == (3,)
 
 
@@ -171,22 +210,23 @@ def test_an_attack_with_the_same_seed_finds_the_same_bytes(name: str, transcript
     again = tensors(run(pickle.loads(pickle.dumps(attack_with(name))), transcript, seed=1))
     assert first.keys() == again.keys()
     assert all(torch.equal(first[key], again[key]) for key in first)
-    assert not torch.equal(first["data"], run(attack_with(name), transcript, seed=3).data)
+    if name != "embedding-rows":  # which draws nothing
+        assert not torch.equal(first["claimed"], claimed(run(attack_with(name), transcript, seed=3)))
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_leaves_the_global_generator_alone(name: str, transcript: Transcript) -> None:
-    without_model = dataclasses.replace(KNOWN, model=lambda: Mlp(hidden=(12,)).build(Task((1, 8, 8), 10)))
-    del without_model
-    build_model()
+    build = known_to(name).model
+    assert build is not None
+    build()
     state = torch.random.get_rng_state()
     run(attack_with(name), transcript)
-    build_model()
+    build()
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def only(names: frozenset[str]) -> Knowledge:
-    return Knowledge(**{name: getattr(KNOWN, name) for name in names})
+def only(known: Knowledge, names: frozenset[str]) -> Knowledge:
+    return Knowledge(**{name: getattr(known, name) for name in names})
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -194,10 +234,11 @@ def test_what_an_attack_declares_to_need_is_exactly_sufficient(name: str, transc
     attack = attack_with(name)
     assert attack.needs <= set(KNOWLEDGE)
     further = {"labels"} if name == "idlg" else set()  # without them it reads one example's, and here are three
-    run(attack, transcript, only(attack.needs | further))
+    known = known_to(name)
+    run(attack, transcript, only(known, attack.needs | further))
     for withheld in attack.needs:
         with pytest.raises(KnowledgeError, match=f"{type(attack).__name__} needs {withheld}, which the threat model"):
-            run(attack, transcript, only(attack.needs - {withheld}))
+            run(attack, transcript, only(known, attack.needs - {withheld}))
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -211,12 +252,14 @@ def test_a_withheld_need_is_an_error_before_any_work(name: str) -> None:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_does_not_change_what_it_is_given(name: str, transcript: Transcript) -> None:
-    assert KNOWN.labels is not None
-    before, labels, shared = transcript.hash(), KNOWN.labels.clone(), build_model()
+    known = known_to(name)
+    assert known.labels is not None
+    assert known.model is not None
+    before, labels, shared = transcript.hash(), known.labels.clone(), known.model()
     weights = {key: value.clone() for key, value in shared.state_dict().items()}
-    run(attack_with(name), transcript, dataclasses.replace(KNOWN, model=lambda: shared))
+    run(attack_with(name), transcript, dataclasses.replace(known, model=lambda: shared))
     assert transcript.hash() == before
-    assert torch.equal(KNOWN.labels, labels)
+    assert torch.equal(known.labels, labels)
     assert all(torch.equal(value, weights[key]) for key, value in shared.state_dict().items())
     assert all(p.grad is None for p in shared.parameters())
 
@@ -227,7 +270,7 @@ def test_progress_is_told_up_to_the_last_iteration(name: str, transcript: Transc
     attack = attack_with(name)
     attack.run(
         transcript.only([3, 4] if attack.temporal else [1]),
-        KNOWN,
+        known_to(name),
         victim=5,
         rng=generator(0),
         progress=lambda *event: seen.append(event),

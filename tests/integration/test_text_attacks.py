@@ -1,0 +1,131 @@
+"""A federation on texts, attacked, scored and reported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.audit import Audit, open_audit
+from fedsim.config import AttackFile, Config, check, load_config
+from fedsim.datasets import Dataset, Examples
+from fedsim.errors import KnowledgeError
+from fedsim.experiment import Experiment, data_folder
+from fedsim.findings import Texts, load_finding
+from fedsim.report import write_report
+from fedsim.run_folder import RunFolder, read_rows
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ATTACKS = [
+    {"name": "tgias-ro-text", "gradients": 2, "optimizer": "adam", "distance": "cosine", "layers": "relative",
+     "step_size": 0.1, "iterations": 80, "labels": "bias"},
+    {"name": "embedding-rows"},
+]  # fmt: skip
+
+
+def make() -> Dataset:
+    """Texts of six words that are never the same, some with padding, of words that HTML would trip over."""
+    parts = []
+    for seed in (0, 1):
+        raw = 1 + torch.randperm(48, generator=torch.Generator().manual_seed(seed)).reshape(8, 6)
+        raw[::4, 4:] = 0
+        parts.append(Examples(raw=raw, labels=torch.arange(8) % 2, scale=None))
+    return Dataset(
+        name="texts",
+        train=parts[0],
+        test=parts[1],
+        num_classes=2,
+        vocabulary=49,
+        source="here",
+        licence="any",
+        tokens=("<pad>", *(f"<b>&{place}" for place in range(48))),
+    )
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    module = ModuleType("own_texts")
+    module.make = make  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return {
+        "data": {"name": "own_texts:make"},
+        "partition": {"name": "iid", "samples_per_client": 2},
+        "model": {"name": "text-cnn", "kernels": [3], "channels": 32, "dimension": 24, "pool": 2},
+        "training": {"local_epochs": None, "local_steps": 1, "batch_size": 2, "batches": "fixed", "dropout": False,
+                     "learning_rate": None},
+        "federation": {"clients": 2, "rounds": 2},
+        "strategy": {"name": "fedsgd", "learning_rate": 0.01},
+        "adversary": {"when": "never", "victims": [0, 1], "rounds": "all", "workers": 1},
+    }  # fmt: skip
+
+
+def test_a_federation_on_texts_is_attacked_scored_and_reported(
+    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    run = serial_run(tiny_config(**tables, attack=ATTACKS), tmp_path / "run")
+    audit = open_audit(run.path, None)
+    assert audit.run() == []
+    finding, about = load_finding(run.findings / "tgias-ro-text" / "round-1-2-client-0-repeat-0.safetensors")
+    assert isinstance(finding, Texts)
+    assert "value_range" not in about["granted"]  # type: ignore[operator]
+    audit.score()
+    rows = read_rows(run.scores)
+    names = ["recover_rate", "tokens_found", "words_found", "label_accuracy"]
+    assert [row["metric"] for row in rows] == names * 6
+    temporal = [row for row in rows if row["attack"] == "tgias-ro-text" and row["metric"] == "tokens_found"]
+    assert all(float(row["value"]) > 0.55 > float(row["floor"]) for row in temporal)
+    words = [row for row in rows if row["attack"] == "embedding-rows" and row["metric"] == "words_found"]
+    assert all(float(row["value"]) > 0.9 for row in words)
+    html = write_report(run.path, audit).read_text()
+    assert "<h2>Texts</h2>" in html
+    assert "&lt;b&gt;&amp;" in html
+    assert "<b>" not in html
+    truth = audit.truth(0, 1)
+    assert truth is not None
+    assert truth.padding == 0
+    assert experiment_words(truth.data[0].tolist()) in html
+    assert "<del>" in html
+
+
+def experiment_words(tokens: list[int]) -> str:
+    """A true text as the page must show it: without its padding, escaped."""
+    return " ".join(f"&lt;b&gt;&amp;{token - 1}" for token in tokens if token)
+
+
+def test_a_page_without_truth_shows_the_claims_alone(
+    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    run = serial_run(tiny_config(**tables, attack=ATTACKS[1:]), tmp_path / "run")
+    open_audit(run.path, None).run()
+    spec = check(AttackFile, {"adversary": {"knowledge": {}}, "attack": ATTACKS[1:]}, "attack.toml")
+    elsewhere = Audit(folder=run, spec=spec, experiment=None, beside=tmp_path)
+    html = write_report(run.path, elsewhere).read_text()
+    assert "Claimed texts alone: the true ones are not known here." in html
+    assert "<th>Claimed</th>" in html
+    assert "<th>True</th>" not in html
+
+
+def test_an_attack_on_texts_says_that_images_are_none(tiny_config: Callable[..., Config], tmp_path: Path) -> None:
+    experiment = Experiment(tiny_config(attack=ATTACKS[1:]))
+    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, beside=tmp_path)
+    with pytest.raises(
+        KnowledgeError,
+        match=r"^embedding-rows is an attack on texts, and 'digits' holds numbers; choose an attack on numbers, or",
+    ):
+        audit.check()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(data_folder() is None, reason="FEDSIM_DATA is not set, which Reuters R8 is looked for in")
+def test_the_example_reads_news_back(serial_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    run = serial_run(load_config(EXAMPLES / "text.toml"), tmp_path / "run")
+    audit = open_audit(run.path, None)
+    assert audit.run() == []
+    rows = {(row["attack"], row["metric"]): row["value"] for row in audit.score()}
+    assert rows["tgias-ro-text", "recover_rate"] > 0.9
+    assert rows["embedding-rows", "words_found"] > 0.95
