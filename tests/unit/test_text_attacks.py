@@ -37,7 +37,7 @@ LABELS = torch.tensor([2, 0])
 NETWORK = TextCnn(kernels=(3,), channels=32, dimension=24, pool=2)
 QUICK: dict[str, Any] = {
     "optimizer": "adam", "distance": "cosine", "layers": "relative", "aggregation": "mean", "step_size": 0.1,
-    "iterations": 80, "labels": "bias",
+    "iterations": 60, "labels": "bias",
 }  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def found(finding: Texts, true: Tensor = TRUE) -> Tensor:
     [
         (TemporalTextInversion(gradients=1, **QUICK), KNOWN),
         (TemporalTextInversion(gradients=1, iterations=8, layers="relative", labels="bias"), KNOWN),
-        (TextLeakage(iterations=20, step_size=0.5), ONE_STEP),
+        (TextLeakage(iterations=14, step_size=0.5), ONE_STEP),
         (TextInvertingGradients(iterations=150, step_size=0.1), KNOWN),
     ],
     ids=["tgias-ro-text-adam", "tgias-ro-text-lbfgs", "dlg-text", "inverting-gradients-text"],
