@@ -64,7 +64,7 @@ class OnLine(Place):
     Attributes:
         alpha: position at the start; 1 is the broadcast state.
         step_size: of alpha's optimizer; alpha stays in [0, 1].
-        per_layer: an alpha for each parameter tensor.
+        per_layer: an alpha for each parameter tensor. No gain was measured (docs/paper-numbers.md).
         every: see `Variable`.
     """
 

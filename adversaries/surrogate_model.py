@@ -35,7 +35,6 @@ class SurrogateModelExtension(GradientInversion):
         alpha_step_size: Adam's, for alpha.                                      [App. D: 0.001]
         alpha_every: compute alpha's slope each so many iterations; in between Adam goes on with the last
             one. Spares the gradients of all weights in the second pass.         [1]
-        alpha_per_layer: an alpha for each parameter tensor; their mean is traced.        [false]
 
     References:
         Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, Eq. 5, Algorithm 1, App. D.
@@ -50,7 +49,6 @@ class SurrogateModelExtension(GradientInversion):
     alpha: float = 0.5
     alpha_step_size: float = 0.001
     alpha_every: int = 1
-    alpha_per_layer: bool = False
 
     paper: ClassVar[Paper] = Paper(
         title="Surrogate Model Extension (SME): A Fast and Accurate Weight Update Attack on Federated Learning",
@@ -71,12 +69,7 @@ class SurrogateModelExtension(GradientInversion):
 
     def _recipe(self, scene: Scene) -> Recipe:
         return Recipe(
-            place=OnLine(
-                alpha=self.alpha,
-                step_size=self.alpha_step_size,
-                every=self.alpha_every,
-                per_layer=self.alpha_per_layer,
-            ),
+            place=OnLine(alpha=self.alpha, step_size=self.alpha_step_size, every=self.alpha_every),
             priors=[(self.tv_weight, TotalVariation())],
             step_size=self.step_size,
             signed=self.signed,
