@@ -12,6 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -185,12 +186,11 @@ class GradientInversion(Attack):
         """A function from values to the objective, the distance and the slopes."""
         target = recipe.distance.target(scene)
 
-        def evaluating(moving: Moving) -> Callable[..., list[Tensor]]:
-            def evaluate(values: dict[str, Tensor], around: Around, scene: Scene, target: list[Tensor]) -> list[Tensor]:
-                with torch.autocast(scene.labels.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                    return _objective(recipe, scene, values, around, target, moving)
-
-            return evaluate
+        def evaluate(
+            values: dict[str, Tensor], around: Around, scene: Scene, target: list[Tensor], moving: Moving
+        ) -> list[Tensor]:
+            with torch.autocast(scene.labels.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                return _objective(recipe, scene, values, around, target, moving)
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:
             labels = _labels_of(recipe, scene, values)
@@ -198,13 +198,13 @@ class GradientInversion(Attack):
 
         check_slope(scene, run.values(), _labels_of(recipe, scene, run.values()), distance_of)
         if not self.compile:
-            return lambda values, around, moving: evaluating(moving)(values, around, scene, target)
+            return lambda values, around, moving: evaluate(values, around, scene, target, moving)
         graphs: dict[Moving, Callable[..., list[Tensor]]] = {}
 
         def by_graph(values: dict[str, Tensor], around: Around, moving: Moving) -> list[Tensor]:
             if moving not in graphs:
                 key = (type(self).__name__, repr(self), *moving)
-                graphs[moving] = compiled(evaluating(moving), key, scene, target, (values, around))
+                graphs[moving] = compiled(partial(evaluate, moving=moving), key, scene, target, (values, around))
             return graphs[moving](values, around)
 
         return by_graph

@@ -300,8 +300,8 @@ def _touched(embedding: Embedding, where: str) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSettings:
-    """What attacks on texts have besides the settings of the attack on numbers.
+class OnTexts(Attack):
+    """Makes the attack on numbers that follows it among a class's bases one on texts.
 
     Args:
         nearest: how the token nearest to a found vector is looked up: by `euclidean` distance or by `cosine`.
@@ -315,9 +315,15 @@ class TextSettings:
     needs: ClassVar[frozenset[str]] = _NEEDS
     texts: ClassVar[bool] = True
 
+    def _run(
+        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+    ) -> Finding:
+        run = on_texts(super()._run, self.nearest, self.words)  # type: ignore[safe-super]
+        return run(transcript, knowledge, victim, rng, progress)
+
 
 @dataclass(frozen=True, kw_only=True)
-class TemporalTextInversion(TextSettings, TemporalInversion):
+class TemporalTextInversion(OnTexts, TemporalInversion):
     """TGIAs-RO on texts: one mini-batch of them from the gradients that a FedSGD client sent in several rounds.
 
     As `tgias-ro`, whose settings these are, but the estimate is of embeddings, and what is claimed are the words
@@ -340,12 +346,6 @@ class TemporalTextInversion(TextSettings, TemporalInversion):
         super().__post_init__()
         if self.refinements < 0:
             raise ConfigError(f"refinements: expected at least 0, got {self.refinements}")
-
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        run = on_texts(super()._run, self.nearest, self.words)
-        return run(transcript, knowledge, victim, rng, progress)
 
     def _invert(self, scenes: Sequence[Scene], estimate: Tensor, progress: Progress) -> Reconstruction:
         """See `TemporalInversion`."""
@@ -385,7 +385,7 @@ class TemporalTextInversion(TextSettings, TemporalInversion):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextLeakage(TextSettings, DeepLeakage):
+class TextLeakage(OnTexts, DeepLeakage):
     """DLG on texts: their embeddings and labels from one gradient.
 
     As `dlg`, whose settings these are, but the dummy data are embeddings, and what is claimed are the words nearest
@@ -398,15 +398,9 @@ class TextLeakage(TextSettings, DeepLeakage):
 
     needs: ClassVar[frozenset[str]] = _NEEDS | MEAN_GRADIENT | {"num_classes"}
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        run = on_texts(super()._run, self.nearest, self.words)
-        return run(transcript, knowledge, victim, rng, progress)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TextInvertingGradients(TextSettings, InvertingGradients):
+class TextInvertingGradients(OnTexts, InvertingGradients):
     """Inverting Gradients on texts: their embeddings from one update, by the cosine.
 
     As `inverting-gradients`, whose settings these are (its total variation is for images only), but the dummy data are
@@ -415,12 +409,6 @@ class TextInvertingGradients(TextSettings, InvertingGradients):
     References:
         Geiping et al.: Inverting Gradients, NeurIPS 2020. Differs: as `inverting-gradients`; the paper has no texts.
     """
-
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        run = on_texts(super()._run, self.nearest, self.words)
-        return run(transcript, knowledge, victim, rng, progress)
 
 
 @dataclass(frozen=True, kw_only=True)

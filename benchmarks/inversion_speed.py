@@ -43,6 +43,8 @@ from adversaries.matching import GradientInversion
 from adversaries.surrogate_model import SurrogateModelExtension
 from fedsim.attack import Knowledge
 from fedsim.messages import Update
+from fedsim.models.sme import SmeCnn
+from fedsim.task import Task
 from fedsim.transcript import Recorder, Transcript
 
 CLASSES, BATCH, RATE = 100, 10, 0.004
@@ -59,20 +61,9 @@ class Cell:
     count: int
 
     def model(self) -> nn.Module:
-        """The CNN of SME, App. D; layers by hand, for `.venv-peers` has torch alone."""
-        (depth, height, width), (first, second) = self.shape, self.channels
-        return nn.Sequential(
-            nn.Conv2d(depth, first, 3, padding=1),
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-            nn.Conv2d(first, second, 3, padding=1),
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-            nn.Flatten(),
-            nn.Linear(second * (height // 4) * (width // 4), self.hidden),
-            nn.ReLU(),
-            nn.Linear(self.hidden, CLASSES),
-        )
+        """The CNN of SME, App. D."""
+        plugin = SmeCnn(channels=self.channels, hidden=self.hidden)
+        return plugin.build(Task(input_shape=self.shape, num_classes=CLASSES))
 
 
 CELLS = {
