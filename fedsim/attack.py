@@ -16,11 +16,51 @@ from torch import Tensor, nn
 
 from fedsim.errors import AttackError, KnowledgeError, PluginError, did_you_mean
 from fedsim.findings import Finding
-from fedsim.messages import Update, non_finite
+from fedsim.messages import State, Update, non_finite
 from fedsim.transcript import Transcript
 
 Progress = Callable[[int, int, Mapping[str, float]], None]
 """Called as `progress(iteration, iterations, values)`; values hold at least `objective`."""
+
+
+GLOBAL, LAST_RETURNED, OPTIMAL = "global", "last-returned", "optimal"
+"""Model sources that are no attack: w_t of the last round, the victim's last w_T, and her optimal local model, which
+only the evaluator has and which makes an attack the ceiling of its kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Records of the victim that the adversary knows.
+
+    Attributes:
+        inputs: `record feature` or `record channel height width`, in model units.
+        labels: `record`, class indices, or targets of a regression.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialRecords(Records):
+    """Records of which one categorical column is not known.
+
+    Attributes:
+        inputs: `record feature`, in model units; zero at the column's features.
+        column: its name.
+        features: where its features are, one (0 or 1 in model units) a category.
+        categories: what it may hold.
+    """
+
+    column: str
+    features: slice
+    categories: tuple[str, ...]
+
+    def completed(self, category: int) -> Tensor:
+        """`record feature`, as if the column held `category`, an index into `categories`, in all records."""
+        inputs = self.inputs.clone()
+        inputs[:, self.features.start + category] = 1
+        return inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +80,9 @@ class Knowledge:
         local_epochs: E, passes of a client over its data in one round; 1 where she sends a gradient.
         batch_size: B, examples in one local step.
         labels: `example`, the victim's labels in ascending order.
+        records: the victim's records, for an attack that asks where they come from.
+        partial_records: the victim's records without a sensitive attribute, for an attack that infers it.
+        models: by client, what the attack named by `Attack.builds_on` claims to be her local model.
         device: where the attack computes.
     """
 
@@ -54,15 +97,17 @@ class Knowledge:
     local_epochs: int | None = None
     batch_size: int | None = None
     labels: Tensor | None = None
+    records: Records | None = None
+    partial_records: PartialRecords | None = None
+    models: Mapping[int, State] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def granted(self) -> list[str]:
         """Names of what is granted, in the order of the fields."""
-        names = [item.name for item in fields(self) if item.name != "device"]
-        return [name for name in names if getattr(self, name) is not None]
+        return [name for name in KNOWLEDGE if getattr(self, name) is not None]
 
 
-KNOWLEDGE = tuple(item.name for item in fields(Knowledge) if item.name != "device")
+KNOWLEDGE = tuple(item.name for item in fields(Knowledge) if item.name not in ("models", "device"))
 """Everything that a threat model can grant or withhold."""
 
 
@@ -99,6 +144,11 @@ class Attack(ABC):
     temporal: ClassVar[bool] = False
     texts: ClassVar[bool] = False
 
+    @property
+    def builds_on(self) -> str | None:
+        """The attack, by its title in the file, whose local models are in `knowledge.models`; or OPTIMAL, or None."""
+        return None
+
     @final
     def run(
         self,
@@ -127,7 +177,7 @@ class Attack(ABC):
         finding = self._run(transcript, knowledge, victim, rng, progress or _silent)
         if not isinstance(finding, Finding):
             got = type(finding).__name__
-            raise AttackError(f"{type(self).__name__} returned {got}, expected a Reconstruction or Texts")
+            raise AttackError(f"{type(self).__name__} returned {got}, expected a Finding")
         return finding
 
     @final

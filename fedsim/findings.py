@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fedsim.errors import AttackError, RunError, TranscriptError
 from fedsim.files import in_one_step
+from fedsim.messages import State, non_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,8 @@ class Reconstruction:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """What is saved, by name."""
-        own = {"data": self.data, "labels": self.labels} | _prefixed(self.trace)
+        data = "representatives" if isinstance(self, Representatives) else "data"
+        own = {data: self.data, "labels": self.labels} | _prefixed(self.trace)
         if self.snapshots is not None and self.snapshot_iterations is not None:
             own |= {"snapshots": self.snapshots, "snapshot_iterations": self.snapshot_iterations}
         return own
@@ -82,8 +85,76 @@ class Texts:
         return {"tokens": self.tokens, "labels": self.labels} | _prefixed(self.trace)
 
 
-Finding = Reconstruction | Texts
-"""What `Attack.run` returns. Local models and inferences join here with the attacks that make them."""
+@dataclass(frozen=True, kw_only=True)
+class Representatives(Reconstruction):
+    """Data that the attack claims to be typical of a class at the victim's, each to be compared with any of her
+    examples of that class; there may be fewer or more of them than she holds. Attributes as in `Reconstruction`.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalModel:
+    """The model that the attack claims the victim would have trained on her data alone.
+
+    Attributes:
+        state: under the names of the messages, in their order and shapes.
+        trace: named curves, one value an iteration, e.g. `objective`.
+    """
+
+    state: State
+    trace: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if broken := non_finite(self.state):
+            raise AttackError(f"the attack claims a model whose {broken[0]} holds NaN or infinite values")
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved, by name."""
+        return {f"state/{name}": tensor for name, tensor in self.state.items()} | _prefixed(self.trace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """Which of several candidates the attack claims to be true of each record of the victim that it knows.
+
+    Attributes:
+        of: what is inferred, the client whom a record comes from (`source`) or its sensitive `attribute`.
+        candidates: `candidate`, client ids, or indices into the categories of the attribute.
+        scores: `record candidate`, the higher, the likelier; any scale.
+        trace: named curves, one value an iteration, e.g. `objective`.
+    """
+
+    of: Literal["source", "attribute"]
+    candidates: Tensor
+    scores: Tensor
+    trace: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.scores.ndim != 2 or self.candidates.ndim != 1 or self.scores.shape[1] != len(self.candidates):
+            raise AttackError(
+                f"the attack scores candidates as {tuple(self.scores.shape)}, expected records by "
+                f"{len(self.candidates)} candidates"
+            )
+        if len(self.candidates) < 2:
+            raise AttackError(f"the attack chooses among {len(self.candidates)} candidates, expected at least 2")
+        if self.scores.isnan().any():
+            raise AttackError("the attack claims scores that are NaN")
+
+    @property
+    def claimed(self) -> Tensor:
+        """`record`, the likeliest candidate of each."""
+        return self.candidates[self.scores.argmax(1)]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved, by name."""
+        own = {"candidates": self.candidates, "scores": self.scores}
+        return {f"{self.of}/{name}": tensor for name, tensor in own.items()} | _prefixed(self.trace)
+
+
+Finding = Reconstruction | Texts | LocalModel | Inference
+"""What `Attack.run` returns; `Representatives` are a kind of Reconstruction."""
 
 
 def _check_labels(labels: Tensor) -> None:
@@ -134,8 +205,15 @@ def _finding(tensors: Mapping[str, Tensor]) -> Finding:
     trace = {name.removeprefix("trace/"): t for name, t in tensors.items() if name.startswith("trace/")}
     if "tokens" in tensors:
         return Texts(tokens=tensors["tokens"], labels=tensors["labels"], trace=trace)
-    return Reconstruction(
-        data=tensors["data"],
+    for of in ("source", "attribute"):
+        if f"{of}/scores" in tensors:
+            own = {"candidates": tensors[f"{of}/candidates"], "scores": tensors[f"{of}/scores"]}
+            return Inference(of=of, trace=trace, **own)
+    if state := {name.removeprefix("state/"): t for name, t in tensors.items() if name.startswith("state/")}:
+        return LocalModel(state=state, trace=trace)
+    kind = Representatives if "representatives" in tensors else Reconstruction
+    return kind(
+        data=tensors["representatives" if kind is Representatives else "data"],
         labels=tensors["labels"],
         trace=trace,
         snapshots=tensors.get("snapshots"),
