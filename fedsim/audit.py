@@ -12,25 +12,27 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fedsim import metrics
-from fedsim.attack import Attack, Knowledge, Progress
+from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Progress
 from fedsim.config import AdversaryTable, AttackFile
 from fedsim.datasets import Dataset
-from fedsim.errors import ConfigError, DataError, FedsimError, KnowledgeError
+from fedsim.errors import ConfigError, DataError, FedsimError, KnowledgeError, did_you_mean
 from fedsim.experiment import Experiment, build_attacks, data_folder
-from fedsim.findings import Reconstruction, load_finding, save_finding
+from fedsim.findings import LocalModel, Reconstruction, load_finding, save_finding
+from fedsim.messages import State
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
-from fedsim.threat_model import grant
+from fedsim.threat_model import check_private, grant, grant_private, private
 from fedsim.transcript import Transcript
 from fedsim.workers import in_processes
 
@@ -69,6 +71,22 @@ ProgressOf = Callable[[Job, int, int, Mapping[str, float]], None]
 """Called as `progress(job, iteration, iterations, values)`."""
 
 
+class Models(Mapping[int, State]):
+    """A model of each client, read when it is asked for."""
+
+    def __init__(self, readers: Mapping[int, Callable[[], State]]) -> None:
+        self._readers = readers
+
+    def __getitem__(self, client: int) -> State:
+        return self._readers[client]()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Audit:
     """An adversary set upon one recording.
@@ -92,15 +110,16 @@ class Audit:
             ConfigError, PluginError, KnowledgeError: before any work.
         """
         knowledge = grant(self.spec.adversary, self.experiment, self.beside)
-        granted = ["labels"] if self.spec.adversary.knowledge.labels else []
-        for table, attack in build_attacks(self.spec):
+        granted = private(self.spec.adversary)
+        attacks = build_attacks(self.spec)
+        _stages({table.title: attack.builds_on for table, attack in attacks}, self.experiment)
+        for table, attack in attacks:
             if self.experiment:
                 _check_kind(table.title, attack, self.experiment.dataset)
             attack.check(knowledge, granted)
         for file in self.spec.truth.values():
             Truth.load(self.beside / file)
-        if granted and self.experiment is None and not self.spec.truth:
-            raise ConfigError("adversary.knowledge.labels: there is no truth to take them from; add a [truth] table")
+        check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
 
     def run(self, progress: ProgressOf | None = None, rounds: Iterable[int] | None = None) -> list[str]:
         """Attack, and return one sentence for each attack that failed; the others go on.
@@ -115,18 +134,24 @@ class Audit:
         transcript = Transcript(self.folder.path)
         failures: list[str] = []
         jobs = list(self._jobs(transcript, rounds, failures))
+        stages = _stages({table.title: attack.builds_on for table, attack in build_attacks(self.spec)}, self.experiment)
+        for stage in stages:
+            for job, error in self._work(transcript, [j for j in jobs if j.title in stage], progress or _silent):
+                if error is not None:
+                    failures.append(_sentence(job, error))
+                    log.error("%s", failures[-1], exc_info=None if isinstance(error, FedsimError) else error)
+        return failures
+
+    def _work(
+        self, transcript: Transcript, jobs: Sequence[Job], progress: ProgressOf
+    ) -> Iterable[tuple[Job, BaseException | None]]:
+        """Do `jobs`, several at once on a CPU; each with what it raised."""
+        if any(job.attack.builds_on == OPTIMAL for job in jobs):
+            self._find_optima(sorted({client for number in transcript.rounds for client in transcript.clients(number)}))
         workers = self.spec.adversary.workers or min(os.cpu_count() or 1, (len(jobs) + 1) // 2)
         if workers > 1 and grant(self.spec.adversary, self.experiment, self.beside).device.type == "cpu":
-            done: Iterable[tuple[Job, BaseException | None]] = in_processes(
-                jobs, workers, _worker, (self.folder.path, self.spec, self.beside), progress or _silent
-            )
-        else:
-            done = ((job, self._try(transcript, job, progress or _silent)) for job in jobs)
-        for job, error in done:
-            if error is not None:
-                failures.append(_sentence(job, error))
-                log.error("%s", failures[-1], exc_info=None if isinstance(error, FedsimError) else error)
-        return failures
+            return in_processes(jobs, workers, _worker, (self.folder.path, self.spec, self.beside), progress)
+        return ((job, self._try(transcript, job, progress)) for job in jobs)
 
     def _jobs(self, transcript: Transcript, rounds: Iterable[int] | None, failures: list[str]) -> Iterable[Job]:
         """What to do, round by round; attacks on several rounds come first."""
@@ -169,12 +194,8 @@ class Audit:
         """
         path = self.folder.findings / job.title / f"{job.name}.safetensors"
         first = _first_of(transcript, job)
-        knowledge = grant(self.spec.adversary, self.experiment, self.beside)
-        if self.spec.adversary.knowledge.labels:
-            if (truth := self.truth(job.victim, first)) is None:
-                raise DataError(f"truth: labels are granted, but no file is named for client {job.victim}; name one")
-            knowledge = dataclasses.replace(knowledge, labels=truth.labels.sort().values)
-        fingerprint = self._fingerprint(job, knowledge, transcript)
+        knowledge, upstream = self._knowledge(job, first)
+        fingerprint = self._fingerprint(job, knowledge, transcript, upstream)
         if path.is_file() and load_finding(path)[1].get("fingerprint") == fingerprint:
             log.info("%s on client %d, round %s: already there", job.title, job.victim, job.round)
             return
@@ -201,22 +222,53 @@ class Audit:
         }
         save_finding(finding, path, about)
 
-    def _fingerprint(self, job: Job, knowledge: Knowledge, transcript: Transcript) -> str:
+    def _knowledge(self, job: Job, first: int) -> tuple[Knowledge, list[str]]:
+        """What the attack of `job` is handed, and the fingerprints of the findings among it."""
+        adversary = self.spec.adversary
+        truth = self.truth(job.victim, first) if private(adversary) else None
+        common = grant(adversary, self.experiment, self.beside)
+        knowledge = grant_private(common, adversary, self.experiment, job.victim, truth)
+        if (title := job.attack.builds_on) is None:
+            return knowledge, []
+        if title == OPTIMAL:
+            assert self.experiment is not None  # or `_stages` would have refused
+            clients = range(self.experiment.config.federation.clients)
+            return dataclasses.replace(knowledge, models=Models({c: partial(self.optimum, c) for c in clients})), []
+        models, fingerprints = self._decoded(title, job)
+        return dataclasses.replace(knowledge, models=models), fingerprints
+
+    def _decoded(self, title: str, job: Job) -> tuple[Models, list[str]]:
+        """What the attack called `title` found of each client, with its present settings, in the rounds of `job`."""
+        models: dict[int, Callable[[], State]] = {}
+        fingerprints = []
+        for path in sorted((self.folder.findings / title).glob(f"round-{job.round}-client-*-repeat-{job.repeat}.*")):
+            if path.suffix != ".safetensors":
+                continue
+            finding, about = load_finding(path)
+            if _made_with(about) != self._settings()[title]:
+                continue
+            if not isinstance(finding, LocalModel):
+                raise ConfigError(
+                    f"attack.{job.title}.source: '{title}' claims no local models; name an attack that does"
+                )
+            models[int(str(about["victim"]))] = partial(_itself, finding.state)
+            fingerprints.append(str(about["fingerprint"]))
+        return Models(models), fingerprints
+
+    def _fingerprint(self, job: Job, knowledge: Knowledge, transcript: Transcript, upstream: Sequence[str] = ()) -> str:
         """Names everything that the finding of `job` follows from."""
         labels = None if knowledge.labels is None else knowledge.labels.tolist()
         headers = [transcript.header(number).plain() for number in job.rounds]
         granted = self.spec.adversary.knowledge.model_dump()
-        text = json.dumps([repr(job.attack), granted, labels, self.seed, headers], sort_keys=True)
+        text = json.dumps([repr(job.attack), granted, labels, self.seed, headers, *upstream], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _settings(self) -> dict[str, Any]:
         """What each attack of the file is made with now, by title; see `_made_with`."""
         granted = grant(self.spec.adversary, self.experiment, self.beside).granted()
-        labels = ["labels"] if self.spec.adversary.knowledge.labels else []
+        granted += private(self.spec.adversary)
         return {
-            table.title: _made_with(
-                {"plugin": table.name, "settings": dataclasses.asdict(attack), "granted": granted + labels}
-            )
+            table.title: _made_with({"plugin": table.name, "settings": dataclasses.asdict(attack), "granted": granted})
             for table, attack in build_attacks(self.spec)
         }
 
@@ -238,6 +290,37 @@ class Audit:
         data, labels = self.experiment.attacked(victim, number)
         dataset = self.experiment.dataset
         return Truth(data=_in_unit_range(data, dataset), labels=labels, padding=dataset.padding)
+
+    def optimum(self, client: int) -> State:
+        """theta_c*, what `client` would train on her data alone from w_0 on; found once and kept in the run folder."""
+        from fedsim.local_optimum import local_optimum
+
+        assert self.experiment is not None
+        path = self.folder.optima / f"client-{client}.safetensors"
+        if not path.is_file():
+            data, labels = self.experiment.data.train(client)
+            log.info("client %d: training her optimal local model, for comparison", client)
+            found = local_optimum(
+                self.experiment.new_model(),
+                self.experiment.initial_state(),
+                self.experiment.data.to_model(data),
+                labels,
+                self.experiment.dataset.task.loss,
+            )
+            save_finding(LocalModel(state=found), path, {"client": client})
+        finding, _ = load_finding(path)
+        assert isinstance(finding, LocalModel)
+        return finding.state
+
+    def _find_optima(self, clients: Sequence[int]) -> None:
+        """Make sure that `optimum` knows all of `clients`, several at once."""
+        missing = [c for c in clients if not (self.folder.optima / f"client-{c}.safetensors").is_file()]
+        workers = self.spec.adversary.workers or min(os.cpu_count() or 1, len(missing))
+        if workers > 1:
+            arguments = (self.folder.path, self.spec, self.beside)
+            for _, error in in_processes(missing, workers, _optimum_worker, arguments, _silent):
+                if error is not None:
+                    raise error
 
     def public(self) -> Public | None:
         """Examples of the same kind that no client holds, for floors."""
@@ -354,7 +437,55 @@ def _sentence(job: Job, error: BaseException) -> str:
     return f"{job.title}, round {job.round}, client {job.victim}: {what}"
 
 
-def _silent(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+def _optimum_worker(path: Path, spec: AttackFile, beside: Path) -> Callable[[int, Progress], None]:
+    """The function with which a worker process finds optimal local models."""
+    audit = open_audit(path, spec, beside)
+
+    def find(client: int, progress: Progress) -> None:
+        with one_thread():
+            audit.optimum(client)
+
+    return find
+
+
+def _itself(state: State) -> State:
+    return state
+
+
+def _stages(builds_on: Mapping[str, str | None], experiment: Experiment | None) -> list[list[str]]:
+    """Titles of attacks in the order of work: first those that need no other's findings, then those that build on them.
+
+    Raises:
+        ConfigError: an attack builds on one that the file does not name, on itself in the end, or on the truth where
+            nobody knows it.
+    """
+    for title, source in builds_on.items():
+        if source == OPTIMAL and experiment is None:
+            raise ConfigError(
+                f"attack.{title}.source: '{OPTIMAL}' is for the run of an experiment, whose data are known; "
+                "a recording made elsewhere has no optimal local models"
+            )
+        if source is not None and source != OPTIMAL and source not in builds_on:
+            known = [name for name in builds_on if name != title]
+            raise ConfigError(
+                f"attack.{title}.source: there is no attack '{source}' in the file to take local models from, "
+                f"{did_you_mean(source, [*known, GLOBAL, LAST_RETURNED, OPTIMAL])}"
+            )
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for title, source in builds_on.items():
+        sorter.add(title, *([source] if source is not None and source in builds_on else []))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise ConfigError(f"attack: {' builds on '.join(reversed(error.args[1]))}; name another source") from error
+    stages = []
+    while ready := list(sorter.get_ready()):
+        stages.append(sorted(ready, key=list(builds_on).index))
+        sorter.done(*ready)
+    return stages
+
+
+def _silent(job: Any, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
     """Report nothing."""
 
 

@@ -158,7 +158,8 @@ class KnowledgeTable(Table):
 
     `true` grants what the run itself holds, `false` withholds it; a recording made elsewhere has
     nothing to take from, so there the value is written out: `model = "module:callable"`,
-    `input_shape = [1, 28, 28]`, `value_range = [0.0, 1.0]`.
+    `input_shape = [1, 28, 28]`, `value_range = [0.0, 1.0]`. `records` are the victim's training examples;
+    `partial_records` names the one column of a table that is withheld of them.
     """
 
     model: bool | str = True
@@ -172,6 +173,8 @@ class KnowledgeTable(Table):
     local_epochs: bool | int = True
     batch_size: bool | int = True
     labels: bool = False
+    records: bool = False
+    partial_records: Literal[False] | str = False
 
 
 class AdversaryTable(Table):

@@ -87,8 +87,9 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Representatives(Reconstruction):
-    """Data that the attack claims to be typical of a class at the victim's, each to be compared with any of her
-    examples of that class; there may be fewer or more of them than she holds. Attributes as in `Reconstruction`.
+    """Data that the attack claims to be typical of a class at the victim's, fewer or more than she holds.
+
+    Each is to be compared with any of her examples of that class. Attributes are those of `Reconstruction`.
     """
 
 

@@ -165,7 +165,7 @@ def _threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, 
         granted = {"": {name for name in KNOWLEDGE if getattr(table, name) is not False}}
     text = " ".join(re.sub(r"`[^`]*`, ", "", inspect.getdoc(Knowledge) or "").replace("`", "").split())
     threats = []
-    for name, after in zip(KNOWLEDGE, [*KNOWLEDGE[1:], "device"], strict=True):
+    for name, after in zip(KNOWLEDGE, [*KNOWLEDGE[1:], "models"], strict=True):
         about = re.search(rf" {name}: (.*?) {after}: ", text)
         having = [title for title, names in granted.items() if name in names]
         threats.append(

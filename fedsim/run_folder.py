@@ -62,6 +62,11 @@ class RunFolder:
         return self.path / "states"
 
     @property
+    def optima(self) -> Path:
+        """Each client's optimal local model, once the evaluator needed it."""
+        return self.path / "optima"
+
+    @property
     def metrics(self) -> Path:
         """Accuracy and loss per round, of the server and of each client."""
         return self.path / "metrics.csv"

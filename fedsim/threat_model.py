@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,19 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedsim import registry
-from fedsim.attack import KNOWLEDGE, Knowledge
+from fedsim.attack import KNOWLEDGE, Knowledge, PartialRecords, Records
 from fedsim.config import AdversaryTable
-from fedsim.errors import ConfigError
+from fedsim.datasets import Column
+from fedsim.errors import ConfigError, DataError
 from fedsim.experiment import Experiment
+from fedsim.scoring import Truth
+
+PRIVATE = ("labels", "records", "partial_records")
+"""What differs from victim to victim."""
 
 
 def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path) -> Knowledge:
-    """What the adversary is granted, labels apart: those differ from victim to victim.
+    """What the adversary is granted whoever the victim is; `grant_private` adds the rest.
 
     Args:
         experiment: the federation behind the recording, whose server knows what it wrote; None for a
@@ -33,10 +39,94 @@ def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path
     values: dict[str, Any] = {"device": _device(adversary.device)}
     for name in KNOWLEDGE:
         setting = getattr(adversary.knowledge, name)
-        if name == "labels" or setting is False:
+        if name in PRIVATE or setting is False:
             continue
         values[name] = own.get(name) if setting is True else _written_out(name, setting, beside)
     return Knowledge(**values)
+
+
+def private(adversary: AdversaryTable) -> list[str]:
+    """What `grant_private` will add."""
+    return [name for name in PRIVATE if getattr(adversary.knowledge, name) is not False]
+
+
+def check_private(adversary: AdversaryTable, experiment: Experiment | None, has_truth: bool) -> None:
+    """Raise ConfigError or DataError where there is nothing to take from what `grant_private` is to add."""
+    wanted = private(adversary)
+    if wanted and experiment is None and not has_truth:
+        raise ConfigError(f"adversary.knowledge.{wanted[0]}: there is no truth to take them from; add a [truth] table")
+    if "partial_records" in wanted:
+        _sensitive(adversary, experiment)
+
+
+def grant_private(
+    knowledge: Knowledge, adversary: AdversaryTable, experiment: Experiment | None, victim: int, truth: Truth | None
+) -> Knowledge:
+    """`knowledge` and what is granted of this `victim`: her labels, her records, or all of these but a column.
+
+    Args:
+        truth: what she held in the attacked round; None where nobody says.
+
+    Raises:
+        ConfigError, DataError: there is nothing to take them from.
+    """
+    wanted = private(adversary)
+    if not wanted:
+        return knowledge
+    if truth is None:
+        raise DataError(f"truth: {wanted[0]} are granted, but no file is named for client {victim}; name one")
+    values: dict[str, Any] = {"labels": truth.labels.sort().values} if "labels" in wanted else {}
+    if set(wanted) != {"labels"}:
+        records = _records(knowledge, experiment, victim, truth)
+        if "records" in wanted:
+            values["records"] = records
+        if "partial_records" in wanted:
+            values["partial_records"] = _without(records, _sensitive(adversary, experiment))
+    return replace(knowledge, **values)
+
+
+def _records(knowledge: Knowledge, experiment: Experiment | None, victim: int, truth: Truth) -> Records:
+    """All training examples of `victim` in model units."""
+    if experiment is not None:
+        inputs, labels = experiment.data.train(victim)
+        return Records(inputs=experiment.data.to_model(inputs), labels=labels)
+    if knowledge.value_range is None:
+        raise ConfigError(
+            "adversary.knowledge.records: the truth is in [0, 1], and without value_range nobody knows what the "
+            "model is fed with; give value_range"
+        )
+    ends = (torch.tensor(end).reshape(-1, *[1] * (truth.data.ndim - 2)) for end in knowledge.value_range)
+    low, high = ends
+    return Records(inputs=low + truth.data * (high - low), labels=truth.labels)
+
+
+def _sensitive(adversary: AdversaryTable, experiment: Experiment | None) -> Column:
+    """The column that `partial_records` withholds."""
+    name = str(adversary.knowledge.partial_records)
+    if experiment is None:
+        raise ConfigError(
+            "adversary.knowledge.partial_records: a recording made elsewhere names no columns; attack the run of an "
+            "experiment whose data are a table"
+        )
+    column = experiment.dataset.column(name)
+    if len(column.categories) < 2:
+        raise ConfigError(
+            f"adversary.knowledge.partial_records: '{name}' is no category but a number, and candidates for it cannot "
+            "be listed; name a categorical column"
+        )
+    return column
+
+
+def _without(records: Records, column: Column) -> PartialRecords:
+    inputs = records.inputs.clone()
+    inputs[:, column.features] = 0
+    return PartialRecords(
+        inputs=inputs,
+        labels=records.labels,
+        column=column.name,
+        features=column.features,
+        categories=column.categories,
+    )
 
 
 def _protocol(experiment: Experiment) -> dict[str, Any]:
