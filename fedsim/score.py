@@ -27,7 +27,7 @@ class Score:
 
     Attributes:
         metric: name of the metric.
-        value: mean over the victim's images.
+        value: mean over the victim's images or records.
         floor: what guessing gets; the best guess by this metric.
         floor_guess: which guess that was.
         nearest_public: what the public example closest to each true one would get, NaN where none is
