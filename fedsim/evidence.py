@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedsim import figures, metrics, registry, text_metrics
 from fedsim.audit import Audit, first_round, snapshots_psnr
 from fedsim.errors import FedsimError, RunError
 from fedsim.experiment import Experiment
-from fedsim.findings import Finding, Reconstruction, Texts, load_finding
+from fedsim.findings import Finding, Reconstruction, Representatives, Texts, load_finding
 from fedsim.run_folder import RunFolder
 from fedsim.scoring import Truth, claimed_data
 from fedsim.transcript import Header, Transcript
@@ -118,12 +119,14 @@ def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str]) -> l
     for path in sorted(folder.findings.glob("*/*.safetensors")):
         try:
             finding, about = load_finding(path)
-            truth = _truth(finding, about, audit, notes)
             if isinstance(finding, Texts):
                 names = audit.experiment.dataset.tokens if audit and audit.experiment else ()
-                found.append(_read(finding, about, truth, names))
-            else:
+                found.append(_read(finding, about, _truth(finding, about, audit, notes), names))
+            elif isinstance(finding, Reconstruction):
+                truth = _truth(finding, about, audit, notes)
                 found.append(_look_at(finding, about, path.with_suffix(".png"), truth))
+            else:  # a model, or what is inferred: there is nothing to see but the curves
+                found.append(Found(about=_needed(about), curves=_curves(finding), picture=b"", images=0, known=False))
         except (FedsimError, KeyError) as error:
             notes.append(f"{path.name} is left out: {error}.")
         except OSError as error:
@@ -131,17 +134,31 @@ def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str]) -> l
     return sorted(found, key=_place)
 
 
+def most_alike(finding: Representatives, truth: Truth) -> Truth | None:
+    """For each claimed image the victim's of that class with the least squared error; None where she lacks a class."""
+    own = [truth.data[truth.labels == label] for label in finding.labels]
+    if not all(map(len, own)) or truth.data.shape[1:] != finding.data.shape[1:]:
+        return None
+    pairs = zip(own, finding.data, strict=True)
+    nearest = [images[(images - claimed).square().flatten(1).sum(1).argmin()] for images, claimed in pairs]
+    return Truth(data=torch.stack(nearest), labels=finding.labels)
+
+
 def _place(item: Found) -> list[list[int]]:
     """By number, not by letter: round 2 before 10, and `2-5`, an attack on several rounds, in between."""
     return [[int(part) for part in str(item.about[key]).split("-")] for key in ("round", "victim", "repeat")]
 
 
-def _truth(finding: Finding, about: Mapping[str, Any], audit: Audit | None, notes: list[str]) -> Truth | None:
+def _truth(
+    finding: Reconstruction | Texts, about: Mapping[str, Any], audit: Audit | None, notes: list[str]
+) -> Truth | None:
     why = ""
     try:
         truth = audit.truth(about["victim"], first_round(about)) if audit else None
     except (FedsimError, IndexError) as error:
         truth, why = None, f"The truth about client {about['victim']} is not known: {error}."
+    if truth is not None and isinstance(finding, Representatives):
+        truth = most_alike(finding, truth)
     claimed = claimed_data(finding)
     if truth is not None and (truth.data.shape, truth.texts) != (claimed.shape, isinstance(finding, Texts)):
         shapes = f"{tuple(truth.data.shape)}, but {about['attack']} claims {tuple(claimed.shape)}"
@@ -195,7 +212,8 @@ def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth
     picture = b""
     if images and len(finding.data):
         if truth:
-            claimed = finding.data[metrics.match(finding.data, truth.data)][:IMAGES]
+            order = slice(None) if isinstance(finding, Representatives) else metrics.match(finding.data, truth.data)
+            claimed = finding.data[order][:IMAGES]
             true = truth.data[:IMAGES]
             picture = figures.image_sheet(claimed, true, metrics.psnr(claimed, true).tolist())
         else:

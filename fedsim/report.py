@@ -145,16 +145,22 @@ def read_off(item: Summary) -> tuple[str, str]:
 
 
 def _headline(leaks: Sequence[Leak]) -> str:
-    """The answer in one sentence, by the first metric that measures leakage."""
-    judged = [leak for leak in leaks if leak.verdict]
-    judged = [leak for leak in judged if leak.metric == judged[0].metric]
-    if not judged:
-        return ""
-    better = [leak.summary.attack for leak in judged if leak.verdict in ("leaks", "beyond the floor")]
-    who = f": {', '.join(better)}" if better else ""
-    count = f"{len(better) or 'none'} of {len(judged)} attack{'s' * (len(judged) > 1)}"
-    metric = judged[0].metric.split(",")[0]
-    return f"By {metric}, {count} came closer to what the victims held than the best guess{who}."
+    """The answer in a sentence for each kind of attack, by the first metric of each that measures leakage."""
+    judged: dict[str, list[Leak]] = {}
+    told: set[str] = set()
+    for leak in leaks:
+        if leak.verdict and leak.summary.attack not in told:
+            judged.setdefault(leak.metric, []).append(leak)
+            told.add(leak.summary.attack)
+    sentences = []
+    for metric, own in judged.items():
+        better = [leak.summary.attack for leak in own if leak.verdict in ("leaks", "beyond the floor")]
+        who = f": {', '.join(better)}" if better else ""
+        count = f"{len(better) or 'none'} of {len(own)} attack{'s' * (len(own) > 1)}"
+        sentences.append(
+            f"By {metric.split(',')[0]}, {count} came closer to what the victims held than the best guess{who}."
+        )
+    return " ".join(sentences)
 
 
 def _threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, Any]) -> list[dict[str, Any]]:
