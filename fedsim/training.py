@@ -234,10 +234,7 @@ def evaluate(
         RunError: such a layer got one example to normalise.
     """
     load_state(model, state)
-    model.eval()
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and f"{name}.running_mean".removeprefix(".") not in state:
-            module.train()
+    set_evaluation_modes(model, state)
     total, correct = 0.0, 0
     pieces = max(1, math.ceil(len(inputs) / 500))
     for batch, targets in zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True):
@@ -354,6 +351,14 @@ def set_modes(model: nn.Module, settings: LocalTraining) -> None:
                 module.num_batches_tracked.zero_()
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.train(settings.dropout)
+
+
+def set_evaluation_modes(model: nn.Module, state: State) -> None:
+    """Put `model` into evaluation mode, but BatchNorm layers whose running statistics are not in `state`."""
+    model.eval()
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and f"{name}.running_mean".removeprefix(".") not in state:
+            module.train()
 
 
 @contextmanager

@@ -1,0 +1,287 @@
+"""How good local models, inferences about records, and representatives of classes are.
+
+Like `fedsim.scoring`, this is where claims meet the truth; no attack may import it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim import metrics
+from fedsim.datasets import Column
+from fedsim.errors import AttackError, DataError
+from fedsim.findings import Inference, Representatives
+from fedsim.messages import State, by_name
+from fedsim.score import Public, Score
+from fedsim.task import Loss
+from fedsim.training import evaluate, forward, load_state, set_evaluation_modes
+from fedsim.zest import model_outputs, pieces_of, signature, zest
+
+REFERENCES, MASKS = 64, 500
+"""Of Zest, half of its paper's: what they give differs in the third decimal, at a quarter of the cost."""
+
+
+def score_local_model(
+    claimed: State,
+    optimum: State,
+    proxies: Mapping[str, State],
+    *,
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    loss: Loss = cross_entropy,
+    references: Tensor,
+    columns: Sequence[Column] = (),
+    target: tuple[float, float] = (0.0, 1.0),
+) -> list[Score]:
+    """Judge a claimed local model by the victim's true optimal one, next to what proxies get.
+
+    `parameter_distance` is |claimed - optimum| / |optimum| over all parameters, `zest` the similarity of what the two
+    answer (`fedsim.zest`), `local_loss` the mean loss on the victim's training data, and on the same data
+    `local_accuracy` is the share of classes that are right, `local_mape` the mean absolute error of a regression
+    relative to the true target, in percent (LMRA, Table 9).
+
+    Args:
+        claimed: what the attack returned.
+        optimum: theta_c*, see `fedsim.local_optimum`.
+        proxies: models that anybody has who reads the messages, by what they are called: the global one, the victim's
+            last-returned one. The best of them, by each metric, is the floor.
+        model: lends its architecture.
+        inputs: `example ...`, the victim's training data in model units.
+        labels: `example`, class indices or standardised targets.
+        loss: what she minimises.
+        references: `example ...`, public examples in model units; Zest uses the first `REFERENCES`.
+        columns: of a table.
+        target: mean and standard deviation that targets were standardised with.
+
+    Raises:
+        AttackError: the claimed model is none of this architecture.
+        DataError: the optimum or a proxy is none, or there are no references.
+    """
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    if by_name(claimed, shapes) is None:
+        raise AttackError("the attack claims a model of another architecture than the victim's: names or shapes differ")
+    for name, state in {"optimal local model": optimum, **proxies}.items():
+        if by_name(state, shapes) is None:
+            raise DataError(f"the {name} is of another architecture than the victim's; attack the recording it is from")
+    truth = _LocalTruth(optimum, model, inputs, labels, loss, references[:REFERENCES], columns, target)
+    own = truth.metrics(claimed)
+    best = truth.metrics(optimum)
+    others = {name: truth.metrics(state) for name, state in proxies.items()}
+    return [
+        _against_guesses(metric, value, {name: values[metric] for name, values in others.items()}, best[metric])
+        for metric, value in own.items()
+    ]
+
+
+class _LocalTruth:
+    """What the states of one victim are compared with."""
+
+    def __init__(
+        self,
+        optimum: State,
+        model: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        loss: Loss,
+        references: Tensor,
+        columns: Sequence[Column],
+        target: tuple[float, float],
+    ) -> None:
+        self.optimum, self.model, self.loss = optimum, model, loss
+        self.inputs, self.labels, self.target = inputs, labels, target
+        self.references, self.pieces = references, pieces_of(references.shape[1:], columns)
+        self.explained = self._signature(optimum)
+
+    def metrics(self, state: State) -> dict[str, float]:
+        on_data = evaluate(self.model, state, self.inputs, self.labels, self.loss)
+        values = {
+            "parameter_distance": self._distance(state),
+            "zest": zest(self._signature(state), self.explained),
+            "local_loss": on_data["loss"],
+        }
+        if "accuracy" in on_data:
+            return values | {"local_accuracy": on_data["accuracy"]}
+        return values | {"local_mape": self._mape(state)}
+
+    def _signature(self, state: State) -> Tensor:
+        outputs = model_outputs(self.model, state, self.references)
+        return signature(outputs, self.references, self.pieces, masks=max(MASKS, 2 * int(self.pieces.max())))
+
+    def _distance(self, state: State) -> float:
+        names = [name for name, _ in self.model.named_parameters()]
+        far = sum((state[n].double() - self.optimum[n].double()).square().sum() for n in names)
+        size = sum(self.optimum[n].double().square().sum() for n in names)
+        return math.sqrt(far / size)
+
+    @torch.no_grad()
+    def _mape(self, state: State) -> float:
+        load_state(self.model, state)
+        set_evaluation_modes(self.model, state)
+        mean, std = self.target
+        true = self.labels * std + mean
+        found = forward(self.model, self.inputs).squeeze(-1) * std + mean
+        return 100 * ((found - true).abs() / true.abs()).mean().item()
+
+
+def score_inference(inference: Inference, truth: Tensor) -> list[Score]:
+    """Judge what an attack infers of each record of the victim.
+
+    Where several candidates are the likeliest, each counts by chance alone: as if one of them were drawn.
+
+    Of sources, `source_accuracy` is the share of records whose claimed client holds the record; the floor is a client
+    drawn at random, the ceiling lower than 1 where nobody among the candidates holds a record.
+
+    Of an attribute, `attribute_accuracy` is the share of records whose category is right; its floor is the most
+    frequent category among the victim's own records, the strictest of all guesses, for it takes her data to know it.
+    `attribute_balanced_accuracy` is the mean of that share over the categories that she has, so that a rare one counts
+    as much as a frequent one; whoever says the same of all records gets 1 over the number of those categories.
+
+    Args:
+        truth: of sources `record candidate`, whether the candidate holds the record, candidates in the order of the
+            inference; of an attribute `record`, the index of its category.
+
+    Raises:
+        DataError: the inference is about other records or candidates than the truth.
+    """
+    likeliest = inference.scores == inference.scores.max(1, keepdim=True).values
+    chosen = likeliest.double() / likeliest.sum(1, keepdim=True)  # record candidate: probability of being claimed
+    if inference.of == "source":
+        _check_shape(inference, truth, tuple(inference.scores.shape))
+        return [_source_accuracy(chosen, truth)]
+    _check_shape(inference, truth, tuple(inference.scores.shape[:1]))
+    return _attribute_accuracy(chosen, inference.candidates, truth)
+
+
+def _check_shape(inference: Inference, truth: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(truth.shape) != expected:
+        raise DataError(
+            f"truth: the attack infers the {inference.of} of {expected[0]} records among "
+            f"{len(inference.candidates)} candidates, but the truth is of shape {tuple(truth.shape)}, expected "
+            f"{expected}"
+        )
+    if not len(truth):
+        raise DataError(f"truth: there are no records whose {inference.of} could be inferred")
+
+
+def _source_accuracy(chosen: Tensor, holders: Tensor) -> Score:
+    holds = holders.double()
+    return Score(
+        metric="source_accuracy",
+        value=(chosen * holds).sum(1).mean().item(),
+        floor=holds.mean().item(),
+        floor_guess="random source",
+        ceiling=holders.bool().any(1).double().mean().item(),
+    )
+
+
+def _attribute_accuracy(chosen: Tensor, candidates: Tensor, truth: Tensor) -> list[Score]:
+    right = (chosen * (candidates == truth[:, None])).sum(1)
+    counts = truth.bincount()
+    present = counts.nonzero().flatten().tolist()
+    balanced = torch.stack([right[truth == category].mean() for category in present]).mean()
+    return [
+        Score(
+            metric="attribute_accuracy",
+            value=right.mean().item(),
+            floor=counts.max().item() / len(truth),
+            floor_guess="majority attribute",
+            ceiling=1.0,
+        ),
+        Score(
+            metric="attribute_balanced_accuracy",
+            value=balanced.item(),
+            floor=1 / len(present),
+            floor_guess="one attribute for all",
+            ceiling=1.0,
+        ),
+    ]
+
+
+def score_representatives(
+    found: Representatives, data: Tensor, labels: Tensor, *, public: Public | None, rng: torch.Generator
+) -> list[Score]:
+    """Judge images claimed to be typical of a class at the victim's.
+
+    `class_ssim` is the mean over claims of the best SSIM to any of her images of the claimed class, `class_psnr` of
+    the best PSNR in dB; the claim of a class that she has no image of counts 0. The guesses are judged by the same
+    rule, as claims of the same classes: the mean of all public images (`mean face`), the mean of the public images of
+    the class, noise, and mid-grey.
+
+    Args:
+        data: `example channel height width`, her images in [0, 1].
+        labels: `example`, their classes.
+        public: public images of the same kind, if there are any.
+        rng: draws the noise.
+
+    Raises:
+        DataError: claims and her images differ in shape, or are of a regression; or there are no claims.
+    """
+    if found.labels.is_floating_point() or labels.is_floating_point():
+        raise DataError("truth: representatives are of classes, and a regression has none; attack a classifier")
+    if data.ndim != 4 or found.data.shape[1:] != data.shape[1:]:
+        raise DataError(
+            f"truth: the victim held data of shape {tuple(data.shape[1:])}, the attack claims representatives of shape "
+            f"{tuple(found.data.shape[1:])}; expected images of one shape, check input_shape"
+        )
+    if not len(found.data):
+        raise DataError("truth: the attack claims no representative of any class")
+    guesses = _guesses(found, public, rng)
+    scores = []
+    for metric, closeness, ceiling in (("class_ssim", metrics.ssim, 1.0), ("class_psnr", metrics.psnr, None)):
+        own = _closest(closeness, found.data, found.labels, data, labels)
+        floors = {n: _closest(closeness, g, found.labels, data, labels).mean().item() for n, g in guesses.items()}
+        best = max(floors, key=lambda guess: floors[guess])
+        scores.append(
+            Score(
+                metric=metric,
+                value=own.mean().item(),
+                floor=floors[best],
+                floor_guess=best,
+                ceiling=ceiling,
+                per_image=tuple(own.tolist()),
+            )
+        )
+    return scores
+
+
+def _guesses(found: Representatives, public: Public | None, rng: torch.Generator) -> dict[str, Tensor]:
+    shape = found.data.shape
+    guesses = {"noise": torch.rand(shape, generator=rng), "mid-grey": torch.full(shape, 0.5)}
+    if public is not None:
+        mean = public.data.mean(0)
+        own = [public.data[public.labels == c] for c in found.labels.tolist()]
+        guesses["mean face"] = mean.expand(shape)
+        guesses["public class mean"] = torch.stack([o.mean(0) if len(o) else mean for o in own])
+    return guesses
+
+
+def _closest(
+    closeness: Callable[[Tensor, Tensor], Tensor], claims: Tensor, classes: Tensor, data: Tensor, labels: Tensor
+) -> Tensor:
+    """`claim`: the best `closeness` to any of the images in `data` of the claim's class, 0 where there is none."""
+    best = torch.zeros(len(claims))
+    for place, (claim, kind) in enumerate(zip(claims, classes.tolist(), strict=True)):
+        hers = data[labels == kind]
+        if len(hers):
+            best[place] = closeness(claim.expand_as(hers), hers).max()
+    return best
+
+
+def _against_guesses(metric: str, value: float, guesses: Mapping[str, float], best: float) -> Score:
+    higher = metric in ("zest", "local_accuracy")
+    floors = {name: guess for name, guess in guesses.items() if math.isfinite(guess)}
+    guess = (max if higher else min)(floors, key=lambda name: floors[name], default="")
+    return Score(
+        metric=metric,
+        value=value,
+        floor=floors.get(guess, math.nan),
+        floor_guess=guess,
+        ceiling=best,
+        higher_is_better=higher,
+    )
