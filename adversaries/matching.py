@@ -132,6 +132,10 @@ class GradientInversion(Attack):
     def _recipe(self, scene: Scene) -> Recipe:
         """What to minimise, and how; may ask `scene` for facts, and raise where they are withheld."""
 
+    def _update(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Update:
+        """What is attacked; its `num_examples` is how many examples are looked for."""
+        return single_update(transcript, victim)
+
     def _labels(self, scene: Scene, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
         """Labels that are granted, or else counted from the last layer."""
         where = f"round {update.round}, client {update.client}"
@@ -155,7 +159,7 @@ class GradientInversion(Attack):
         with hindsight. Curves hold each iteration's values before its step, as in SME's released
         code, so their last is that of the last iterate but one.
         """
-        update = single_update(transcript, victim)
+        update = self._update(transcript, knowledge, victim)
         scene = scene_of(update, knowledge)
         recipe = self._recipe(scene)
         where = f"round {update.round}, client {update.client}"
