@@ -19,6 +19,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedsim import metrics
@@ -27,7 +29,17 @@ from fedsim.config import AdversaryTable, AttackFile
 from fedsim.datasets import Dataset
 from fedsim.errors import ConfigError, DataError, FedsimError, KnowledgeError, did_you_mean
 from fedsim.experiment import Experiment, build_attacks, data_folder
-from fedsim.findings import LocalModel, Reconstruction, load_finding, save_finding
+from fedsim.findings import (
+    Finding,
+    Inference,
+    LocalModel,
+    Reconstruction,
+    Representatives,
+    load_finding,
+    save_finding,
+)
+from fedsim.inference_scores import REFERENCES, score_inference, score_local_model, score_representatives
+from fedsim.local_optimum import local_optimum
 from fedsim.messages import State
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
@@ -217,6 +229,7 @@ class Audit:
             "repeat": job.repeat,
             "settings": dataclasses.asdict(job.attack),
             "granted": knowledge.granted(),
+            "partial_records": knowledge.partial_records.column if knowledge.partial_records else "",
             "fingerprint": fingerprint,
             "seconds": round(time.monotonic() - started, 2),
         }
@@ -240,12 +253,12 @@ class Audit:
     def _decoded(self, title: str, job: Job) -> tuple[Models, list[str]]:
         """What the attack called `title` found of each client, with its present settings, in the rounds of `job`."""
         models: dict[int, Callable[[], State]] = {}
-        fingerprints = []
+        fingerprints, now = [], self._settings()[title]
         for path in sorted((self.folder.findings / title).glob(f"round-{job.round}-client-*-repeat-{job.repeat}.*")):
             if path.suffix != ".safetensors":
                 continue
             finding, about = load_finding(path)
-            if _made_with(about) != self._settings()[title]:
+            if _made_with(about) != now:
                 continue
             if not isinstance(finding, LocalModel):
                 raise ConfigError(
@@ -293,8 +306,6 @@ class Audit:
 
     def optimum(self, client: int) -> State:
         """theta_c*, what `client` would train on her data alone from w_0 on; found once and kept in the run folder."""
-        from fedsim.local_optimum import local_optimum
-
         assert self.experiment is not None
         path = self.folder.optima / f"client-{client}.safetensors"
         if not path.is_file():
@@ -338,7 +349,6 @@ class Audit:
         """
         rows, images = [], []
         now = self._settings()
-        weights = folder / "weights" if (folder := data_folder()) else None
         public = self.public()
         for path in _findings(self.folder):
             try:
@@ -346,26 +356,12 @@ class Audit:
                 if now.get(str(about["attack"]), _made_with(about)) != _made_with(about):
                     log.warning("%s/%s: not scored: made with other settings or knowledge", path.parent.name, path.name)
                     continue
-                truth = self.truth(int(str(about["victim"])), first_round(about))
-                if truth is None:
-                    continue
-                if finding.labels.is_floating_point() != truth.labels.is_floating_point():
-                    raise DataError(
-                        "truth: the victim's labels are of another kind than the attack claims, classes or targets"
-                    )
-                scores = score(
-                    finding,
-                    truth,
-                    public=public,
-                    rng=generator(self.seed, "floor", int(str(about["victim"]))),
-                    weights=weights,
-                    labels_granted="labels" in about["granted"],  # type: ignore[operator]
-                )
+                scores, examples = self._judged(finding, about, public)
             except FedsimError as error:
                 log.error("%s: not scored: %s", path.name, error)
                 continue
             where = {key: about[key] for key in ("attack", "victim", "round", "repeat")}
-            rows += [where | _row(item, len(truth.labels)) | {"seed": self.seed} for item in scores]
+            rows += [where | _row(item, examples) | {"seed": self.seed} for item in scores]
             for item in scores:
                 images += [
                     where | {"metric": item.metric, "image": place, "value": value}
@@ -374,6 +370,78 @@ class Audit:
         write_rows(self.folder.scores, SCORES, rows)
         write_rows(self.folder.images, IMAGES, images)
         return rows
+
+    def _judged(self, finding: Finding, about: Mapping[str, Any], public: Public | None) -> tuple[list[Score], int]:
+        """The scores of one finding, none where nobody knows the truth, and of how many examples they speak.
+
+        Raises:
+            DataError: the finding does not fit what the victim held.
+        """
+        victim = int(about["victim"])
+        if isinstance(finding, LocalModel | Inference) and self.experiment is None:
+            log.warning(
+                "%s, client %d: not scored: what the victim held is told by an experiment only", about["attack"], victim
+            )
+            return [], 0
+        if isinstance(finding, LocalModel):
+            return self._judged_model(finding, about, victim)
+        if isinstance(finding, Inference):
+            return score_inference(finding, self._answers(finding, about, victim)), len(finding.scores)
+        truth = self.truth(victim, first_round(about))
+        if truth is None:
+            return [], 0
+        if finding.labels.is_floating_point() != truth.labels.is_floating_point():
+            raise DataError("truth: the victim's labels are of another kind than the attack claims, classes or targets")
+        rng = generator(self.seed, "floor", victim)
+        if isinstance(finding, Representatives):
+            scores = score_representatives(finding, truth.data, truth.labels, public=public, rng=rng)
+            return scores, len(finding.labels)
+        scores = score(
+            finding,
+            truth,
+            public=public,
+            rng=rng,
+            weights=folder / "weights" if (folder := data_folder()) else None,
+            labels_granted="labels" in about["granted"],
+        )
+        return scores, len(truth.labels)
+
+    def _judged_model(self, finding: LocalModel, about: Mapping[str, Any], victim: int) -> tuple[list[Score], int]:
+        assert self.experiment is not None
+        data, dataset = self.experiment.data, self.experiment.dataset
+        inputs, labels = data.train(victim)
+        first, _, last = str(about["round"]).partition("-")
+        transcript = Transcript(self.folder.path)
+        seen = [number for number in transcript.rounds if int(first) <= number <= int(last or first)]
+        returned = transcript.update([n for n in seen if victim in transcript.clients(n)][-1], victim)
+        anyone = transcript.clients(seen[-1])[0]
+        scores = score_local_model(
+            finding.state,
+            self.optimum(victim),
+            {
+                "global model": transcript.update(seen[-1], anyone).before,
+                "last-returned model": returned.after,
+            },
+            model=self.experiment.new_model(),
+            inputs=data.to_model(inputs),
+            labels=labels,
+            loss=dataset.task.loss,
+            references=data.to_model(dataset.test.inputs(slice(0, REFERENCES))),
+            columns=dataset.columns,
+            target=dataset.target,
+        )
+        return scores, len(labels)
+
+    def _answers(self, finding: Inference, about: Mapping[str, Any], victim: int) -> Tensor:
+        """The truth about each record: who of the candidates holds it, or its category."""
+        assert self.experiment is not None
+        data = self.experiment.data
+        own, _ = data.indices(victim)
+        if finding.of == "source":
+            shares = [data.indices(candidate)[0] for candidate in finding.candidates.tolist()]
+            return torch.from_numpy(np.stack([np.isin(own, share) for share in shares], axis=1))
+        column = self.experiment.dataset.column(str(about["partial_records"]))
+        return column.values(data.train(victim)[0])
 
 
 def first_round(about: Mapping[str, object]) -> int:

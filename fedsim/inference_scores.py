@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,8 @@ from fedsim import metrics
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, DataError
 from fedsim.findings import Inference, Representatives
-from fedsim.messages import State, by_name
+from fedsim.local_optimum import state_for
+from fedsim.messages import State
 from fedsim.score import Public, Score
 from fedsim.task import Loss
 from fedsim.training import evaluate, forward, load_state, set_evaluation_modes
@@ -63,70 +66,99 @@ def score_local_model(
         AttackError: the claimed model is none of this architecture.
         DataError: the optimum or a proxy is none, or there are no references.
     """
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    if by_name(claimed, shapes) is None:
+    truth = _LocalTruth(
+        model=model,
+        optimum=_of_architecture(model, optimum, "the optimal local model"),
+        inputs=inputs,
+        labels=labels,
+        loss=loss,
+        references=references[:REFERENCES],
+        columns=columns,
+        target=target,
+    )
+    found = state_for(model, claimed)
+    if found is None:
         raise AttackError("the attack claims a model of another architecture than the victim's: names or shapes differ")
-    for name, state in {"optimal local model": optimum, **proxies}.items():
-        if by_name(state, shapes) is None:
-            raise DataError(f"the {name} is of another architecture than the victim's; attack the recording it is from")
-    truth = _LocalTruth(optimum, model, inputs, labels, loss, references[:REFERENCES], columns, target)
-    own = truth.metrics(claimed)
-    best = truth.metrics(optimum)
-    others = {name: truth.metrics(state) for name, state in proxies.items()}
+    own, best = truth.metrics(found), truth.metrics(truth.optimum)
+    others = {name: truth.metrics(_of_architecture(model, state, f"the {name}")) for name, state in proxies.items()}
     return [
-        _against_guesses(metric, value, {name: values[metric] for name, values in others.items()}, best[metric])
+        _against_proxies(metric, value, {name: values[metric] for name, values in others.items()}, best[metric])
         for metric, value in own.items()
     ]
 
 
-class _LocalTruth:
-    """What the states of one victim are compared with."""
+def _of_architecture(model: nn.Module, state: State, what: str) -> State:
+    found = state_for(model, state)
+    if found is None:
+        raise DataError(f"{what} is of another architecture than the victim's model; attack the recording it is from")
+    return found
 
-    def __init__(
-        self,
-        optimum: State,
-        model: nn.Module,
-        inputs: Tensor,
-        labels: Tensor,
-        loss: Loss,
-        references: Tensor,
-        columns: Sequence[Column],
-        target: tuple[float, float],
-    ) -> None:
-        self.optimum, self.model, self.loss = optimum, model, loss
-        self.inputs, self.labels, self.target = inputs, labels, target
-        self.references, self.pieces = references, pieces_of(references.shape[1:], columns)
-        self.explained = self._signature(optimum)
+
+@dataclass(frozen=True, kw_only=True)
+class _LocalTruth:
+    """What models are compared with; attributes as in `score_local_model`."""
+
+    model: nn.Module
+    optimum: State
+    inputs: Tensor
+    labels: Tensor
+    loss: Loss
+    references: Tensor
+    columns: Sequence[Column]
+    target: tuple[float, float]
 
     def metrics(self, state: State) -> dict[str, float]:
         on_data = evaluate(self.model, state, self.inputs, self.labels, self.loss)
         values = {
             "parameter_distance": self._distance(state),
-            "zest": zest(self._signature(state), self.explained),
+            "zest": zest(self._signature(state), self._explained),
             "local_loss": on_data["loss"],
         }
         if "accuracy" in on_data:
             return values | {"local_accuracy": on_data["accuracy"]}
         return values | {"local_mape": self._mape(state)}
 
+    @cached_property
+    def _explained(self) -> Tensor:
+        return self._signature(self.optimum)
+
     def _signature(self, state: State) -> Tensor:
+        pieces = pieces_of(self.references.shape[1:], self.columns)
         outputs = model_outputs(self.model, state, self.references)
-        return signature(outputs, self.references, self.pieces, masks=max(MASKS, 2 * int(self.pieces.max())))
+        return signature(outputs, self.references, pieces, masks=max(MASKS, 2 * int(pieces.max() + 1)))
 
     def _distance(self, state: State) -> float:
-        names = [name for name, _ in self.model.named_parameters()]
-        far = sum((state[n].double() - self.optimum[n].double()).square().sum() for n in names)
-        size = sum(self.optimum[n].double().square().sum() for n in names)
-        return math.sqrt(far / size)
+        def flat(of: State) -> Tensor:
+            return torch.cat([of[name].flatten().double() for name, _ in self.model.named_parameters()])
+
+        optimum = flat(self.optimum)
+        return ((flat(state) - optimum).norm() / optimum.norm()).item()
 
     @torch.no_grad()
     def _mape(self, state: State) -> float:
+        """In percent; infinite where a true target is 0."""
         load_state(self.model, state)
         set_evaluation_modes(self.model, state)
         mean, std = self.target
         true = self.labels * std + mean
         found = forward(self.model, self.inputs).squeeze(-1) * std + mean
         return 100 * ((found - true).abs() / true.abs()).mean().item()
+
+
+def _against_proxies(metric: str, value: float, proxies: Mapping[str, float], optimum: float) -> Score:
+    higher = metric in ("zest", "local_accuracy")
+    if not math.isfinite(optimum):
+        missing = "a true target is 0, to which no error is relative"
+        return Score(metric=metric, value=math.nan, missing=missing, higher_is_better=higher)
+    best = (max if higher else min)(proxies, key=lambda name: proxies[name], default="")
+    return Score(
+        metric=metric,
+        value=value,
+        floor=proxies.get(best, math.nan),
+        floor_guess=best,
+        ceiling=optimum,
+        higher_is_better=higher,
+    )
 
 
 def score_inference(inference: Inference, truth: Tensor) -> list[Score]:
@@ -271,17 +303,3 @@ def _closest(
         if len(hers):
             best[place] = closeness(claim.expand_as(hers), hers).max()
     return best
-
-
-def _against_guesses(metric: str, value: float, guesses: Mapping[str, float], best: float) -> Score:
-    higher = metric in ("zest", "local_accuracy")
-    floors = {name: guess for name, guess in guesses.items() if math.isfinite(guess)}
-    guess = (max if higher else min)(floors, key=lambda name: floors[name], default="")
-    return Score(
-        metric=metric,
-        value=value,
-        floor=floors.get(guess, math.nan),
-        floor_guess=guess,
-        ceiling=best,
-        higher_is_better=higher,
-    )

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.messages import State
-from fedsim.task import Loss
-from fedsim.training import forward, load_state, set_evaluation_modes, state_of
+from fedsim.errors import ConfigError, DataError, RunError
+from fedsim.messages import State, by_name, non_finite
+from fedsim.randomness import generator
+from fedsim.task import Loss, squared_error
+from fedsim.training import forward, load_state, statistics_of
+
+ITERATIONS, STEP_SIZE, BATCH = 300, 2e-3, 2048
+"""Of Adam: its iterations, first step size (dimensionless), and most examples in one of them."""
+_CONVEX_ITERATIONS, _GRADIENT_NORM = 2000, 1e-6
 
 
 def local_optimum(
@@ -18,15 +28,151 @@ def local_optimum(
     labels: Tensor,
     loss: Loss = cross_entropy,
     *,
-    iterations: int = 1000,
+    iterations: int = ITERATIONS,
+    step_size: float = STEP_SIZE,
+    batch_size: int = BATCH,
 ) -> dict[str, Tensor]:
-    """Theta."""
-    load_state(model, start)
-    set_evaluation_modes(model, start)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    for _ in range(iterations):
-        objective = loss(forward(model, inputs), labels)
+    """The weights that minimise a client's own loss, trained to convergence from `start`; the same at each call.
+
+    One linear layer with squared error is solved: the solution of least norm, in float64. One linear layer with
+    another loss is convex: L-BFGS in float64, until the gradient's norm is below 1e-6 (or 2000 iterations: classes
+    that a plane separates have no best weights, only ever larger ones).
+
+    Any other network is trained by Adam over all examples at once (over random batches of `batch_size` where there are
+    more), while the step size falls to 0 on half a cosine; so the weights come to rest, whatever the loss. There is no
+    other rule to stop by: a network that can tell all its examples apart has no best weights either, the loss falls
+    and the weights grow for as long as one trains, and of the weights with a small loss there are many, far apart.
+    So theta_c* is one of many minima, which one depends on how it was looked for, and a distance to it in parameters
+    means less than what the two models answer (`fedsim.zest`). LEDGER
+
+    BatchNorm layers normalise by the batch, whatever statistics `start` holds. Where it holds some, those of the
+    result are the client's, of all her examples. Dropout layers do not drop.
+
+    Args:
+        model: lends its architecture; it is copied.
+        start: w_0 of the federation.
+        inputs: `example ...`, her training data in model units.
+        labels: `example`, class indices or targets.
+        loss: what she minimises.
+        iterations: steps of Adam.
+        step_size: of its first step, dimensionless.
+        batch_size: most examples in a step.
+
+    Returns:
+        A state of the names that `start` has for this model, in its types.
+
+    Raises:
+        ConfigError: `iterations`, `step_size` or `batch_size` is not positive.
+        DataError: `start` is of another architecture.
+        RunError: training diverged.
+    """
+    for name, value in (("iterations", iterations), ("step_size", step_size), ("batch_size", batch_size)):
+        if not value > 0:
+            raise ConfigError(f"{name}: expected more than 0, got {value}")
+    begin = state_for(model, start)
+    if begin is None:
+        raise DataError("local optimum: the first state is of another architecture than the model; check the model")
+    own = copy.deepcopy(model)
+    load_state(own, begin)
+    layer = _only_layer(own)
+    if layer is None:
+        _train(own, inputs, labels, loss, iterations, step_size, batch_size)
+        if statistics_of(own) & set(begin):
+            _take_statistics(own, inputs)
+    elif loss is squared_error:
+        _solve(layer, inputs.flatten(1), labels)
+    else:
+        _minimise(own, inputs, labels, loss)
+    found = {name: tensor.to(begin[name].dtype) for name, tensor in own.state_dict().items() if name in begin}
+    if broken := non_finite(found):
+        raise RunError(
+            f"the optimal local model diverged: {broken[0]} is NaN or infinite; lower the step size, or standardise "
+            "the inputs"
+        )
+    return {name: found[name].detach().clone() for name in begin}
+
+
+def state_for(model: nn.Module, state: State) -> State | None:
+    """`state` under the names of `model`, with BatchNorm's running statistics or without; None where it does not fit.
+
+    Integer buffers are no part of states.
+    """
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    without = {name: shape for name, shape in shapes.items() if name not in statistics_of(model)}
+    whole = by_name(state, shapes)
+    return by_name(state, without) if whole is None else whole
+
+
+def _only_layer(model: nn.Module) -> nn.Linear | None:
+    """The layer of a linear model."""
+    layers = [layer for layer in model.modules() if not isinstance(layer, (nn.Sequential, nn.Flatten, nn.Identity))]
+    return layers[0] if len(layers) == 1 and isinstance(layers[0], nn.Linear) else None
+
+
+@torch.no_grad()
+def _solve(layer: nn.Linear, inputs: Tensor, labels: Tensor) -> None:
+    """Least squares of least norm, the constant, if there is one, being a weight among the others."""
+    biased = layer.bias is not None
+    design = torch.cat([inputs, torch.ones(len(inputs), 1)], 1) if biased else inputs
+    # The driver that takes a matrix of less than full rank.
+    solution = torch.linalg.lstsq(design.double(), labels.double()[:, None], driver="gelsd").solution
+    layer.double()
+    layer.weight.copy_(solution[: inputs.shape[1]].T)
+    if biased:
+        layer.bias.copy_(solution[-1])
+
+
+def _minimise(model: nn.Module, inputs: Tensor, labels: Tensor, loss: Loss) -> None:
+    """A convex loss to its minimum."""
+    model.double()
+    inputs = inputs.double()
+    labels = labels.double() if labels.is_floating_point() else labels
+    parameters = list(model.parameters())
+    optimizer = torch.optim.LBFGS(
+        parameters, max_iter=_CONVEX_ITERATIONS, history_size=20, tolerance_grad=_GRADIENT_NORM / 10,
+        tolerance_change=0.0, line_search_fn="strong_wolfe",
+    )  # fmt: skip
+
+    def closure() -> float:
         optimizer.zero_grad()
+        objective = loss(model(inputs), labels)
+        objective.backward()  # type: ignore[no-untyped-call]
+        return objective.item()
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+
+
+def _train(
+    model: nn.Module, inputs: Tensor, labels: Tensor, loss: Loss, iterations: int, step_size: float, batch_size: int
+) -> None:
+    _normalise_by_batch(model)
+    optimizer = torch.optim.Adam(model.parameters(), step_size, fused=True)
+    order = generator("local optimum")
+    # Batches of about one size: the last of a pass must not be so small that it cannot be normalised.
+    pieces = math.ceil(len(inputs) / batch_size)
+    waiting: list[Tensor] = []
+    for step in range(iterations):
+        if not waiting:
+            waiting = list(torch.randperm(len(inputs), generator=order).tensor_split(pieces))
+        batch = waiting.pop()
+        optimizer.param_groups[0]["lr"] = step_size * (1 + math.cos(math.pi * step / iterations)) / 2
+        optimizer.zero_grad()
+        objective = loss(forward(model, inputs[batch]), labels[batch])
         objective.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return state_of(model)
+
+
+def _normalise_by_batch(model: nn.Module) -> list[_BatchNorm]:
+    model.eval()
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    for layer in layers:
+        layer.train()
+    return layers
+
+
+@torch.no_grad()
+def _take_statistics(model: nn.Module, inputs: Tensor) -> None:
+    """Make the running statistics those of `inputs`."""
+    for layer in _normalise_by_batch(model):
+        layer.momentum = 1.0  # the next batch alone
+    forward(model, inputs)

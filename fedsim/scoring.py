@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim import metrics, text_metrics
 from fedsim.errors import DataError
-from fedsim.findings import Finding, Reconstruction, Texts
+from fedsim.findings import Reconstruction, Texts
 from fedsim.score import Public as Public
 from fedsim.score import Score as Score
 
@@ -87,7 +87,7 @@ _CEILING |= dict.fromkeys(("recover_rate", "tokens_found", "words_found"), 1.0)
 
 
 def score(
-    finding: Finding,
+    finding: Reconstruction | Texts,
     truth: Truth,
     *,
     public: Public | None,
@@ -139,7 +139,7 @@ def score(
     return scores
 
 
-def claimed_data(finding: Finding) -> Tensor:
+def claimed_data(finding: Reconstruction | Texts) -> Tensor:
     """What a finding claims that the victim held."""
     return finding.tokens if isinstance(finding, Texts) else finding.data
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.datasets import Column
-from fedsim.errors import ConfigError, DataError
+from fedsim.errors import AttackError, ConfigError, DataError
 from fedsim.messages import State
 from fedsim.randomness import generator
 from fedsim.training import forward, load_state, set_evaluation_modes
@@ -91,7 +91,8 @@ def signature(
 
     Raises:
         ConfigError: no more masks than pieces.
-        DataError: there are no references, or the model answers NaN or infinite values.
+        DataError: there are no references.
+        AttackError: the model answers NaN or infinite values.
 
     References:
         Jia et al., A Zest of LIME: Towards Architecture-Independent Model Distances, ICLR 2022, Section 4. Differs:
@@ -113,7 +114,7 @@ def signature(
     masked = references.mean(axes, keepdim=True)
     answers = torch.stack([outputs(torch.where(where, one, masked)) for one in references], 1)
     if not answers.isfinite().all():
-        raise DataError("zest: the model answers a reference with NaN or infinite values; it cannot be explained")
+        raise AttackError("zest: a model answers with NaN or infinite values, which cannot be explained")
     fit = LinearRegression(fit_intercept=intercept).fit(kept.double().numpy(), answers.flatten(1).double().numpy())
     return torch.from_numpy(fit.coef_).reshape(*answers.shape[1:], count).transpose(1, 2)
 
