@@ -1,0 +1,190 @@
+"""A client's messages over many rounds as matrices, and coordinates of what they span: what LMRA reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.attack import Paper
+from fedsim.errors import AttackError
+from fedsim.messages import State, Update, non_finite
+from fedsim.transcript import Transcript
+
+PAPER = Paper(
+    title="Local Model Reconstruction Attacks in Federated Learning and their Uses",
+    authors="Driouich, Xu, Neglia, Giroire, Thomas",
+    venue="arXiv",
+    year=2022,
+    url="https://arxiv.org/abs/2210.16205",
+)
+
+_STATISTICS = ("running_mean", "running_var")
+_BLOCK = 1 << 16  # parameters that are worked on at once, in float64
+_NEGLIGIBLE = 1e-12  # eigenvalues of a Gram matrix below this share of the largest are float32's rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalUpdates:
+    """What one client got and returned, one row a message, by ascending round.
+
+    Attributes:
+        client: whose messages these are.
+        rounds: `message`.
+        before: `message parameter`, theta_t, the models that the server broadcast.
+        after: `message parameter`, theta_c,t, what she returned.
+        last: her last message.
+    """
+
+    client: int
+    rounds: tuple[int, ...]
+    before: Tensor
+    after: Tensor
+    last: Update
+
+    @property
+    def where(self) -> str:
+        """Whom and which rounds an error is about."""
+        return f"client {self.client}, rounds {self.rounds[0]}-{self.rounds[-1]}"
+
+    def state(self, model: Tensor) -> dict[str, Tensor]:
+        """`parameter` as a state with the names, shapes and types of the messages.
+
+        What is no parameter (running statistics of BatchNorm, integers) is as she returned it last.
+        """
+        state = {name: tensor.clone() for name, tensor in self.last.after.items()}
+        names = _trained(self.last)
+        pieces = torch.split(model, [state[name].numel() for name in names])
+        for name, piece in zip(names, pieces, strict=True):
+            state[name] = piece.reshape(state[name].shape).to(state[name])
+        return state
+
+
+def read_updates(transcript: Transcript, client: int, *, fewest: int, remedy: str) -> LocalUpdates:
+    """All messages of `client` that `transcript` shows.
+
+    Args:
+        fewest: how many messages the attack needs.
+        remedy: what to do where there are fewer.
+
+    Raises:
+        AttackError: she is in none of the rounds, in too few, sent gradients, or weights that are NaN or infinite.
+    """
+    rounds = messages_of(transcript, client)
+    if len(rounds) < fewest:
+        told = "1 message is" if len(rounds) == 1 else f"{len(rounds)} messages are"
+        raise AttackError(f"client {client}: {told} recorded, expected at least {fewest}; {remedy}")
+    before, after, update = None, None, None
+    for place, number in enumerate(rounds):
+        update = _checked(transcript.update(number, client), update)
+        given, returned = _flat(update, update.before), _flat(update, update.after)
+        if before is None or after is None:
+            before, after = (torch.empty((len(rounds), len(given)), dtype=given.dtype) for _ in range(2))
+        before[place], after[place] = given, returned
+    assert before is not None
+    assert after is not None
+    assert update is not None
+    return LocalUpdates(client=client, rounds=tuple(rounds), before=before, after=after, last=update)
+
+
+def messages_of(transcript: Transcript, client: int) -> list[int]:
+    """The rounds of which a message of `client` is recorded.
+
+    Raises:
+        AttackError: there is none.
+    """
+    rounds = [number for number in transcript.rounds if client in transcript.clients(number)]
+    if not rounds:
+        everyone = sorted({other for number in transcript.rounds for other in transcript.clients(number)})
+        told = ", ".join(map(str, everyone[:20])) + (", ..." if len(everyone) > 20 else "")
+        raise AttackError(
+            f"client {client}: took part in none of the {len(transcript.rounds)} rounds to be attacked; "
+            f"choose another victim (recorded: {told or 'nobody'}) or other rounds"
+        )
+    return rounds
+
+
+def _checked(update: Update, previous: Update | None) -> Update:
+    where = f"round {update.round}, client {update.client}"
+    if update.gradient is not None:
+        raise AttackError(
+            f"{where}: she sent a gradient, from which no local model is learnt this way; attack a recording of "
+            "clients who send weights (strategy fedavg)"
+        )
+    names = _trained(update)
+    if not names:
+        raise AttackError(f"{where}: the message holds no floating-point parameters; choose other rounds")
+    shapes = {name: update.after[name].shape for name in names}
+    if any(name not in update.before or update.before[name].shape != shape for name, shape in shapes.items()):
+        raise AttackError(f"{where}: she returned other tensors than she was sent; choose other rounds")
+    if previous is not None and shapes != {name: previous.after[name].shape for name in _trained(previous)}:
+        raise AttackError(
+            f"{where}: the model is another one than in round {previous.round}; choose rounds of one model"
+        )
+    for state in (update.before, update.after):
+        if broken := non_finite(state):
+            raise AttackError(f"{where}: {broken[0]} holds NaN or infinite values; leave this round out")
+    return update
+
+
+def _trained(update: Update) -> list[str]:
+    """Names of what is trained: floating-point tensors that are no running statistics."""
+    return [
+        name
+        for name, tensor in update.after.items()
+        if tensor.is_floating_point() and name.rpartition(".")[2] not in _STATISTICS
+    ]
+
+
+def _flat(update: Update, state: State) -> Tensor:
+    return torch.cat([state[name].reshape(-1) for name in _trained(update)])
+
+
+class Span:
+    """Orthonormal coordinates of the models that were seen, and of the updates.
+
+    A model is `origin + coordinates @ basis`, where the rows of the basis, `rank parameter`, are never stored: they
+    are combinations of the messages. 2 n messages of d parameters cost their own memory and O(n^2 d) operations.
+
+    Attributes:
+        origin: `parameter`, the mean of the broadcast models.
+        before: `message rank`, coordinates of the broadcast models.
+        after: `message rank`, coordinates of the returned models.
+        moves: `message rank`, coordinates of the updates in the span of the updates alone, another basis.
+    """
+
+    def __init__(self, updates: LocalUpdates) -> None:
+        self._updates = updates
+        count = len(updates.rounds)
+        self.origin = updates.before.double().mean(0)
+        gram = sum(piece @ piece.T for _, piece in self._pieces())
+        assert isinstance(gram, Tensor)
+        coordinates, self._combine = _orthonormal(gram)
+        self.before, moved = coordinates[:count], coordinates[count:]
+        self.after = self.before + moved
+        self.moves, self._combine_moves = _orthonormal(gram[count:, count:])
+
+    def model(self, coordinates: Tensor) -> Tensor:
+        """`parameter` in float64, the model at `rank` coordinates."""
+        weights = coordinates.double() @ self._combine
+        model = self.origin.clone()
+        for place, piece in self._pieces():
+            model[place : place + piece.shape[1]] += weights @ piece
+        return model
+
+    def _pieces(self) -> Iterator[tuple[int, Tensor]]:
+        """`2 message` rows, the centred broadcast models and then the updates, a block of parameters at a time."""
+        before, after = self._updates.before, self._updates.after
+        for place in range(0, before.shape[1], _BLOCK):
+            given, returned = (rows[:, place : place + _BLOCK].double() for rows in (before, after))
+            yield place, torch.cat([given - self.origin[place : place + _BLOCK], returned - given])
+
+
+def _orthonormal(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """`row rank` coordinates of rows with these inner products, and `rank row`, the basis as combinations of rows."""
+    values, vectors = torch.linalg.eigh(gram)
+    kept = values > _NEGLIGIBLE * values[-1].clamp_min(torch.finfo(gram.dtype).tiny)
+    roots, vectors = values[kept].flip(0).sqrt(), vectors[:, kept].flip(1)
+    return vectors * roots, (vectors / roots).T
