@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim import registry
-from fedsim.attack import KNOWLEDGE, Attack, Knowledge, Paper
+from fedsim.attack import KNOWLEDGE, Attack, Knowledge, Paper, PartialRecords, Records
 from fedsim.config import load_config
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense, Guarantee
 from fedsim.errors import ConfigError, DataError, KnowledgeError
-from fedsim.findings import Finding, Reconstruction, Texts
+from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
 from fedsim.messages import Update
 from fedsim.models.mlp import Mlp
 from fedsim.models.text_cnn import TextCnn
 from fedsim.randomness import generator
-from fedsim.task import Task
+from fedsim.task import Task, squared_error
 from fedsim.transcript import Recorder, Transcript
 
 OURS = [
@@ -109,6 +109,7 @@ KNOWN = Knowledge(
     local_epochs=1,
     batch_size=3,
     labels=torch.tensor([1, 4, 4]),
+    records=Records(inputs=torch.rand((3, 1, 8, 8), generator=generator("inputs")), labels=torch.tensor([1, 4, 4])),
 )
 
 
@@ -122,9 +123,46 @@ KNOWN_OF_TEXTS = dataclasses.replace(
 )
 
 
+def build_table_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 1, bias=False)
+
+
+def table_rows() -> tuple[Tensor, Tensor]:
+    """Two numbers and a category of two, and what is regressed on them."""
+    numbers, targets = torch.randn((6, 3), generator=generator("rows")).split([2, 1], 1)
+    return torch.cat([numbers, torch.eye(2)[torch.tensor([0, 1, 1, 0, 1, 0])]], 1), targets.squeeze(1)
+
+
+def table_knowledge() -> Knowledge:
+    inputs, targets = table_rows()
+    known = inputs.clone()
+    known[:, 2:4] = 0
+    return Knowledge(
+        model=build_table_model,
+        loss=squared_error,
+        learning_rate=0.1,
+        local_epochs=1,
+        batch_size=6,
+        labels=targets.sort().values,
+        records=Records(inputs=inputs, labels=targets),
+        partial_records=PartialRecords(
+            inputs=known, labels=targets, column="kind", features=slice(2, 4), categories=("a", "b")
+        ),
+    )
+
+
+def subject(name: str) -> str:
+    """What the attack called `name` is tried on: `texts`, a `table`, or `images`."""
+    cls = registry.load("attacks", name)
+    if cls.texts:
+        return "texts"
+    return "table" if "partial_records" in cls.needs or name.startswith("lmra") else "images"
+
+
 def known_to(name: str) -> Knowledge:
     """Everything there is to know for this attack."""
-    return KNOWN_OF_TEXTS if registry.load("attacks", name).texts else KNOWN
+    return {"texts": KNOWN_OF_TEXTS, "table": table_knowledge(), "images": KNOWN}[subject(name)]
 
 
 def one_step(model: nn.Module, inputs: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -145,20 +183,45 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     return recorded(tmp_path_factory.mktemp("texts") / "transcript", build_text_model, inputs)
 
 
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
+    """Weights of two clients who regress by full-batch steps, from a dozen models that are far apart."""
+    inputs, targets = table_rows()
+    recorder = Recorder(tmp_path_factory.mktemp("table") / "transcript")
+    for number in range(1, 13):
+        before = {"weight": torch.randn((1, 4), generator=generator("broadcast", number))}
+        updates = []
+        for client, sign in ((5, 1), (6, -1)):
+            weight = before["weight"].clone().requires_grad_(True)
+            squared_error(inputs @ weight.T, sign * targets).backward()
+            assert weight.grad is not None
+            after = {"weight": weight.detach() - 0.1 * weight.grad}
+            updates.append(Update(round=number, client=client, before=before, after=after, num_examples=6))
+        recorder.write(number, updates)
+    return Transcript(recorder.folder)
+
+
 @pytest.fixture
-def transcript(name: str, images: Transcript, texts: Transcript) -> Transcript:
+def transcript(name: str, images: Transcript, texts: Transcript, table: Transcript) -> Transcript:
     """A recording of what the attack called `name` is for."""
-    return texts if registry.load("attacks", name).texts else images
+    return {"texts": texts, "table": table, "images": images}[subject(name)]
 
 
 def recorded(folder: Path, build: Callable[[], nn.Module], inputs: Tensor) -> Transcript:
     recorder = Recorder(folder)
     for number in (1, 2):
         before, after = one_step(build(), inputs)
-        recorder.write(number, [Update(round=number, client=5, before=before, after=after, num_examples=3)])
+        shrunk = {name: 0.9 * tensor for name, tensor in before.items()}  # of client 6, who is no victim
+        recorder.write(
+            number,
+            [
+                Update(round=number, client=client, before=before, after=state, num_examples=3)
+                for client, state in ((5, after), (6, shrunk))
+            ],
+        )
         sent = {name: (tensor - after[name]) / 0.1 for name, tensor in before.items()}
         gradient = Update(round=number + 2, client=5, before=before, after={}, gradient=sent, num_examples=3)
-        recorder.write(number + 2, [gradient])  # of such are the attacks on several rounds
+        recorder.write(number + 2, [gradient])
     return Transcript(folder)
 
 
@@ -176,42 +239,76 @@ def attack_with(name: str) -> Attack:
     return attack
 
 
-def run(attack: Attack, transcript: Transcript, knowledge: Knowledge | None = None, seed: int = 0) -> Finding:
-    shown = transcript.only([3, 4] if attack.temporal else [1])
-    known = knowledge or (KNOWN_OF_TEXTS if attack.texts else KNOWN)
-    return attack.run(shown, known, victim=5, rng=generator(seed))
+OF_GRADIENTS = ("tgias-ro", "tgias-ro-text")
+"""Attacks on several rounds that read gradients; all others read weights."""
+DRAW_NOTHING = ("aia-gradient", "aia-model", "embedding-rows", "lmra-linear", "sia", "sra-model")
 
 
-def claimed(finding: Finding) -> Tensor:
-    return finding.data if isinstance(finding, Reconstruction) else finding.tokens
+def rounds_for(name: str, transcript: Transcript) -> list[int]:
+    """Which rounds of `transcript` the attack called `name` is shown."""
+    if not registry.load("attacks", name).temporal:
+        return [1]
+    if name in OF_GRADIENTS:
+        return [3, 4]
+    return transcript.rounds if subject(name) == "table" else [1, 2]
 
 
-def tensors(finding: Finding) -> dict[str, Tensor]:
-    return {"claimed": claimed(finding), "labels": finding.labels, **finding.trace}
+def run(name: str, transcript: Transcript, knowledge: Knowledge | None = None, seed: int = 0) -> Finding:
+    shown, known = transcript.only(rounds_for(name, transcript)), knowledge or known_to(name)
+    return attack_with(name).run(shown, known, victim=5, rng=generator(seed))
+
+
+def check_reconstruction(finding: Reconstruction | Texts) -> None:
+    data = finding.data if isinstance(finding, Reconstruction) else finding.tokens
+    if isinstance(finding, Representatives):  # one a class or so, not one an example
+        assert data.shape[1:] == (1, 8, 8)
+        assert set(finding.labels.tolist()) <= set(range(10))
+    else:
+        assert data.shape == ((3, 6) if isinstance(finding, Texts) else (3, 1, 8, 8))
+    assert data.dtype == (torch.int64 if isinstance(finding, Texts) else torch.float32)
+    assert finding.labels.shape == (len(data),)
+
+
+def check_local_model(finding: LocalModel, transcript: Transcript) -> None:
+    sent = transcript.update(transcript.rounds[0], 5).after
+    assert list(finding.state) == list(sent)
+    assert all(finding.state[key].shape == tensor.shape for key, tensor in sent.items())
+    assert all(finding.state[key].dtype == tensor.dtype for key, tensor in sent.items())
+
+
+def check_inference(finding: Inference, known: Knowledge) -> None:
+    records = known.records if finding.of == "source" else known.partial_records
+    assert records is not None
+    assert len(finding.scores) == len(records.inputs)
+    assert finding.scores.is_floating_point()
+    assert finding.candidates.tolist() == ([5, 6] if finding.of == "source" else [0, 1])
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_finishes_and_claims_something_that_can_be_judged(name: str, transcript: Transcript) -> None:
-    finding = run(attack_with(name), transcript)
-    assert isinstance(finding, Texts if attack_with(name).texts else Reconstruction)
-    data = claimed(finding)
-    assert data.shape == ((3, 6) if isinstance(finding, Texts) else (3, 1, 8, 8))
-    assert data.device.type == "cpu"
-    assert data.dtype == (torch.int64 if isinstance(finding, Texts) else torch.float32)
-    assert not data.requires_grad
-    assert finding.labels.shape == (3,)
+    finding = run(name, transcript)
+    assert isinstance(finding, Texts) == registry.load("attacks", name).texts
+    if isinstance(finding, LocalModel):
+        check_local_model(finding, transcript)
+    elif isinstance(finding, Inference):
+        check_inference(finding, known_to(name))
+    else:
+        check_reconstruction(finding)
+    for tensor in finding.tensors.values():
+        assert tensor.device.type == "cpu"
+        assert not tensor.requires_grad
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_with_the_same_seed_finds_the_same_bytes(name: str, transcript: Transcript) -> None:
     torch.manual_seed(1)
-    first = tensors(run(attack_with(name), transcript, seed=1))
+    first = run(name, transcript, seed=1).tensors
     torch.manual_seed(2)
-    again = tensors(run(pickle.loads(pickle.dumps(attack_with(name))), transcript, seed=1))
+    again = run(name, transcript, seed=1).tensors
     assert first.keys() == again.keys()
     assert all(torch.equal(first[key], again[key]) for key in first)
-    if name != "embedding-rows":  # which draws nothing
-        assert not torch.equal(first["claimed"], claimed(run(attack_with(name), transcript, seed=3)))
+    other = run(name, transcript, seed=3).tensors
+    assert all(torch.equal(first[key], other[key]) for key in first) == (name in DRAW_NOTHING)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -220,7 +317,7 @@ def test_an_attack_leaves_the_global_generator_alone(name: str, transcript: Tran
     assert build is not None
     build()
     state = torch.random.get_rng_state()
-    run(attack_with(name), transcript)
+    run(name, transcript)
     build()
     assert torch.equal(torch.random.get_rng_state(), state)
 
@@ -235,10 +332,10 @@ def test_what_an_attack_declares_to_need_is_exactly_sufficient(name: str, transc
     assert attack.needs <= set(KNOWLEDGE)
     further = {"labels"} if name == "idlg" else set()  # without them it reads one example's, and here are three
     known = known_to(name)
-    run(attack, transcript, only(known, attack.needs | further))
+    run(name, transcript, only(known, attack.needs | further))
     for withheld in attack.needs:
         with pytest.raises(KnowledgeError, match=f"{type(attack).__name__} needs {withheld}, which the threat model"):
-            run(attack, transcript, only(known, attack.needs - {withheld}))
+            run(name, transcript, only(known, attack.needs - {withheld}))
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -257,7 +354,7 @@ def test_an_attack_does_not_change_what_it_is_given(name: str, transcript: Trans
     assert known.model is not None
     before, labels, shared = transcript.hash(), known.labels.clone(), known.model()
     weights = {key: value.clone() for key, value in shared.state_dict().items()}
-    run(attack_with(name), transcript, dataclasses.replace(known, model=lambda: shared))
+    run(name, transcript, dataclasses.replace(known, model=lambda: shared))
     assert transcript.hash() == before
     assert torch.equal(known.labels, labels)
     assert all(torch.equal(value, weights[key]) for key, value in shared.state_dict().items())
@@ -269,7 +366,7 @@ def test_progress_is_told_up_to_the_last_iteration(name: str, transcript: Transc
     seen: list[tuple[int, int, Mapping[str, float]]] = []
     attack = attack_with(name)
     attack.run(
-        transcript.only([3, 4] if attack.temporal else [1]),
+        transcript.only(rounds_for(name, transcript)),
         known_to(name),
         victim=5,
         rng=generator(0),
