@@ -132,7 +132,7 @@ class _LocalTruth:
             return torch.cat([of[name].flatten().double() for name, _ in self.model.named_parameters()])
 
         optimum = flat(self.optimum)
-        return ((flat(state) - optimum).norm() / optimum.norm()).item()
+        return float((flat(state) - optimum).norm() / optimum.norm())
 
     @torch.no_grad()
     def _mape(self, state: State) -> float:
