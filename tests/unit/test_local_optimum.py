@@ -1,0 +1,204 @@
+"""Optimal local models: where the minimum is known, and where it is not."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.errors import ConfigError, DataError, RunError
+from fedsim.local_optimum import local_optimum, state_for
+from fedsim.models.linear import Linear
+from fedsim.models.mlp import Mlp
+from fedsim.randomness import seeded
+from fedsim.task import Task, squared_error
+from fedsim.training import evaluate, state_of
+
+EXAMPLES, FEATURES = 200, 5
+REGRESSION, CLASSES = Task((FEATURES,), 0), Task((FEATURES,), 3)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+INPUTS = randn(EXAMPLES, FEATURES)
+TARGETS = INPUTS @ torch.arange(FEATURES).float() + 0.3 + 0.5 * randn(EXAMPLES, seed=1)
+NOISY = (INPUTS[:, :3] + randn(EXAMPLES, 3, seed=2)).argmax(1)  # no plane separates them
+PLAIN = (INPUTS[:, 0] * INPUTS[:, 1] > 0).long() + (INPUTS[:, 2] > 1).long()  # a network separates them
+
+
+def built(task: Task, *hidden: int, batch_norm: bool = False, bias: bool = True) -> nn.Module:
+    with seeded(0, "model"):
+        return Mlp(hidden=hidden, batch_norm=batch_norm).build(task) if hidden else Linear(bias=bias).build(task)
+
+
+def accuracy(model: nn.Module, state: dict[str, Tensor]) -> float:
+    return evaluate(model, state, INPUTS, PLAIN)["accuracy"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_regression_is_solved_by_least_squares(bias: bool) -> None:
+    model = built(REGRESSION, bias=bias).double()
+    found = local_optimum(model, state_of(model), INPUTS, TARGETS, squared_error)
+    design = np.concatenate([INPUTS.numpy(), np.ones((EXAMPLES, 1))], 1) if bias else INPUTS.numpy()
+    expected = np.linalg.lstsq(design.astype(np.float64), TARGETS.double().numpy(), rcond=None)[0]
+    solution = torch.cat([tensor.flatten() for tensor in found.values()])
+    assert solution.dtype == torch.float64
+    np.testing.assert_allclose(solution.numpy(), expected, rtol=1e-10)
+
+
+def test_of_many_least_squares_solutions_it_is_the_shortest() -> None:
+    """Fewer records than features: numpy's, too, is that of least norm."""
+    inputs, targets = randn(6, 20).double(), randn(6).double()
+    model = built(Task((20,), 0), bias=False).double()
+    found = local_optimum(model, state_of(model), inputs, targets, squared_error)["1.weight"].flatten()
+    expected = np.linalg.pinv(inputs.numpy()) @ targets.numpy()
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
+
+
+def test_a_solution_has_the_names_and_types_of_the_start() -> None:
+    model = built(REGRESSION)
+    start = dict(reversed(state_of(model).items()))
+    found = local_optimum(model, start, INPUTS, TARGETS, squared_error)
+    assert {name: tensor.dtype for name, tensor in found.items()} == dict.fromkeys(start, torch.float32)
+    double = {name: tensor.double() for name, tensor in start.items()}
+    assert {t.dtype for t in local_optimum(model, double, INPUTS, TARGETS, squared_error).values()} == {torch.float64}
+
+
+def test_logistic_regression_reaches_its_minimum() -> None:
+    """The gradient is gone, and the probabilities are those of scikit-learn without a penalty."""
+    model = built(CLASSES).double()
+    found = local_optimum(model, state_of(model), INPUTS.double(), NOISY)
+    model.load_state_dict(found)
+    gradient = torch.autograd.grad(cross_entropy(model(INPUTS.double()), NOISY), list(model.parameters()))
+    assert torch.cat([g.flatten() for g in gradient]).norm() < 1e-6
+    reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(INPUTS.double().numpy(), NOISY.numpy())
+    theirs = reference.predict_proba(INPUTS.double().numpy())
+    np.testing.assert_allclose(model(INPUTS.double()).softmax(1).detach().numpy(), theirs, atol=1e-4)
+
+
+def test_the_minimum_does_not_depend_on_the_start_where_there_is_one() -> None:
+    model = built(CLASSES)
+    far = {name: 3 * tensor + 1 for name, tensor in state_of(model).items()}
+    one, other = (local_optimum(model, start, INPUTS, NOISY) for start in (state_of(model), far))
+    for name in ("1.weight", "1.bias"):  # a constant added to all classes changes nothing
+        torch.testing.assert_close(one[name] - one[name].mean(0), other[name] - other[name].mean(0), atol=1e-4, rtol=0)
+
+
+def test_a_network_learns_its_data_by_heart_and_comes_to_rest() -> None:
+    model = built(CLASSES, 64, 64)
+    start = state_of(model)
+    found = local_optimum(model, start, INPUTS, PLAIN)
+    before, after = evaluate(model, start, INPUTS, PLAIN), evaluate(model, found, INPUTS, PLAIN)
+    assert before["accuracy"] < 0.6
+    assert after["accuracy"] > 0.98
+    assert after["loss"] < 0.1 * before["loss"]
+
+
+def test_a_network_ends_up_the_same_each_time_and_the_model_is_only_lent() -> None:
+    model = built(CLASSES, 8)
+    kept = copy.deepcopy(model.state_dict())
+    start = {name: tensor + 0.01 for name, tensor in state_of(model).items()}
+    one = local_optimum(model, start, INPUTS, PLAIN, iterations=20, batch_size=64)
+    with seeded("somebody else's draws"):
+        other = local_optimum(model, start, INPUTS, PLAIN, iterations=20, batch_size=64)
+    assert all(torch.equal(one[name], other[name]) for name in start)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_first_step_is_adams_from_the_start() -> None:
+    """Of size step_size, against the sign of the gradient of all examples."""
+    model = built(CLASSES, 8).double()
+    start = state_of(model)
+    gradient = torch.autograd.grad(cross_entropy(model(INPUTS.double()), PLAIN), list(model.parameters()))
+    found = local_optimum(model, start, INPUTS.double(), PLAIN, iterations=1, step_size=0.01)
+    for (name, tensor), slope in zip(start.items(), gradient, strict=True):
+        expected = tensor - 0.01 * slope / (slope.abs() + 1e-8)
+        torch.testing.assert_close(found[name], expected, atol=1e-10, rtol=0)
+
+
+def test_a_regression_by_a_network_approaches_its_targets() -> None:
+    model = built(REGRESSION, 32)
+    targets = (INPUTS[:, 0].sin() + INPUTS[:, 1] ** 2) / 2
+    found = local_optimum(model, state_of(model), INPUTS, targets, squared_error, step_size=0.01)
+    assert evaluate(model, found, INPUTS, targets, squared_error)["loss"] < 0.05 * targets.var()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_batch_norm_uses_her_own_statistics(shared: bool) -> None:
+    """Withheld, they are in no state; shared, they are those of her data at the optimum."""
+    model = built(CLASSES, 16, batch_norm=True)
+    start = state_of(model, statistics=shared)
+    found = local_optimum(model, start, INPUTS, PLAIN, iterations=60, step_size=0.01)
+    assert list(found) == list(start)
+    assert accuracy(model, found) > accuracy(model, dict(start)) + 0.1
+    if shared:
+        model.load_state_dict(found, strict=False)
+        first = model[1](INPUTS).detach()  # type: ignore[index]
+        torch.testing.assert_close(found["2.running_mean"], first.mean(0))
+        torch.testing.assert_close(found["2.running_var"], first.var(0))
+
+
+def test_one_example_too_many_for_a_batch_does_not_stand_alone() -> None:
+    """201 examples in batches of 100 are three of 67, which can be normalised."""
+    model = built(CLASSES, 8, batch_norm=True)
+    inputs, labels = torch.cat([INPUTS, INPUTS[:1]]), torch.cat([PLAIN, PLAIN[:1]])
+    local_optimum(model, state_of(model), inputs, labels, iterations=6, batch_size=100)
+
+
+def test_states_are_taken_by_name_or_by_order() -> None:
+    model = built(CLASSES, 8, batch_norm=True)
+    whole = state_of(model)
+    bare = state_of(model, statistics=False)
+    assert list(state_for(model, dict(reversed(whole.items()))) or {}) == list(whole)
+    assert list(state_for(model, bare) or {}) == list(bare)
+    numbered = {str(place): tensor for place, tensor in enumerate(bare.values())}
+    assert list(state_for(model, numbered) or {}) == list(bare)
+    assert state_for(model, {"1.weight": bare["1.weight"]}) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "options"),
+    [
+        (ConfigError, "iterations: expected more than 0, got 0", {"iterations": 0}),
+        (ConfigError, "step_size: expected more than 0, got -1", {"step_size": -1.0}),
+        (ConfigError, "batch_size: expected more than 0, got 0", {"batch_size": 0}),
+        (DataError, "another architecture", {"start": {"weight": torch.ones(3)}}),
+        (RunError, "diverged: .* is NaN or infinite", {"inputs": INPUTS * float("inf")}),
+    ],
+)
+def test_what_cannot_be_trained_is_said_in_a_sentence(
+    error: type[Exception], message: str, options: dict[str, object]
+) -> None:
+    model = built(CLASSES, 8)
+    arguments = {"start": state_of(model), "inputs": INPUTS, "labels": PLAIN, "iterations": 3} | options
+    with pytest.raises(error, match=message) as caught:
+        local_optimum(model, **arguments)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    assert not str(caught.value).endswith(".")
+
+
+@pytest.mark.slow
+def test_on_adult_the_optimum_fits_far_better_than_where_it_began() -> None:
+    """The client of LMRA's Table 9: a tenth of 12 300 people, three layers of 256 units."""
+    home = os.environ.get("FEDSIM_DATA")
+    if home is None or not (Path(home) / "adult").is_dir():
+        pytest.skip("needs Adult under $FEDSIM_DATA")
+    from fedsim.datasets.tables import Adult
+
+    dataset = Adult(max_examples=1400).load(Path(home))
+    inputs, labels = dataset.train.inputs(), dataset.train.labels
+    with seeded(0, "model"):
+        model = Mlp(hidden=(256, 256, 256)).build(dataset.task)
+    found = local_optimum(model, state_of(model), inputs, labels)
+    after = evaluate(model, found, inputs, labels)
+    assert after["accuracy"] > 0.95
+    assert after["loss"] < 0.1
