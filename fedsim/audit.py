@@ -311,13 +311,14 @@ class Audit:
         if not path.is_file():
             data, labels = self.experiment.data.train(client)
             log.info("client %d: training her optimal local model, for comparison", client)
-            found = local_optimum(
-                self.experiment.new_model(),
-                self.experiment.initial_state(),
-                self.experiment.data.to_model(data),
-                labels,
-                self.experiment.dataset.task.loss,
-            )
+            with torch.enable_grad():  # an attack that asks for it may compute without slopes
+                found = local_optimum(
+                    self.experiment.new_model(),
+                    self.experiment.initial_state(),
+                    self.experiment.data.to_model(data),
+                    labels,
+                    self.experiment.dataset.task.loss,
+                )
             save_finding(LocalModel(state=found), path, {"client": client})
         finding, _ = load_finding(path)
         assert isinstance(finding, LocalModel)

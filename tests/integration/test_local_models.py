@@ -1,0 +1,269 @@
+"""Attacks that build on what others decoded: handed on by the audit, judged, reported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedsim.attack import Attack, Knowledge, Paper, Progress
+from fedsim.audit import Audit, open_audit
+from fedsim.config import AttackFile, Config, check
+from fedsim.errors import ConfigError, DataError
+from fedsim.experiment import Experiment
+from fedsim.findings import Finding, Inference, LocalModel, Representatives, load_finding, save_finding
+from fedsim.report import write_report
+from fedsim.run_folder import RunFolder, read_rows
+from fedsim.threat_model import grant, grant_private
+from fedsim.transcript import Transcript
+
+TABLE = {"name": "leaf-synthetic", "features": 6, "classes": 3, "clients": 3, "examples_per_client": 40,
+         "sensitive": True, "decay": 0.0}  # fmt: skip
+PAPER = Paper(title="None", authors="Nobody", venue="nowhere", year=2026)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder(Attack):
+    """Claims what she returned last, times `factor`."""
+
+    factor: float = 1.0
+    paper = PAPER
+    temporal = True
+
+    def _run(
+        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+    ) -> Finding:
+        if victim == 2 and self.factor < 0:
+            raise RuntimeError("it did not work")
+        update = list(transcript.updates(victim))[-1]
+        return LocalModel(state={name: self.factor * t for name, t in update.after.items()})
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    module = ModuleType("own_decoder")
+    module.Decoder = Decoder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return {
+        "data": TABLE,
+        "partition": {"name": "natural"},
+        "training": {"learning_rate": 0.05, "batch_size": 20},
+        "federation": {"clients": 3, "rounds": 6},
+        "recording": {"every": 2},
+        "adversary": {"when": "never", "victims": "all", "rounds": "all", "workers": 1,
+                      "knowledge": {"records": True, "partial_records": "sensitive"}},
+    }  # fmt: skip
+
+
+def attack(name: str, source: str = "", **settings: Any) -> dict[str, Any]:
+    return {"name": name, **({"source": source} if source else {}), **settings}
+
+
+DECODER = {"name": "own_decoder:Decoder", "label": "decoder"}
+
+
+@pytest.fixture
+def run(
+    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> Callable[..., RunFolder]:
+    def make(*attacks: dict[str, Any], **changes: Any) -> RunFolder:
+        return serial_run(tiny_config(**{**tables, "attack": list(attacks)} | changes), tmp_path / "run")
+
+    return make
+
+
+def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., RunFolder]) -> None:
+    folder = run(
+        attack("aia-model", "decoder", label="aia"),  # first in the file, last to work
+        attack("sia", "decoder"),
+        attack("sia", "optimal", label="ceiling"),
+        DECODER,
+    )
+    audit = open_audit(folder.path, None)
+    assert audit.run() == []
+    kinds = {"aia": Inference, "sia": Inference, "ceiling": Inference, "decoder": LocalModel}
+    for title, kind in kinds.items():
+        for client in range(3):
+            finding, about = load_finding(folder.findings / title / f"round-1-5-client-{client}-repeat-0.safetensors")
+            assert isinstance(finding, kind)
+            assert about["partial_records"] == "sensitive"
+    rows = audit.score()
+    values = {(row["attack"], row["metric"], row["victim"]): row for row in rows}
+    assert {metric for title, metric, _ in values if title == "decoder"} == {
+        "parameter_distance",
+        "zest",
+        "local_loss",
+        "local_accuracy",
+    }
+    # It claims the last-returned model, which is a proxy, so nothing it gets can be better than the floor.
+    distance = values["decoder", "parameter_distance", 0]
+    assert distance["value"] >= distance["floor"] > 0 == distance["ceiling"]
+    assert values["ceiling", "source_accuracy", 1]["value"] > values["ceiling", "source_accuracy", 1]["floor"]
+    column = audit.experiment.dataset.column("sensitive")  # type: ignore[union-attr]
+    true = column.values(audit.experiment.data.train(0)[0])  # type: ignore[union-attr]
+    found, _ = load_finding(folder.findings / "aia" / "round-1-5-client-0-repeat-0.safetensors")
+    assert isinstance(found, Inference)
+    expected = (found.claimed == true).double().mean().item()
+    assert values["aia", "attribute_accuracy", 0]["value"] == pytest.approx(expected)
+    html = write_report(folder.path, audit).read_text()
+    for word in ("source accuracy", "attribute accuracy", "zest", "parameter distance"):
+        assert word in html
+    assert "is left out" not in html
+
+
+def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., RunFolder]) -> None:
+    folder = run(DECODER, attack("aia-model", "decoder", label="aia"))
+    assert open_audit(folder.path, None).run() == []
+    path = folder.findings / "aia" / "round-1-5-client-0-repeat-0.safetensors"
+    before = load_finding(path)[1]["fingerprint"]
+    spec = open_audit(folder.path, None).spec
+    again = open_audit(folder.path, spec)
+    assert again.run() == []
+    assert load_finding(path)[1]["fingerprint"] == before
+    other = spec.model_copy(
+        update={"attack": [type(spec.attack[0])(**{**spec.attack[0].model_dump(), "factor": 2.0}), spec.attack[1]]}
+    )
+    assert open_audit(folder.path, other).run() == []
+    assert load_finding(path)[1]["fingerprint"] != before
+
+
+def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., RunFolder]) -> None:
+    folder = run({**DECODER, "factor": -1.0}, attack("aia-model", "decoder", label="aia"))
+    failures = open_audit(folder.path, None).run()
+    assert failures == [
+        "decoder, round 1-5, client 2: RuntimeError: it did not work",
+        "aia, source: 'decoder' decoded no model of client 2; see why it failed there, or choose another source",
+    ]
+    assert len(list((folder.findings / "aia").glob("*.safetensors"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("attacks", "sentence"),
+    [
+        (
+            [attack("sia", "decodr"), DECODER],
+            "attack.sia.source: there is no attack 'decodr' in the file to take local models from, "
+            "did you mean 'decoder'?",
+        ),
+        ([attack("aia-model", "a", label="b"), attack("aia-model", "b", label="a")], "; name another source"),
+    ],
+)
+def test_a_source_that_is_none(run: Callable[..., RunFolder], attacks: list[dict[str, Any]], sentence: str) -> None:
+    folder = run(DECODER)
+    spec = open_audit(folder.path, None).spec
+    wrong = check(AttackFile, {**spec.model_dump(include={"adversary"}), "attack": attacks}, "attack.toml")
+    with pytest.raises(ConfigError) as caught:
+        open_audit(folder.path, wrong).check()
+    assert sentence in str(caught.value)
+
+
+def test_a_source_that_decodes_no_model(run: Callable[..., RunFolder]) -> None:
+    folder = run(attack("sia"), attack("aia-model", "sia"))
+    failures = open_audit(folder.path, None).run()
+    assert failures[0].endswith("attack.aia-model.source: 'sia' claims no local models; name an attack that does")
+
+
+def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    folder = run(DECODER)
+
+    def elsewhere(*attacks: dict[str, Any], **knowledge: Any) -> Audit:
+        tables = {"adversary": {"knowledge": knowledge}, "attack": list(attacks), "truth": {"0": "truth.safetensors"}}
+        return Audit(folder=folder, spec=check(AttackFile, tables, "a.toml"), experiment=None, beside=tmp_path)
+
+    save_file({"data": torch.rand(4, 6), "labels": torch.zeros(4).long()}, tmp_path / "truth.safetensors")
+    with pytest.raises(ConfigError, match=r"^attack.sia.source: 'optimal' is for the run of an experiment"):
+        elsewhere(attack("sia", "optimal")).check()
+    with pytest.raises(ConfigError, match=r"^adversary.knowledge.partial_records: a recording made elsewhere names no"):
+        elsewhere(DECODER, partial_records="sensitive").check()
+    audit = elsewhere(DECODER, records=True, value_range=[-1.0, 3.0])
+    common = grant(audit.spec.adversary, None, tmp_path)
+    own = grant_private(common, audit.spec.adversary, None, 0, audit.truth(0, 1))
+    truth = audit.truth(0, 1)
+    assert truth is not None
+    assert own.records is not None
+    torch.testing.assert_close(own.records.inputs, truth.data * 4 - 1)
+    without = elsewhere(DECODER, records=True, value_range=False)
+    with pytest.raises(ConfigError, match=r"^adversary.knowledge.records: the truth is in \[0, 1\], and without value"):
+        grant_private(grant(without.spec.adversary, None, tmp_path), without.spec.adversary, None, 0, truth)
+
+
+def test_partial_records_hold_nothing_of_the_column(tables: dict[str, Any], tiny_config: Callable[..., Config]) -> None:
+    experiment = Experiment(tiny_config(**tables, attack=[DECODER]))
+    audit = Audit(folder=RunFolder(Path()), spec=experiment.config, experiment=experiment, beside=Path())
+    granted = grant_private(
+        grant(audit.spec.adversary, experiment, Path()), audit.spec.adversary, experiment, 1, audit.truth(1, 1)
+    )
+    assert granted.records is not None
+    assert granted.partial_records is not None
+    partial, column = granted.partial_records, experiment.dataset.column("sensitive")
+    assert (partial.inputs[:, column.features] == 0).all()
+    true = column.values(experiment.data.train(1)[0])
+    for category in (0, 1):
+        rows = true == category
+        torch.testing.assert_close(partial.completed(category)[rows], granted.records.inputs[rows])
+    assert {"records", "partial_records"} <= set(granted.granted())
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "sentence"),
+    [
+        ("x0", ConfigError, "adversary.knowledge.partial_records: 'x0' is no category but a number"),
+        ("sex", DataError, "data: 'leaf-synthetic' has no column 'sex'; columns: x0, x1,"),
+    ],
+)
+def test_a_column_that_cannot_be_inferred(
+    tables: dict[str, Any], tiny_config: Callable[..., Config], column: str, kind: type[Exception], sentence: str
+) -> None:
+    tables["adversary"] = {"when": "never", "knowledge": {"partial_records": column}}
+    experiment = Experiment(tiny_config(**tables, attack=[DECODER]))
+    audit = Audit(folder=RunFolder(Path()), spec=experiment.config, experiment=experiment, beside=Path())
+    with pytest.raises(kind) as caught:
+        audit.check()
+    assert str(caught.value).startswith(sentence)
+
+
+def test_every_kind_of_finding_survives_the_disk(tmp_path: Path) -> None:
+    trace = {"objective": torch.arange(3.0)}
+    images = {"data": torch.rand(2, 1, 4, 4), "labels": torch.tensor([0, 3])}
+    findings: list[Finding] = [
+        LocalModel(state={"b.weight": torch.rand(2, 3), "a.bias": torch.rand(2)}, trace=trace),
+        Inference(of="source", candidates=torch.tensor([4, 7]), scores=torch.rand(3, 2), trace=trace),
+        Inference(of="attribute", candidates=torch.arange(2), scores=torch.rand(3, 2)),
+        Representatives(**images, trace=trace),
+    ]
+    for finding in findings:
+        save_finding(finding, tmp_path / "f.safetensors", {"about": 1})
+        again, about = load_finding(tmp_path / "f.safetensors")
+        assert type(again) is type(finding)
+        assert about == {"about": 1}
+        for name, tensor in finding.tensors.items():
+            torch.testing.assert_close(again.tensors[name], tensor)
+        if isinstance(finding, Inference) and isinstance(again, Inference):
+            assert again.of == finding.of
+            assert again.claimed.tolist() == finding.candidates[finding.scores.argmax(1)].tolist()
+
+
+def test_the_pictures_of_typical_images_stand_beside_the_most_alike_true_ones(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    folder = serial_run(
+        tiny_config(
+            partition={"samples_per_client": 60},
+            attack=[attack("sra-model", iterations=3)],
+            adversary={"victims": [0], "rounds": "all"},
+        ),
+        tmp_path / "run",
+    )
+    audit = open_audit(folder.path, None)
+    assert audit.run() == []
+    audit.score()
+    assert {row["metric"] for row in read_rows(folder.scores)} >= {"class_ssim", "class_psnr"}
+    html = write_report(folder.path, audit).read_text()
+    assert "originals and reconstructions by sra-model" in html
