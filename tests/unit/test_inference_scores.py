@@ -1,0 +1,293 @@
+"""Local models, inferences and representatives meet the truth: values, floors, ceilings, and claims that are none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim import metrics
+from fedsim.datasets import Column
+from fedsim.errors import AttackError, DataError
+from fedsim.findings import Inference, Representatives
+from fedsim.inference_scores import score_inference, score_local_model, score_representatives
+from fedsim.messages import State
+from fedsim.models.mlp import Mlp
+from fedsim.randomness import generator, seeded
+from fedsim.score import Public, Score
+from fedsim.task import Task, squared_error
+from fedsim.training import state_of
+from fedsim.zest import model_outputs, pieces_of, signature, zest
+
+FEATURES = 5
+CLASSES, REGRESSION = Task((FEATURES,), 3), Task((FEATURES,), 0)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+INPUTS, REFERENCES = randn(30, FEATURES), randn(8, FEATURES, seed=1)
+LABELS = torch.arange(30) % 3
+COLUMNS = (Column(name="a", start=0, categories=("x", "y")), *(Column(name=f"n{i}", start=i) for i in (2, 3, 4)))
+
+
+def built(task: Task = CLASSES, seed: int = 0, batch_norm: bool = False) -> nn.Module:
+    with seeded(seed, "model"):
+        return Mlp(hidden=(8,), batch_norm=batch_norm).build(task)
+
+
+def judge(claimed: State, proxies: dict[str, State], optimum: State | None = None, **options: Any) -> dict[str, Score]:
+    model = built()
+    settings: dict[str, Any] = {
+        "model": model, "inputs": INPUTS, "labels": LABELS, "references": REFERENCES, "columns": COLUMNS
+    }  # fmt: skip
+    scores = score_local_model(claimed, state_of(model) if optimum is None else optimum, proxies, **settings | options)
+    return {item.metric: item for item in scores}
+
+
+def away(state: State, size: float, seed: int = 9) -> dict[str, Tensor]:
+    return {name: tensor + size * randn(*tensor.shape, seed=seed) for name, tensor in state.items()}
+
+
+OPTIMUM = state_of(built())
+PROXIES: dict[str, State] = {"global model": away(OPTIMUM, 0.3), "last-returned model": away(OPTIMUM, 0.1)}
+
+
+def test_the_optimum_itself_reaches_every_ceiling() -> None:
+    scores = judge(OPTIMUM, PROXIES)
+    assert list(scores) == ["parameter_distance", "zest", "local_loss", "local_accuracy"]
+    for item in scores.values():
+        assert item.value == pytest.approx(item.ceiling, abs=1e-12)
+    assert scores["parameter_distance"].ceiling == 0
+    assert scores["zest"].ceiling == pytest.approx(1, abs=1e-12)
+    directions = {name: item.higher_is_better for name, item in scores.items()}
+    assert directions == {"parameter_distance": False, "zest": True, "local_loss": False, "local_accuracy": True}
+
+
+def test_a_claim_is_measured_as_the_formulas_say() -> None:
+    claimed = away(OPTIMUM, 0.2)
+    scores = judge(claimed, PROXIES)
+    far = sum(float((claimed[n] - OPTIMUM[n]).square().sum()) for n in OPTIMUM)
+    size = sum(float(tensor.square().sum()) for tensor in OPTIMUM.values())
+    assert scores["parameter_distance"].value == pytest.approx((far / size) ** 0.5, rel=1e-5)
+    model = built()
+    model.load_state_dict(claimed)
+    outputs = model(INPUTS)
+    assert scores["local_loss"].value == pytest.approx(cross_entropy(outputs, LABELS).item(), rel=1e-5)
+    assert scores["local_accuracy"].value == pytest.approx((outputs.argmax(1) == LABELS).float().mean().item())
+    pieces = pieces_of((FEATURES,), COLUMNS)
+    one, other = (
+        signature(model_outputs(built(), state, REFERENCES), REFERENCES, pieces, masks=500)
+        for state in (claimed, OPTIMUM)
+    )
+    assert scores["zest"].value == pytest.approx(zest(one, other), abs=1e-9)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_floor_is_the_better_proxy(swapped: bool) -> None:
+    """Each proxy, claimed itself, gets what the floor says of it."""
+    names = ["global model", "last-returned model"]
+    states = [PROXIES[name] for name in names]
+    proxies = dict(zip(names, reversed(states) if swapped else states, strict=True))
+    best = names[0] if swapped else names[1]
+    scores = judge(OPTIMUM, proxies)
+    for metric in ("parameter_distance", "zest"):
+        assert scores[metric].floor_guess == best
+        assert scores[metric].floor == pytest.approx(judge(proxies[best], {})[metric].value, rel=1e-9)
+    each = {name: judge(state, {})["local_loss"].value for name, state in proxies.items()}
+    assert scores["local_loss"].floor == pytest.approx(min(each.values()))
+    alone = judge(OPTIMUM, {})["zest"]
+    assert math.isnan(alone.floor)
+    assert alone.floor_guess == ""
+
+
+def test_the_error_of_a_regression_is_relative_and_in_its_own_units() -> None:
+    """Table 9 of LMRA: mean of |y - found| / |y|, in percent; prices are 500 + 100 times what the model says."""
+    model = built(REGRESSION)
+    optimum = state_of(model)
+    targets = randn(30, seed=4)
+    scores = judge(
+        away(optimum, 0.2), {"global model": optimum}, optimum, model=model, labels=targets, loss=squared_error,
+        target=(500.0, 100.0), columns=(),
+    )  # fmt: skip
+    assert list(scores) == ["parameter_distance", "zest", "local_loss", "local_mape"]
+    model.load_state_dict(away(optimum, 0.2))
+    true = (500 + 100 * targets).tolist()
+    found = (500 + 100 * model(INPUTS)[:, 0]).tolist()
+    expected = 100 * sum(abs(t - f) / abs(t) for t, f in zip(true, found, strict=True)) / 30
+    assert scores["local_mape"].value == pytest.approx(expected, rel=1e-4)
+    assert not scores["local_mape"].higher_is_better
+    assert scores["local_mape"].floor == scores["local_mape"].ceiling
+    nothing = judge(
+        optimum, {}, optimum, model=model, labels=torch.zeros(30), loss=squared_error, columns=()
+    )["local_mape"]  # fmt: skip
+    assert math.isnan(nothing.value)
+    assert "true target is 0" in nothing.missing
+
+
+def test_parameters_alone_make_the_distance() -> None:
+    """Running statistics are no part of it, and where they are withheld models still compare."""
+    model = built(batch_norm=True)
+    whole = state_of(model)
+    other = {n: t + 1 if "running" in n else t for n, t in whole.items()}
+    assert judge(other, {}, whole, model=model)["parameter_distance"].value == 0
+    bare = state_of(model, statistics=False)
+    scores = judge(away(bare, 0.1), {"global model": bare}, bare, model=model)
+    assert 0 < scores["parameter_distance"].value < 1
+    assert scores["zest"].floor == pytest.approx(1, abs=1e-9)
+
+
+def test_models_of_another_architecture_are_refused() -> None:
+    wrong = {"weight": torch.ones(2)}
+    with pytest.raises(AttackError, match="claims a model of another architecture"):
+        judge(wrong, {})
+    with pytest.raises(DataError, match="the global model is of another architecture"):
+        judge(OPTIMUM, {"global model": wrong})
+    with pytest.raises(DataError, match="the optimal local model is of another architecture"):
+        judge(OPTIMUM, {}, wrong)
+
+
+def inference(of: Any, scores: list[list[float]], candidates: list[int] | None = None) -> Inference:
+    numbers = torch.tensor(scores)
+    chosen = torch.arange(numbers.shape[1]) if candidates is None else torch.tensor(candidates)
+    return Inference(of=of, candidates=chosen, scores=numbers)
+
+
+HOLDERS = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 1], [0, 0, 0]], dtype=torch.bool)
+
+
+def test_a_source_is_right_if_it_holds_the_record() -> None:
+    """Claims 0, 1, 0, 2: the first two hold theirs; nobody holds the last. Chance: 1/3, 2/3, 1/3, 0."""
+    found = inference("source", [[3, 0, 0], [0, 3, 0], [3, 0, 0], [0, 0, 3]], [7, 4, 9])
+    (item,) = score_inference(found, HOLDERS)
+    assert item.metric == "source_accuracy"
+    assert item.value == pytest.approx(2 / 4)
+    assert item.floor == pytest.approx((1 + 2 + 1 + 0) / 12)
+    assert item.floor_guess == "random source"
+    assert item.ceiling == pytest.approx(3 / 4)
+    assert item.higher_is_better
+
+
+def test_candidates_that_are_equally_likely_count_by_chance() -> None:
+    """An attack that cannot tell them apart must not profit from the order of the candidates."""
+    (item,) = score_inference(inference("source", [[0, 0, 0]] * 4), HOLDERS)
+    assert item.value == pytest.approx(item.floor)
+    (item,) = score_inference(inference("source", [[1, 1, 0]] * 4), HOLDERS)
+    assert item.value == pytest.approx((1 / 2 + 1 + 0 + 0) / 4)
+    accuracy, balanced = score_inference(inference("attribute", [[0, 0]] * 4), torch.tensor([0, 0, 0, 1]))
+    assert accuracy.value == pytest.approx(1 / 2)
+    assert balanced.value == pytest.approx(1 / 2)
+
+
+def test_an_attribute_is_compared_with_the_majority_among_her_own_records() -> None:
+    """Of five records four hold category 2, one category 0; candidates stand in another order."""
+    truth = torch.tensor([2, 2, 0, 2, 2])
+    found = inference("attribute", [[9, 0, 0], [0, 9, 0], [0, 9, 0], [9, 0, 0], [0, 0, 9]], [2, 0, 1])
+    accuracy, balanced = score_inference(found, truth)
+    assert accuracy.metric == "attribute_accuracy"
+    assert accuracy.value == pytest.approx(3 / 5)
+    assert (accuracy.floor, accuracy.floor_guess, accuracy.ceiling) == (4 / 5, "majority attribute", 1)
+    assert balanced.metric == "attribute_balanced_accuracy"
+    assert balanced.value == pytest.approx((2 / 4 + 1) / 2)
+    assert (balanced.floor, balanced.floor_guess, balanced.ceiling) == (1 / 2, "one attribute for all", 1)
+
+
+def test_balanced_accuracy_is_scikit_learns() -> None:
+    numbers, truth = randn(60, 4), torch.arange(60) % 3  # of the fourth category she has none
+    _, balanced = score_inference(Inference(of="attribute", candidates=torch.arange(4), scores=numbers), truth)
+    with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
+        expected = balanced_accuracy_score(truth.numpy(), numbers.argmax(1).numpy())
+    assert balanced.value == pytest.approx(expected)
+    assert balanced.floor == pytest.approx(1 / 3)
+
+
+def images(count: int, seed: int = 0) -> Tensor:
+    return torch.rand((count, 1, 20, 16), generator=torch.Generator().manual_seed(seed))
+
+
+HERS, CLASSES_HELD = images(6), torch.tensor([0, 0, 0, 1, 1, 4])
+PUBLIC = Public(data=images(20, seed=3), labels=torch.arange(20) % 5)
+
+
+def represent(data: Tensor, labels: list[int], public: Public | None = PUBLIC) -> dict[str, Score]:
+    found = Representatives(data=data, labels=torch.tensor(labels))
+    return {s.metric: s for s in score_representatives(found, HERS, CLASSES_HELD, public=public, rng=generator(1))}
+
+
+def test_a_representative_is_compared_with_her_nearest_image_of_its_class() -> None:
+    """One claim is an image of hers, one is of the wrong class, one of a class that she does not hold."""
+    claims = torch.stack([HERS[1], HERS[5], HERS[3]])
+    scores = represent(claims, [0, 1, 2])
+    other = max(metrics.ssim(HERS[5:6], HERS[i : i + 1]).item() for i in (3, 4))
+    assert scores["class_ssim"].per_image == pytest.approx([1, other, 0], abs=1e-6)
+    assert scores["class_ssim"].value == pytest.approx((1 + other) / 3, abs=1e-6)
+    assert scores["class_ssim"].ceiling == 1
+    noisy = (claims + 0.1).clamp(0, 1)
+    expected = [max(-10 * math.log10((noisy[0] - HERS[i]).square().mean().item()) for i in (0, 1, 2))]
+    expected += [max(-10 * math.log10((noisy[1] - HERS[i]).square().mean().item()) for i in (3, 4)), 0]
+    psnr = represent(noisy, [0, 1, 2])["class_psnr"]
+    assert psnr.per_image == pytest.approx(expected, rel=1e-4)
+    assert psnr.value == pytest.approx(sum(expected) / 3, rel=1e-4)
+    assert psnr.ceiling is None
+    assert psnr.higher_is_better
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [
+        ("mean face", lambda: PUBLIC.data.mean(0).expand(2, -1, -1, -1)),
+        ("public class mean", lambda: torch.stack([PUBLIC.data[PUBLIC.labels == c].mean(0) for c in (0, 1)])),
+        ("mid-grey", lambda: torch.full((2, 1, 20, 16), 0.5)),
+        ("noise", lambda: torch.rand((2, 1, 20, 16), generator=generator(1))),
+    ],
+)
+def test_the_floor_of_representatives_is_the_best_guess(name: str, guess: Callable[[], Tensor]) -> None:
+    """Were a guess the very images that the victim holds, it would be the floor, at the ceiling."""
+    found = Representatives(data=images(2, seed=8), labels=torch.tensor([0, 1]))
+    scores = score_representatives(found, guess().clone(), torch.tensor([0, 1]), public=PUBLIC, rng=generator(1))
+    assert {item.floor_guess for item in scores} == {name}
+    assert scores[0].floor == pytest.approx(1, abs=1e-4)
+
+
+def test_a_guess_is_claimed_for_the_same_classes() -> None:
+    """A class that she does not hold costs the guess as much as the attack."""
+    both, one = represent(images(2, seed=8), [0, 2]), represent(images(1, seed=8), [0])
+    assert both["class_psnr"].floor == pytest.approx(one["class_psnr"].floor / 2, rel=1e-2)
+    assert represent(images(2), [0, 1], None)["class_ssim"].floor_guess in ("noise", "mid-grey")
+
+
+def test_a_class_that_is_not_public_is_guessed_by_the_mean_of_all() -> None:
+    few = Public(data=PUBLIC.data[:2], labels=torch.tensor([3, 4]))
+    item = represent(images(1, seed=8), [0], few)["class_psnr"]
+    mean = few.data.mean(0)
+    expected = max(-10 * math.log10((mean - HERS[i]).square().mean().item()) for i in (0, 1, 2))
+    grey = max(-10 * math.log10((0.5 - HERS[i]).square().mean().item()) for i in (0, 1, 2))
+    assert item.floor == pytest.approx(max(expected, grey), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("4 records among 3 candidates", lambda: score_inference(inference("source", [[1, 2, 3]] * 4), HOLDERS[:2])),
+        ("no records whose attribute", lambda: score_inference(
+            Inference(of="attribute", candidates=torch.arange(2), scores=torch.ones(0, 2)), torch.ones(0))),
+        ("a regression has none", lambda: score_representatives(
+            Representatives(data=images(1), labels=torch.tensor([0.5])), HERS, CLASSES_HELD, public=None,
+            rng=generator(1))),
+        ("representatives of shape", lambda: represent(torch.rand(1, 1, 8, 8), [0])),
+        ("no representative of any class", lambda: score_representatives(
+            Representatives(data=images(0), labels=torch.arange(0)), HERS, CLASSES_HELD, public=None, rng=generator(1))),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_judged_is_said_in_a_sentence(message: str, call: Callable[[], object]) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert not str(caught.value).endswith(".")
