@@ -283,7 +283,8 @@ def test_a_class_that_is_not_public_is_guessed_by_the_mean_of_all() -> None:
             rng=generator(1))),
         ("representatives of shape", lambda: represent(torch.rand(1, 1, 8, 8), [0])),
         ("no representative of any class", lambda: score_representatives(
-            Representatives(data=images(0), labels=torch.arange(0)), HERS, CLASSES_HELD, public=None, rng=generator(1))),
+            Representatives(data=images(0), labels=torch.arange(0)), HERS, CLASSES_HELD, public=None,
+            rng=generator(1))),
     ],
 )  # fmt: skip
 def test_what_cannot_be_judged_is_said_in_a_sentence(message: str, call: Callable[[], object]) -> None:
