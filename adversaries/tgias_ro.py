@@ -101,7 +101,7 @@ class TemporalInversion(Attack):
     bn_weight: float = 0.0
     labels: Literal["optimisation", "bias", "column"] = "optimisation"
     align: bool = True
-    similarity: float = 0.75
+    similarity: float = 0.7
     bounded: bool = True
     batch_statistics: bool = False
     vectorise: bool = True
@@ -132,7 +132,7 @@ class TemporalInversion(Attack):
                 f"got {self.gradients}"
             )
         if not -1 <= self.similarity <= 1:
-            raise ConfigError(f"similarity: expected a cosine in [-1, 1], got {self.similarity}")
+            raise ConfigError(f"similarity: expected a value in [-1, 1], got {self.similarity}")
         check_positive(self, "step_size")
         check_not_negative(self, "tv_weight", "bn_weight")
 

@@ -380,7 +380,7 @@ def test_a_prior_on_batch_norm_wants_statistics(record: Any) -> None:
         ({"trim": 0.5}, "trim: expected a value in \\[0, 0.5\\), got 0.5"),
         ({"invalid": -1}, "invalid: expected at least 0, got -1"),
         ({"aggregation": "krum", "invalid": 4}, "gradients: krum with invalid = 4 needs at least 11, got 10"),
-        ({"similarity": 1.5}, "similarity: expected a cosine in \\[-1, 1\\], got 1.5"),
+        ({"similarity": 1.5}, "similarity: expected a value in \\[-1, 1\\], got 1.5"),
         ({"step_size": 0.0}, "step_size: expected a finite value above 0, got 0.0"),
         ({"tv_weight": -1.0}, "tv_weight: expected a finite value of at least 0, got -1.0"),
     ],
