@@ -1,0 +1,242 @@
+"""LMRA: exact decoding of linear models, the learnt mapping, and what both refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adversaries.lmra import LocalModelReconstruction
+from adversaries.lmra_linear import LinearLocalModel, solve
+from adversaries.local_updates import Span, read_updates
+from fedsim.attack import Attack, Knowledge
+from fedsim.errors import AttackError
+from fedsim.findings import LocalModel
+from fedsim.messages import Update
+from fedsim.randomness import generator
+from fedsim.transcript import Recorder, Transcript
+
+Record = Callable[[Sequence[Update]], Transcript]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    def recording(updates: Sequence[Update]) -> Transcript:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}" / "transcript"
+        recorder = Recorder(folder)
+        for update in updates:
+            recorder.write(update.round, [update])
+        return Transcript(folder)
+
+    return recording
+
+
+def state(model: Tensor) -> dict[str, Tensor]:
+    """The last parameter is the bias."""
+    return {"0.weight": model[:-1].reshape(1, -1).clone(), "0.bias": model[-1:].clone()}
+
+
+def flat(state: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in state.values()])
+
+
+def least_squares(features: int = 6, examples: int = 40, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """A client's design matrix with its column of ones, her targets, and her optimum by the normal equations."""
+    rng = generator("least squares", features, examples)
+    inputs = torch.randn((examples, features), generator=rng, dtype=torch.float64)
+    if rank is not None:
+        inputs[:, rank:] = 0
+    design = torch.cat([inputs, torch.ones(examples, 1, dtype=torch.float64)], 1)
+    targets = design @ torch.randn(features + 1, generator=rng, dtype=torch.float64)
+    targets += torch.randn(examples, generator=rng, dtype=torch.float64)
+    return design, targets, torch.linalg.pinv(design) @ targets
+
+
+def trained(models: Tensor, design: Tensor, targets: Tensor, steps: int) -> Tensor:
+    """Full-batch gradient descent on the mean squared error from `... parameter`, Algorithm 3."""
+    for _ in range(steps):
+        models = models - 0.05 * 2 / len(targets) * (models @ design.T - targets) @ design
+    return models
+
+
+def trained_on_batches(models: Tensor, design: Tensor, targets: Tensor, steps: int, rng: torch.Generator) -> Tensor:
+    """The same from `model parameter`, each on mini-batches of four of her own drawing."""
+    for _ in range(steps):
+        rows = torch.randint(len(targets), (len(models), 4), generator=rng)
+        errors = torch.einsum("mbp,mp->mb", design[rows], models) - targets[rows]
+        models = models - 0.05 * 2 / 4 * torch.einsum("mb,mbp->mp", errors, design[rows])
+    return models
+
+
+def messages(count: int, steps: int, dtype: torch.dtype = torch.float64, **data: Any) -> list[Update]:
+    """Models that do not depend on one another, and what the client makes of them."""
+    design, targets, optimum = least_squares(**data)
+    updates = []
+    for number in range(1, count + 1):
+        before = torch.randn(len(optimum), generator=generator("model", number), dtype=torch.float64).to(dtype)
+        after = trained(before.double(), design, targets, steps).to(dtype)
+        updates.append(Update(round=number, client=3, before=state(before), after=state(after), num_examples=40))
+    return updates
+
+
+def attacked(attack: Attack, transcript: Transcript, victim: int = 3, **knowledge: Any) -> LocalModel:
+    finding = attack.run(transcript.only(transcript.rounds), Knowledge(**knowledge), victim=victim, rng=generator(1))
+    assert isinstance(finding, LocalModel)
+    return finding
+
+
+def failure(attack: Attack, transcript: Transcript, victim: int = 3) -> str:
+    """The one clear sentence."""
+    with pytest.raises(AttackError) as caught:
+        attacked(attack, transcript, victim)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert not sentence.endswith(".")
+    return sentence
+
+
+# Linear models.
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 40])
+def test_d_plus_one_messages_give_the_optimum_exactly_whatever_the_number_of_local_steps(
+    record: Record, steps: int
+) -> None:
+    optimum = least_squares()[2]
+    found = attacked(LinearLocalModel(), record(messages(len(optimum) + 1, steps)))
+    error = (flat(found.state) - optimum).norm() / optimum.norm()
+    assert error < 1e-6
+    assert {name: tensor.shape for name, tensor in found.state.items()} == {"0.weight": (1, 6), "0.bias": (1,)}
+
+
+def test_in_float32_the_optimum_is_found_as_exactly_as_the_messages_allow(record: Record) -> None:
+    optimum = least_squares()[2]
+    found = attacked(LinearLocalModel(), record(messages(3 * len(optimum), 7, torch.float32)))
+    assert all(tensor.dtype == torch.float32 for tensor in found.state.values())
+    error = (flat(found.state) - optimum).norm() / optimum.norm()
+    assert 1e-9 < error < 1e-5
+
+
+def test_w_and_v_are_those_of_the_proof() -> None:
+    """Eq. 13 written out: the optimum follows from W = I - (I - 2 eta H / m)^E, and no message was trained."""
+    design, targets, optimum = least_squares()
+    shrink = torch.eye(7, dtype=torch.float64) - 0.1 / 40 * design.T @ design
+    w = torch.eye(7, dtype=torch.float64) - torch.linalg.matrix_power(shrink, 5)
+    models = torch.randn((8, 7), generator=generator("models"), dtype=torch.float64)
+    found, residual = solve(models, models @ w.T - w @ optimum)
+    assert torch.allclose(found, optimum, rtol=1e-9)
+    assert residual < 1e-20
+    assert torch.allclose(trained(models[0], design, targets, 5), models[0] - w @ (models[0] - optimum))
+
+
+def test_with_mini_batches_the_error_falls_like_one_over_the_root_of_the_messages() -> None:
+    """Proposition 3, its assumptions met: models that are independent of earlier gradients, and heterogeneous."""
+    design, targets, optimum = least_squares(features=4, examples=32)
+    rng = generator("stochastic")
+    models = torch.randn((20, 1600, 5), generator=rng, dtype=torch.float64)
+    moved = models - trained_on_batches(models.flatten(0, 1), design, targets, 3, rng).view_as(models)
+    errors = {}
+    for count in (100, 400, 1600):
+        found = [solve(models[trial, :count], moved[trial, :count])[0] for trial in range(20)]
+        errors[count] = float(torch.stack([model - optimum for model in found]).square().sum(1).mean().sqrt())
+    slope = math.log(errors[1600] / errors[100]) / math.log(16)
+    assert -0.6 < slope < -0.4
+    assert errors[1600] < errors[400] < errors[100]
+    assert errors[1600] < 0.1 * optimum.norm()
+
+
+def test_fewer_than_d_plus_one_messages_are_refused(record: Record) -> None:
+    told = failure(LinearLocalModel(), record(messages(7, 3)))
+    assert told == (
+        "client 3: 7 messages are recorded, expected at least 8; one more than the model's 7 parameters; "
+        "record more rounds, or take attack lmra"
+    )
+    assert "1 message is recorded" in failure(LinearLocalModel(), record(messages(1, 3)))
+
+
+def test_models_that_are_too_alike_are_refused(record: Record) -> None:
+    updates = messages(12, 3)
+    same = {"0.weight": torch.zeros(1, 6, dtype=torch.float64)}
+    alike = []
+    for update in updates:
+        before = dict(update.before) | same
+        after = trained(flat(before), *least_squares()[:2], 3)
+        alike.append(dataclasses.replace(update, before=before, after=state(after)))
+    assert "[theta, 1] has rank 2, expected d + 1 = 8" in failure(LinearLocalModel(), record(alike))
+
+
+def test_models_that_differ_by_no_more_than_rounding_are_too_alike(record: Record) -> None:
+    start = messages(1, 3, torch.float32)[0].before
+    updates = []
+    for number in range(1, 13):
+        noise = 1e-7 * torch.randn(7, generator=generator("noise", number))
+        before = (flat(start) + noise).float()
+        after = trained(before.double(), *least_squares()[:2], 3).float()
+        updates.append(Update(round=number, client=3, before=state(before), after=state(after), num_examples=40))
+    assert "too alike" in failure(LinearLocalModel(), record(updates))
+
+
+def test_data_that_determine_no_optimum_are_refused(record: Record) -> None:
+    told = failure(LinearLocalModel(), record(messages(12, 3, rank=4)))
+    assert "W is singular, of rank 5 where 7 is expected" in told
+
+
+# What both read.
+
+
+@pytest.mark.parametrize("attack", [LinearLocalModel(), LocalModelReconstruction(epochs=5, minimise_epochs=5)])
+def test_messages_that_cannot_be_attacked_are_refused(record: Record, attack: Attack) -> None:
+    updates = messages(9, 3)
+    assert failure(attack, record(updates), victim=8).startswith(
+        "client 8: took part in none of the 9 rounds to be attacked; choose another victim (recorded: 3)"
+    )
+    gradient = dataclasses.replace(updates[4], after={}, gradient=updates[4].before)
+    assert "round 5, client 3: she sent a gradient" in failure(attack, record([*updates[:4], gradient, *updates[5:]]))
+    broken = dict(updates[2].after) | {"0.bias": torch.tensor([math.nan], dtype=torch.float64)}
+    nan = dataclasses.replace(updates[2], after=broken)
+    assert "round 3, client 3: 0.bias holds NaN" in failure(attack, record([*updates[:2], nan, *updates[3:]]))
+    other = dataclasses.replace(updates[2], after={"0.weight": torch.zeros(1, 3)})
+    assert "returned other tensors" in failure(attack, record([*updates[:2], other, *updates[3:]]))
+    smaller = {"0.weight": torch.zeros(1, 3, dtype=torch.float64)}
+    changed = dataclasses.replace(updates[2], before=smaller, after=smaller)
+    assert "another one than in round 2" in failure(attack, record([*updates[:2], changed, *updates[3:]]))
+
+
+def test_running_statistics_and_integers_are_claimed_as_last_returned(record: Record) -> None:
+    extra = {"1.running_var": torch.ones(2), "1.num_batches_tracked": torch.tensor(3)}
+    updates = [
+        dataclasses.replace(
+            u, before=dict(u.before) | extra, after=dict(u.after) | extra | {"1.running_var": torch.full((2,), u.round)}
+        )
+        for u in messages(8, 3, torch.float32)
+    ]
+    found = attacked(LinearLocalModel(), record(updates))
+    assert list(found.state) == list(updates[0].after)
+    assert torch.equal(found.state["1.running_var"], torch.full((2,), 8.0))
+    assert found.state["1.num_batches_tracked"] == 3
+    assert (flat({k: found.state[k] for k in ("0.weight", "0.bias")}) - least_squares()[2]).norm() < 1e-3
+
+
+def test_the_span_holds_every_model_and_keeps_distances(record: Record) -> None:
+    rng = generator("span")
+    updates = []
+    for number in range(1, 6):
+        before = torch.randn(400, generator=rng)
+        after = before + 0.01 * torch.randn(400, generator=rng)
+        updates.append(Update(round=number, client=3, before={"w": before}, after={"w": after}, num_examples=1))
+    read = read_updates(record(updates), 3, fewest=1, remedy="")
+    span = Span(read)
+    assert span.before.shape == (5, 9)  # five models and five updates; the mean of the models takes one dimension
+    assert span.moves.shape == (5, 5)
+    for model, coordinates in ((read.before, span.before), (read.after, span.after)):
+        rebuilt = torch.stack([span.model(place) for place in coordinates])
+        assert torch.allclose(rebuilt, model.double(), atol=1e-6)
+        assert torch.allclose(torch.cdist(coordinates, coordinates), torch.cdist(model.double(), model.double()))
+    moved = (read.after - read.before).double()
+    assert torch.allclose(span.moves @ span.moves.T, moved @ moved.T)
