@@ -26,7 +26,8 @@ from fedsim.training import evaluate, forward, load_state, set_evaluation_modes
 from fedsim.zest import model_outputs, pieces_of, signature, zest
 
 REFERENCES, MASKS = 64, 500
-"""Of Zest, half of its paper's: what they give differs in the third decimal, at a quarter of the cost."""
+"""Of Zest, half of its paper's 128 and 1000, which on Adult give the same within 0.03 at four times the cost, 1 s a
+model; other masks, as many, give the same within 0.006."""
 
 
 def score_local_model(

@@ -43,7 +43,13 @@ def local_optimum(
     other rule to stop by: a network that can tell all its examples apart has no best weights either, the loss falls
     and the weights grow for as long as one trains, and of the weights with a small loss there are many, far apart.
     So theta_c* is one of many minima, which one depends on how it was looked for, and a distance to it in parameters
-    means less than what the two models answer (`fedsim.zest`). LEDGER
+    means less than what two models answer (`fedsim.zest`).
+
+    Measured on Adult (1533 people, three layers of 256 units, one core): 8 to 12 s, as long as the bare matrix products
+    take, so that several clients at once would gain nothing. The loss falls from 0.70 to 0.018, accuracy reaches
+    0.993. The last tenth of the steps moves the weights by less than 0.1 % of their norm. Twice as many steps lead 21 % away,
+    batches of 64 81 %, to a minimum that answers alike (Zest 0.99 and 0.95): farther than from another client's
+    optimum (72 %, Zest 0.63), a global model (65 %, Zest 0.80) or the start (74 %, Zest -0.32).
 
     BatchNorm layers normalise by the batch, whatever statistics `start` holds. Where it holds some, those of the
     result are the client's, of all her examples. Dropout layers do not drop.
