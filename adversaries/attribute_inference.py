@@ -164,7 +164,7 @@ class GradientAttributeInference(Attack):
         shape = (len(records.inputs), len(records.categories))
         best: tuple[float, Tensor, Tensor] | None = None
         for restart in range(self.restarts):
-            logits = (self.start * torch.randn(shape, generator=rng)).to(knowledge.device)
+            logits = (self.start * torch.randn(shape, generator=rng)).to(knowledge.device, torch.float64)
             curve = self._descend(objective, logits, (restart, progress), victim)
             last = float(objective(logits)[0]) if curve[-1].isfinite() else math.nan
             if logits.isfinite().all() and math.isfinite(last) and (best is None or last < best[0]):
@@ -235,7 +235,7 @@ class GradientAttributeInference(Attack):
 
         def objective(logits: Tensor) -> tuple[Tensor, Tensor]:
             shares = logits.detach().requires_grad_(True)
-            total, slope = torch.zeros((), device=logits.device), torch.zeros_like(logits)
+            total, slope = logits.new_zeros(()), torch.zeros_like(logits)
             # Round by round, so that the graph of one lies in memory at a time.
             for view in views:
                 value = 1 - view.cosine(model, loss, relaxed(records, inputs, shares), labels)

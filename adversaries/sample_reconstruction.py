@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adversaries.matching import GradientInversion, Recipe, check_not_negative, check_positive, constant
 from adversaries.model_sources import ModelAttack, outputs, rounds_of
-from adversaries.priors import TotalVariation
+from adversaries.priors import TotalVariation, total_variation
 from adversaries.scene import Scene
 from fedsim.attack import Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
@@ -59,9 +59,10 @@ class ModelSampleReconstruction(ModelAttack):
     """
 
     iterations: int = 1000
-    objective: Literal["probability", "log-probability"] = "probability"
+    objective: Literal["probability", "log-probability"] = "log-probability"
     optimizer: Literal["sgd", "adam"] = "sgd"
-    learning_rate: float = 1e-3
+    learning_rate: float = 1.0
+    tv_weight: float = 0.0
     patience: int = 0
 
     paper: ClassVar[Paper] = Paper(
@@ -79,6 +80,7 @@ class ModelSampleReconstruction(ModelAttack):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         check_positive(self, "learning_rate")
+        check_not_negative(self, "tv_weight")
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
@@ -107,13 +109,16 @@ class ModelSampleReconstruction(ModelAttack):
         for iteration in range(1, self.iterations + 1):
             logs = model(low + (high - low) * images).log_softmax(1).diagonal()
             # A sum, so that the step of one class does not depend on how many there are.
-            objective = -(logs.exp() if self.objective == "probability" else logs).sum()
+            missed = 1 - logs.exp() if self.objective == "probability" else -logs
+            objective = missed.sum()
+            if self.tv_weight and images.ndim == 4:
+                objective = objective + self.tv_weight * len(images) * total_variation(images)
             optimizer.zero_grad()
             objective.backward()
             optimizer.step()
             with torch.no_grad():
                 images.clamp_(0, 1)
-            curve.append((objective.detach() + (len(classes) if self.objective == "probability" else 0)) / len(classes))
+            curve.append(objective.detach() / len(classes))
             now = float(curve[-1])
             if not math.isfinite(now):
                 raise AttackError(

@@ -1,0 +1,665 @@
+"""Attacks that read models of several sources: SIA, AIA and SRA against formulas written out, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adversaries.attribute_inference import GradientAttributeInference, ModelAttributeInference, spread
+from adversaries.sample_reconstruction import GradientSampleReconstruction, ModelSampleReconstruction
+from adversaries.source_inference import SourceInference
+from fedsim.attack import OPTIMAL, Attack, Knowledge, PartialRecords, Records
+from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
+from fedsim.findings import Finding, Inference, Representatives
+from fedsim.messages import State, Update
+from fedsim.metrics import psnr
+from fedsim.randomness import generator
+from fedsim.task import squared_error
+from fedsim.training import state_of
+from fedsim.transcript import Recorder, Transcript
+
+Record = Callable[[Sequence[Update]], Transcript]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    count = itertools.count()
+
+    def recording(updates: Sequence[Update]) -> Transcript:
+        folder = tmp_path / str(next(count)) / "transcript"
+        recorder = Recorder(folder)
+        for number, group in itertools.groupby(updates, key=lambda update: update.round):
+            recorder.write(number, list(group))
+        return Transcript(folder)
+
+    return recording
+
+
+def message(number: int, client: int, before: State, after: State, **rest: Any) -> Update:
+    return Update(**{"round": number, "client": client, "before": before, "after": after, "num_examples": 4, **rest})
+
+
+def run(attack: Attack, transcript: Transcript, knowledge: Knowledge, victim: int = 0, seed: int = 0) -> Finding:
+    return attack.run(transcript, knowledge, victim=victim, rng=generator(seed))
+
+
+def infer(attack: Attack, transcript: Transcript, knowledge: Knowledge, victim: int = 0, seed: int = 0) -> Inference:
+    finding = run(attack, transcript, knowledge, victim, seed)
+    assert isinstance(finding, Inference)
+    return finding
+
+
+# A table: two numbers around a category of three, and a category of two at the end.
+
+FEATURES, CLASSES = 7, 4
+
+
+def table(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Records, PartialRecords, Tensor]:
+    """Records, the same without the category of three, and what that is."""
+    rng = generator("table", seed)
+    kinds = torch.randint(3, (count,), generator=rng)
+    numbers = torch.randn((count, 2), generator=rng)
+    flags = torch.eye(2)[torch.randint(2, (count,), generator=rng)]
+    inputs = torch.cat([numbers[:, :1], torch.eye(3)[kinds], numbers[:, 1:], flags], 1).to(dtype)
+    known, labels = inputs.clone(), torch.randint(CLASSES, (count,), generator=rng)
+    known[:, 1:4] = 0
+    partial = PartialRecords(inputs=known, labels=labels, column="kind", features=slice(1, 4), categories=tuple("abc"))
+    return Records(inputs=inputs, labels=labels), partial, kinds
+
+
+def classifier(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, 9), nn.Tanh(), nn.Linear(9, CLASSES))
+
+
+def normalised(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, CLASSES))
+
+
+def sent(build: Callable[[int], nn.Module], rounds: Mapping[int, Sequence[int]]) -> list[Update]:
+    """Untrained models: in each round the clients named, each of whom returns one of her own."""
+    return [
+        message(number, client, state_of(build(100 * number)), state_of(build(100 * number + client + 1)))
+        for number, clients in rounds.items()
+        for client in clients
+    ]
+
+
+def distances(model: nn.Module, partial: PartialRecords) -> Tensor:
+    """Eq. 3, record by record and category by category."""
+    rows = []
+    for row, label in zip(partial.inputs, partial.labels, strict=True):
+        scores = []
+        for category in range(3):
+            whole = row.clone()
+            whole[1 + category] = 1
+            logits = model(whole[None])[0].detach().numpy().astype(float)
+            shares = np.exp(logits) / np.exp(logits).sum()
+            scores.append(sum((shares[k] - float(k == int(label))) ** 2 for k in range(CLASSES)))
+        rows.append(scores)
+    return torch.tensor(rows)
+
+
+# AIA on a model.
+
+
+@pytest.mark.parametrize("source", ["global", "last-returned", "decoder", OPTIMAL])
+def test_attributes_are_those_of_eq_3_written_out_on_the_model_of_that_source(source: str, record: Record) -> None:
+    _, partial, _ = table(12)
+    transcript = record(sent(classifier, {1: [0, 1], 3: [0, 1], 7: [1]}))
+    expected = {"global": 700, "last-returned": 301}.get(source, 55)
+    known = Knowledge(model=classifier, partial_records=partial, models={0: state_of(classifier(55))})
+    attack = ModelAttributeInference(source=source)
+    found = infer(attack, transcript, known)
+    reference = distances(classifier(expected), partial)
+    assert torch.allclose(-found.scores.double(), reference, atol=1e-6)
+    assert torch.equal(found.claimed, reference.argmin(1))
+    assert found.of == "attribute"
+    assert attack.builds_on == (source if source in ("decoder", OPTIMAL) else None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.2, 0.6])
+def test_proposition_4_bounds_the_accuracy_on_linear_models(seed: int, noise: float, record: Record) -> None:
+    rng = np.random.default_rng(seed)
+    count, secret = 60, rng.integers(0, 2, 60)
+    public = rng.normal(size=(count, 3))
+    inputs = np.concatenate([public, np.eye(2)[secret]], 1)
+    targets = inputs @ np.array([0.7, -0.4, 1.1, 0.2, 1.0 + rng.random()]) + noise * rng.normal(size=count)
+    weights = np.linalg.lstsq(inputs, targets, rcond=None)[0]
+    error, importance = np.mean((inputs @ weights - targets) ** 2), weights[4] - weights[3]
+    bound = 1 - 4 * error / importance**2
+
+    known = torch.tensor(inputs, dtype=torch.float32)
+    known[:, 3:] = 0
+    partial = PartialRecords(
+        inputs=known,
+        labels=torch.tensor(targets, dtype=torch.float32),
+        column="secret",
+        features=slice(3, 5),
+        categories=("no", "yes"),
+    )
+    state = {"weight": torch.tensor(weights[None], dtype=torch.float32)}
+    transcript = record([message(1, 0, state, state)])
+    knowledge = Knowledge(model=lambda: nn.Linear(5, 1, bias=False), partial_records=partial)
+    found = infer(ModelAttributeInference(), transcript, knowledge)
+    accuracy = float((found.claimed == torch.tensor(secret)).float().mean())
+    assert accuracy >= bound
+    if noise == 0:
+        assert accuracy == 1
+        assert bound == pytest.approx(1, abs=1e-9)
+    elif noise < 0.6:
+        assert bound > 0.3  # so that it says something
+    else:
+        assert accuracy < 1  # and so that it is not the attack that is always right
+
+
+def test_without_shared_statistics_all_completions_are_one_batch_so_that_the_attribute_is_not_normalised_away(
+    record: Record,
+) -> None:
+    _, partial, _ = table(12)
+    kept = {name: t for name, t in state_of(normalised(3)).items() if "running" not in name}
+    transcript = record([message(1, 0, kept, kept)])
+    found = infer(ModelAttributeInference(), transcript, Knowledge(model=normalised, partial_records=partial))
+    whole = torch.cat([partial.completed(category) for category in range(3)])
+    hidden = whole @ kept["0.weight"].T + kept["0.bias"]
+    hidden = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
+    logits = (hidden * kept["1.weight"] + kept["1.bias"]).relu() @ kept["3.weight"].T + kept["3.bias"]
+    wrong = (logits.softmax(1) - torch.eye(CLASSES)[partial.labels].repeat(3, 1)).square().sum(1)
+    assert torch.allclose(-found.scores, wrong.reshape(3, -1).T, atol=1e-5)
+    assert found.scores.std(1).min() > 1e-3
+
+
+def test_with_shared_statistics_a_record_is_judged_by_itself(record: Record) -> None:
+    _, partial, _ = table(12)
+    state = state_of(normalised(3)) | {"1.running_mean": torch.full((9,), 0.3)}
+    transcript = record([message(1, 0, state, state)])
+    found = infer(ModelAttributeInference(), transcript, Knowledge(model=normalised, partial_records=partial))
+    model = normalised(3).eval()
+    model.load_state_dict({**model.state_dict(), **state})
+    assert torch.allclose(-found.scores.double(), distances(model, partial), atol=1e-6)
+
+
+def test_a_plain_list_of_arrays_is_matched_by_order(record: Record) -> None:
+    _, partial, _ = table(5)
+    state = state_of(classifier(3))
+    listed = {str(place): tensor for place, tensor in enumerate(state.values())}
+    known = Knowledge(model=classifier, partial_records=partial)
+    one, other = (infer(ModelAttributeInference(), record([message(1, 0, s, s)]), known) for s in (state, listed))
+    assert torch.equal(one.scores, other.scores)
+
+
+# AIA on gradients.
+
+
+def smooth(seed: int = 0) -> nn.Module:
+    return classifier(seed).double()
+
+
+def steps(records: Records, rounds: int, build: Callable[[int], nn.Module] = smooth, rate: float = 0.1) -> list[Update]:
+    """One full-batch step of client 0 in each round, from models that are far apart."""
+    updates = []
+    for number in range(1, rounds + 1):
+        model = build(number)
+        before = state_of(model)
+        cross_entropy(model(records.inputs), records.labels).backward()
+        after = {name: p.detach() - rate * p.grad for name, p in model.named_parameters() if p.grad is not None}
+        updates.append(message(number, 0, before, {**before, **after}, num_examples=len(records.inputs)))
+    return updates
+
+
+def test_the_objective_is_the_mean_cosine_and_its_slope_that_of_finite_differences(record: Record) -> None:
+    records, partial, _ = table(5, dtype=torch.float64)
+    transcript = record(steps(records, 3))
+    known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
+    objective = GradientAttributeInference()._objective(transcript, known, 0)
+    logits = torch.randn((5, 3), generator=generator("logits"), dtype=torch.float64)
+
+    def written_out(point: Tensor) -> float:
+        cosines = []
+        for update in transcript.updates(0):
+            model = smooth()
+            model.load_state_dict(update.before)
+            inputs = partial.inputs.clone()
+            inputs[:, 1:4] = point.exp() / point.exp().sum(1, keepdim=True)
+            slopes = torch.autograd.grad(cross_entropy(model(inputs), partial.labels), list(model.parameters()))
+            a = np.concatenate([slope.numpy().ravel() for slope in slopes])
+            b = np.concatenate([(update.before[k] - update.after[k]).numpy().ravel() for k in update.before])
+            cosines.append(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+        return 1 - float(np.mean(cosines))
+
+    value, slope = objective(logits)
+    assert float(value) == pytest.approx(written_out(logits), abs=1e-12)
+    for place in itertools.product(range(5), range(3)):
+        shift = torch.zeros_like(logits)
+        shift[place] = 1e-5
+        difference = (written_out(logits + shift) - written_out(logits - shift)) / 2e-5
+        assert float(slope[place]) == pytest.approx(difference, abs=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_attributes_of_a_tiny_client_are_read_off_exact_gradients(seed: int, record: Record) -> None:
+    records, partial, kinds = table(8, seed, dtype=torch.float64)
+    transcript = record(steps(records, 4))
+    known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
+    attack = GradientAttributeInference(iterations=60, learning_rate=1.0, line_search=True)
+    found = infer(attack, transcript, known)
+    assert torch.equal(found.claimed, kinds)
+    curve = found.trace["objective"]
+    assert curve[-1] < 0.02 * curve[0]
+
+
+def test_a_gradient_that_was_sent_is_read_like_the_step_along_it(record: Record) -> None:
+    records, partial, _ = table(6, dtype=torch.float64)
+    updates = steps(records, 3, rate=0.5)
+    gradients = [
+        dataclasses.replace(u, after={}, gradient={k: 2 * v for k, v in u.pseudo_gradient.items()}) for u in updates
+    ]
+    known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
+    attack = GradientAttributeInference(iterations=5)
+    one, other = (infer(attack, record(list(each)), known) for each in (updates, gradients))
+    assert torch.allclose(one.scores, other.scores, atol=1e-8)
+
+
+def test_restarts_are_chosen_by_the_objective_alone(record: Record) -> None:
+    records, partial, _ = table(6, dtype=torch.float64)
+    transcript = record(steps(records, 2))
+    known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
+    settings: dict[str, Any] = {"iterations": 4, "start": 3.0, "learning_rate": 0.5}
+    rng, singles = generator(9), []
+    for _ in range(3):
+        singles.append(GradientAttributeInference(**settings).run(transcript, known, victim=0, rng=rng))
+    both = GradientAttributeInference(**settings, restarts=3).run(transcript, known, victim=0, rng=generator(9))
+    objective = GradientAttributeInference()._objective(transcript, known, 0)
+    ends = [float(objective(single.scores.double())[0]) for single in singles]
+    assert max(ends) - min(ends) > 1e-4
+    assert torch.equal(both.scores, singles[int(np.argmin(ends))].scores)
+
+
+def test_rounds_are_spread_from_the_first_to_the_last() -> None:
+    assert spread([1, 11, 21, 31, 41], 3) == [1, 21, 41]
+    assert spread([1, 11, 21], None) == spread([1, 11, 21], 9) == [1, 11, 21]
+    assert spread([4, 8], 1) == [4]
+
+
+# SIA.
+
+
+def linear(weights: Sequence[Sequence[float]]) -> State:
+    return {"weight": torch.tensor(weights)}
+
+
+def blank() -> nn.Module:
+    return nn.Linear(2, 2, bias=False)
+
+
+LIKES_0, LIKES_1, UNSURE = linear([[4, 4], [0, 0]]), linear([[0, 0], [4, 4]]), linear([[0, 0], [0, 0]])
+ONES = Records(inputs=torch.ones(3, 2), labels=torch.tensor([0, 1, 1]))
+ABOUT_SOURCES = Knowledge(model=blank, loss=cross_entropy, records=ONES)
+
+
+@pytest.mark.parametrize("source", ["last-returned", "decoder", OPTIMAL])
+def test_a_record_is_said_to_be_of_the_client_whose_model_knows_it_best(source: str, record: Record) -> None:
+    states = {2: UNSURE, 5: LIKES_0, 7: LIKES_1}
+    transcript = record(
+        [message(1, client, UNSURE, LIKES_0) for client in states]
+        + [message(2, client, UNSURE, state) for client, state in states.items()]
+    )
+    known = dataclasses.replace(ABOUT_SOURCES, models=None if source == "last-returned" else states)
+    found = infer(SourceInference(source=source), transcript, known, victim=5)
+    assert found.of == "source"
+    assert found.candidates.tolist() == [2, 5, 7]
+    assert found.claimed.tolist() == [5, 7, 7]
+    sure, wrong = math.log1p(math.exp(-8)), math.log1p(math.exp(8))
+    reference = [[math.log(2), sure, wrong], [math.log(2), wrong, sure], [math.log(2), wrong, sure]]
+    assert torch.allclose(-found.scores, torch.tensor(reference), atol=1e-5)
+
+
+def test_the_majority_of_rounds_decides_among_those_who_took_part(record: Record) -> None:
+    a, b = linear([[1, 1], [0, 0]]), linear([[2, 2], [0, 0]])  # the larger, the surer of class 0
+    transcript = record(
+        [
+            message(1, 0, UNSURE, b), message(1, 1, UNSURE, a),  # class 0: client 0 wins
+            message(2, 1, UNSURE, a), message(2, 2, UNSURE, UNSURE),  # client 1, as client 0 is away
+            message(3, 1, UNSURE, LIKES_0), message(3, 2, UNSURE, UNSURE),  # client 1
+            message(4, 0, UNSURE, b), message(4, 2, UNSURE, a),  # client 0
+            message(5, 0, UNSURE, UNSURE), message(5, 1, UNSURE, b),  # client 1
+        ]
+    )  # fmt: skip
+    found = infer(SourceInference(), transcript, ABOUT_SOURCES)
+    # Class 1 goes to the least sure of class 0: clients 1, 2, 2, 2 and 0.
+    assert found.claimed.tolist() == [1, 2, 2]
+    assert found.scores.floor().tolist() == [[2, 3, 0], [1, 1, 3], [1, 1, 3]]
+
+
+def test_equally_many_rounds_are_decided_by_the_mean_loss(record: Record) -> None:
+    near, sure = linear([[0.1, 0.1], [0, 0]]), linear([[9, 9], [0, 0]])
+    transcript = record(
+        [
+            message(1, 0, UNSURE, near), message(1, 1, UNSURE, UNSURE),
+            message(2, 0, UNSURE, UNSURE), message(2, 1, UNSURE, sure),
+        ]
+    )  # fmt: skip
+    assert infer(SourceInference(), transcript, ABOUT_SOURCES).claimed[0] == 1
+
+
+def test_a_regression_and_a_loss_that_only_gives_means_are_scored_record_by_record(record: Record) -> None:
+    records = Records(inputs=torch.tensor([[1.0], [2.0]]), labels=torch.tensor([3.0, 2.0]))
+    transcript = record([message(1, client, linear([[0.0]]), linear([[float(client)]])) for client in (1, 3)])
+    known = Knowledge(
+        model=lambda: nn.Linear(1, 1, bias=False), loss=lambda out, y: squared_error(out, y), records=records
+    )
+    found = infer(SourceInference(source="last-returned"), transcript, known, victim=1)
+    assert (-found.scores).tolist() == [[4, 0], [0, 16]]
+
+
+# SRA.
+
+SHAPE = (1, 8, 8)
+
+
+def images_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, 10))
+
+
+ABOUT_IMAGES = Knowledge(
+    model=images_model,
+    loss=cross_entropy,
+    input_shape=SHAPE,
+    value_range=([-1.0], [3.0]),
+    input_mean=[0.5],
+    input_std=[1.2],
+    num_classes=10,
+    batch_size=1,
+)
+
+
+def typical(attack: Attack, transcript: Transcript, knowledge: Knowledge = ABOUT_IMAGES) -> Representatives:
+    finding = run(attack, transcript, knowledge)
+    assert isinstance(finding, Representatives)
+    return finding
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"objective": "probability", "learning_rate": 5.0},
+        {"optimizer": "adam", "learning_rate": 0.02},
+        {"tv_weight": 1.0},
+    ],
+)
+def test_images_of_a_class_make_the_model_sure_of_it(settings: dict[str, Any], record: Record) -> None:
+    state = {name: 5 * tensor for name, tensor in state_of(images_model(4)).items()}
+    transcript = record([message(1, 0, state, state)])
+    found = typical(ModelSampleReconstruction(iterations=60, **settings), transcript)
+    assert found.labels.tolist() == list(range(10))
+    assert found.data.shape == (10, *SHAPE)
+    model = images_model()
+    model.load_state_dict(state)
+    before, after = (
+        model(4 * images - 1).softmax(1).diagonal() for images in (torch.full((10, *SHAPE), 0.5), found.data)
+    )
+    assert before.max() < 0.9
+    assert after.min() > 0.9
+    assert found.trace["objective"][-1] < found.trace["objective"][0]
+
+
+def test_eq_5_is_climbed_along_its_slope(record: Record) -> None:
+    state = state_of(images_model(4))
+    transcript = record([message(1, 0, state, state)])
+    attack = ModelSampleReconstruction(objective="probability", learning_rate=0.3, iterations=1)
+    found = typical(attack, transcript)
+    for k in range(10):
+        start = torch.full((1, *SHAPE), 0.5, requires_grad=True)
+        images_model(4)(4 * start - 1).softmax(1)[0, k].backward()
+        assert start.grad is not None
+        assert torch.allclose(found.data[k], (start + 0.3 * start.grad).detach()[0], atol=1e-6)
+
+
+def test_a_class_that_needs_no_better_image_stops_the_search(record: Record) -> None:
+    state = {name: torch.zeros_like(tensor) for name, tensor in state_of(images_model()).items()}
+    told: list[tuple[int, int]] = []
+    ModelSampleReconstruction(patience=5).run(
+        record([message(1, 0, state, state)]),
+        ABOUT_IMAGES,
+        victim=0,
+        rng=generator(0),
+        progress=lambda at, of, values: told.append((at, of)),
+    )
+    assert told == [(1000, 1000)]
+
+
+def trained(count: int, number: int = 1) -> tuple[Tensor, Tensor, Update]:
+    """What client 0 holds in [0, 1], its labels, and her update of one step."""
+    data = torch.rand((count, *SHAPE), generator=generator("images"))
+    labels, model = torch.arange(count) + 3, images_model(number)
+    before = state_of(model)
+    cross_entropy(model(4 * data - 1), labels).backward()
+    after = {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return data, labels, message(number, 0, before, after, num_examples=count)
+
+
+def test_a_single_image_and_its_label_are_found_from_the_gradient(record: Record) -> None:
+    data, labels, update = trained(1)
+    attack = GradientSampleReconstruction(
+        optimizer="adam", step_size=0.1, label_step_size=0.1, tv_weight=0.0, iterations=200
+    )
+    found = typical(attack, record([update]))
+    assert found.labels.tolist() == labels.tolist()
+    floor = psnr(torch.full_like(data, 0.5), data).item()
+    assert psnr(found.data, data).item() > floor + 8
+
+
+def test_as_many_images_as_a_batch_are_claimed_from_the_chosen_round(record: Record) -> None:
+    transcript = record([trained(5, 1)[2], trained(5, 3)[2]])
+    for batch, expected in ((2, 2), (8, 5)):
+        known = dataclasses.replace(ABOUT_IMAGES, batch_size=batch)
+        first, third = (typical(GradientSampleReconstruction(iterations=2, round=r), transcript, known) for r in (1, 3))
+        assert len(first.data) == len(first.labels) == expected
+        assert torch.equal(typical(GradientSampleReconstruction(iterations=2), transcript, known).data, first.data)
+        assert not torch.equal(first.data, third.data)
+
+
+# What is refused, in one sentence each.
+
+
+def refused(sentence: str, error: type[FedsimError] = AttackError) -> Any:
+    return pytest.raises(error, match=rf"^(?=[^\n]*[^.\n]\Z){sentence}")
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: SourceInference(source="global"), "source: the global model is the same for all clients"),
+        (lambda: SourceInference(source=" "), "source: expected returned, last-returned, optimal or the title"),
+        (lambda: ModelAttributeInference(source=""), "source: expected global, last-returned, optimal or the title"),
+        (lambda: GradientAttributeInference(iterations=0), "iterations: expected at least 1, got 0"),
+        (lambda: GradientAttributeInference(rounds=0), "rounds: expected at least 1, got 0; leave it out to use all"),
+        (lambda: GradientAttributeInference(learning_rate=0.0), "learning_rate: expected a finite value above 0"),
+        (lambda: GradientAttributeInference(start=-1.0), "start: expected a finite value of at least 0"),
+        (lambda: GradientAttributeInference(restarts=2), "restarts: with start = 0 all 2 begin at the same point"),
+        (lambda: ModelSampleReconstruction(iterations=0), "iterations: expected at least 1, got 0"),
+        (lambda: ModelSampleReconstruction(learning_rate=math.inf), "learning_rate: expected a finite value above 0"),
+        (lambda: ModelSampleReconstruction(tv_weight=-1.0), "tv_weight: expected a finite value of at least 0"),
+        (lambda: GradientSampleReconstruction(round=0), "round: expected a round, counted from 1, got 0"),
+        (lambda: GradientSampleReconstruction(step_size=-1.0), "step_size: expected a finite value above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(build: Callable[[], Attack], sentence: str) -> None:
+    with refused(sentence, ConfigError):
+        build()
+
+
+_, PARTIAL, _ = table(4)
+ABOUT_TABLE = Knowledge(model=classifier, loss=cross_entropy, records=table(4)[0], partial_records=PARTIAL)
+ON_TABLES: list[Attack] = [
+    SourceInference(),
+    SourceInference(source="last-returned"),
+    ModelAttributeInference(),
+    ModelAttributeInference(source="global"),
+    GradientAttributeInference(iterations=2),
+]
+DECODED: list[Attack] = [SourceInference(source="lmra"), ModelAttributeInference(source="lmra")]
+
+
+@pytest.mark.parametrize("attack", [*ON_TABLES, *DECODED, ModelSampleReconstruction(), GradientSampleReconstruction()])
+def test_a_client_that_never_took_part(attack: Attack, record: Record) -> None:
+    known = dataclasses.replace(
+        ABOUT_IMAGES, records=ABOUT_TABLE.records, partial_records=PARTIAL, models={9: {}, 1: {}}
+    )
+    transcript = record(sent(classifier, {1: [0, 1], 3: [0, 1]}))
+    with refused("client 9 took part in no inspected round: she is not in any of the 2 rounds 1 to 3; inspect others"):
+        run(attack, transcript, known, victim=9)
+
+
+@pytest.mark.parametrize("attack", DECODED)
+def test_a_source_that_decoded_nothing(attack: Attack, record: Record) -> None:
+    transcript = record(sent(classifier, {1: [0, 1]}))
+    with refused("source: no model of 'lmra' was handed over; name an attack of the same file"):
+        run(attack, transcript, ABOUT_TABLE)
+    for models in ({}, {1: state_of(classifier())}):
+        with refused("source: 'lmra' decoded no model of client 0"):
+            run(attack, transcript, dataclasses.replace(ABOUT_TABLE, models=models))
+
+
+def test_a_source_has_to_be_one_of_several(record: Record) -> None:
+    alone = dataclasses.replace(ABOUT_TABLE, models={0: state_of(classifier())})
+    transcript = record(sent(classifier, {1: [0]}))
+    with refused("expected at least 2 candidates for the source of a record, but 1 took part in the inspected rounds"):
+        run(SourceInference(), transcript, alone)
+    with refused("expected at least 2 candidates for the source of a record, but 1 have a model that 'lmra' decoded"):
+        run(SourceInference(source="lmra"), transcript, alone)
+
+
+@pytest.mark.parametrize("attack", [*ON_TABLES, *DECODED])
+def test_weights_that_are_nan(attack: Attack, record: Record) -> None:
+    broken = state_of(classifier()) | {"2.weight": torch.full((CLASSES, 9), math.nan)}
+    transcript = record([message(1, 0, broken, broken), message(1, 1, broken, broken)])
+    known = dataclasses.replace(ABOUT_TABLE, models={0: broken, 1: broken})
+    with refused("(round 1|lmra), (client 0|the global model): 2.weight (of the model )?holds NaN or infinite values"):
+        run(attack, transcript, known)
+
+
+def test_a_model_whose_outputs_overflow(record: Record) -> None:
+    huge = {name: torch.full_like(tensor, 3e38) for name, tensor in state_of(classifier()).items()}
+    transcript = record([message(1, 0, huge, huge)])
+    with refused("client 0, model source last-returned: the model makes NaN or infinite values"):
+        run(ModelAttributeInference(), transcript, ABOUT_TABLE)
+
+
+@pytest.mark.parametrize(
+    "attack", [SourceInference(), SourceInference(source="last-returned"), ModelAttributeInference()]
+)
+def test_a_federation_of_gradients_has_no_returned_models(attack: Attack, record: Record) -> None:
+    state = state_of(classifier())
+    transcript = record([message(1, client, state, {}, gradient=state) for client in (0, 1)])
+    with refused("round 1, client 0: sent a gradient, no weights, so that there is no returned model to attack"):
+        run(attack, transcript, ABOUT_TABLE)
+    infer(ModelAttributeInference(source="global"), transcript, ABOUT_TABLE)
+
+
+@pytest.mark.parametrize("attack", ON_TABLES)
+def test_labels_that_are_missing(attack: Attack, record: Record) -> None:
+    transcript = record(sent(classifier, {1: [0, 1]}))
+
+    def known(**changed: Tensor) -> Knowledge:
+        records, partial = table(4)[:2]
+        whole, part = dataclasses.replace(records, **changed), dataclasses.replace(partial, **changed)
+        return dataclasses.replace(ABOUT_TABLE, records=whole, partial_records=part)
+
+    with refused("of 4 known records 3 have labels; this attack needs the label of each"):
+        run(attack, transcript, known(labels=torch.tensor([0, 1, 2])))
+    with refused("the label of known record 2 is missing or infinite; this attack needs the label of each"):
+        run(attack, transcript, known(labels=torch.tensor([0, 1, math.nan, 2])))
+    with refused("no record of the victim is known; attack a client who holds data"):
+        run(attack, transcript, known(labels=torch.empty(0), inputs=torch.empty(0, FEATURES)))
+
+
+def test_labels_that_do_not_fit_the_model(record: Record) -> None:
+    transcript = record(sent(classifier, {1: [0, 1]}))
+    for labels, sentence in (
+        (torch.tensor([0, 1, 2, 9]), "labels of known records go from 0 to 9, but the model has 4 outputs"),
+        (torch.rand(4), "the labels are targets of a regression, but the model has 4 outputs"),
+    ):
+        partial = dataclasses.replace(PARTIAL, labels=labels)
+        with refused(sentence):
+            run(ModelAttributeInference(), transcript, dataclasses.replace(ABOUT_TABLE, partial_records=partial))
+
+
+@pytest.mark.parametrize("attack", ON_TABLES)
+def test_a_model_of_another_federation(attack: Attack, record: Record) -> None:
+    transcript = record(sent(classifier, {1: [0, 1]}))
+    with refused("round 1, (client 0|the global model): 4 tensors are not the weights of the model, which has 1;"):
+        run(attack, transcript, dataclasses.replace(ABOUT_TABLE, model=blank))
+
+
+@pytest.mark.parametrize("attack", ON_TABLES)
+def test_records_that_the_model_does_not_take(attack: Attack, record: Record) -> None:
+    transcript = record(sent(lambda seed: nn.Linear(3, CLASSES), {1: [0, 1]}))
+    known = dataclasses.replace(ABOUT_TABLE, model=lambda: nn.Linear(3, CLASSES))
+    with refused(r"(round 1, )?client 0(, model source [a-z-]+)?: the model does not take inputs of shape \(\d+, 7\)"):
+        run(attack, transcript, known)
+
+
+class Shifted(nn.Linear):
+    """A layer with a buffer that takes part in what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, CLASSES)
+        self.register_buffer("shift", torch.zeros(CLASSES))
+
+
+@pytest.mark.parametrize("attack", ON_TABLES)
+def test_buffers_that_were_not_shared(attack: Attack, record: Record) -> None:
+    torch.manual_seed(0)
+    states = [{name: p.detach().clone() for name, p in Shifted().named_parameters()} for _ in range(3)]
+    transcript = record([message(1, client, states[2], states[client]) for client in (0, 1)])
+    with refused("round 1, (client 0|the global model): the model computes with shift, which clients of this federat"):
+        run(attack, transcript, dataclasses.replace(ABOUT_TABLE, model=Shifted))
+
+
+def test_one_record_has_no_statistics_to_be_normalised_by(record: Record) -> None:
+    kept = {name: t for name, t in state_of(normalised(3)).items() if "running" not in name}
+    transcript = record([message(1, client, kept, kept) for client in (0, 1)])
+    known = Knowledge(model=normalised, loss=cross_entropy, records=table(1)[0])
+    with refused(r"round 1, client 0: the model does not take inputs of shape \(1, 7\) \(Expected more than 1 value"):
+        run(SourceInference(), transcript, known)
+
+
+def test_a_client_whose_weights_never_change_tells_nothing(record: Record) -> None:
+    state = state_of(classifier())
+    with refused("client 0: her weights did not change in any of the rounds that are used, there is nothing to match"):
+        run(GradientAttributeInference(), record([message(1, 0, state, state)]), ABOUT_TABLE)
+
+
+def test_a_search_that_diverges_is_a_failure(record: Record) -> None:
+    records, partial, _ = table(4)
+    transcript = record(steps(records, 2, classifier))
+    known = Knowledge(
+        model=classifier, loss=lambda out, y: cross_entropy(out, y) / (out.sum() * 0), partial_records=partial
+    )
+    with refused("client 0: the objective became NaN or infinite; lower the attack's learning_rate"):
+        run(GradientAttributeInference(iterations=3), transcript, known)
+
+
+def test_samples_need_classes_and_rounds_that_are_there(record: Record) -> None:
+    transcript = record([trained(2, 4)[2]])
+    with refused("ModelSampleReconstruction needs num_classes, which the threat model withholds", KnowledgeError):
+        run(ModelSampleReconstruction(), transcript, dataclasses.replace(ABOUT_IMAGES, num_classes=None))
+    with refused(r"client 0, model source global: for 7 classes the model has outputs of shape \(7, 10\), expected"):
+        run(ModelSampleReconstruction(source="global"), transcript, dataclasses.replace(ABOUT_IMAGES, num_classes=7))
+    with refused("round: client 0 is not in round 2 of those that are inspected, expected one of 4"):
+        run(GradientSampleReconstruction(round=2), transcript, ABOUT_IMAGES)
