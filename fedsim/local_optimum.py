@@ -49,7 +49,8 @@ def local_optimum(
     take, so that several clients at once would gain nothing. The loss falls from 0.70 to 0.018, accuracy reaches
     0.993. The last tenth of the steps moves the weights by less than 0.1 % of their norm. Twice as many steps end 21 %
     of it away, batches of 64 81 %, at minima that answer alike (Zest 0.99 and 0.95). Models that do not are no farther:
-    another client's optimum 72 % (Zest 0.63), a global model 65 % (Zest 0.80), the start 74 % (Zest -0.32).
+    another client's optimum 72 % (Zest 0.63), a global model 65 % (Zest 0.80), the start 74 % (Zest -0.32). With batch
+    normalisation, Zest is 0.98 and 0.70 between minima, 0.28 to another client's, 0.58 to a global model.
 
     BatchNorm layers normalise by the batch, whatever statistics `start` holds. Where it holds some, those of the
     result are the client's, of all her examples. Dropout layers do not drop.
