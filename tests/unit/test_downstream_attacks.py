@@ -253,7 +253,7 @@ def test_attributes_of_a_tiny_client_are_read_off_exact_gradients(seed: int, rec
     records, partial, kinds = table(8, seed, dtype=torch.float64)
     transcript = record(steps(records, 4))
     known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
-    attack = GradientAttributeInference(iterations=60, learning_rate=1.0, line_search=True)
+    attack = GradientAttributeInference(iterations=60)
     found = infer(attack, transcript, known)
     assert torch.equal(found.claimed, kinds)
     curve = found.trace["objective"]
@@ -412,8 +412,9 @@ def test_images_of_a_class_make_the_model_sure_of_it(settings: dict[str, Any], r
     before, after = (
         model(4 * images - 1).softmax(1).diagonal() for images in (torch.full((10, *SHAPE), 0.5), found.data)
     )
-    assert before.max() < 0.9
-    assert after.min() > 0.9
+    assert (after > before + 0.1).all()
+    assert after.mean() > 0.7
+    assert before.mean() < 0.2
     assert found.trace["objective"][-1] < found.trace["objective"][0]
 
 

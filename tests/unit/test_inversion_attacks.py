@@ -715,6 +715,35 @@ def test_control_flow_that_depends_on_values_cannot_be_compiled(run: Run) -> Non
     run(InvertingGradients(iterations=2), of)
 
 
+@pytest.mark.parametrize(("wrong_calls", "refused"), [(1, False), (99, True)])
+def test_a_compiled_graph_may_round_to_the_other_side_of_one_kink_but_not_err(
+    run: Run, monkeypatch: pytest.MonkeyPatch, wrong_calls: int, refused: bool
+) -> None:
+    """On one of 100 writers a ReLU stood at 0 to seven digits, and the compiled objective was off by .0015 there."""
+    calls = [0]
+
+    def erring(graph: Callable[..., list[Tensor]], **how: Any) -> Callable[..., list[Tensor]]:
+        def again(*arguments: Any) -> list[Tensor]:
+            calls[0] += 1
+            objective, *slopes = graph(*arguments)
+            return [objective + 0.0015 * (calls[0] <= wrong_calls), *slopes]
+
+        return again
+
+    monkeypatch.setattr(torch, "compile", erring)
+    monkeypatch.setattr(graphs, "_cache", {})
+    of, attack = victim(), InvertingGradients(iterations=3, compile=True)
+    if refused:
+        with pytest.raises(
+            AttackError, match=r"^the compiled objective is .* where the model gives .*set compile = fa"
+        ):
+            run(attack, of)
+        assert graphs._cache == {}
+    else:
+        eager, traced = run(dataclasses.replace(attack, compile=False), of), run(attack, of)
+        torch.testing.assert_close(traced.trace["objective"], eager.trace["objective"], atol=1e-5, rtol=0)
+
+
 # What cannot be attacked, one sentence each.
 
 FEW = {"iterations": 3}
