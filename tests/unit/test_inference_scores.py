@@ -243,7 +243,6 @@ def test_a_representative_is_compared_with_her_nearest_image_of_its_class() -> N
     ("name", "guess"),
     [
         ("mean face", lambda: PUBLIC.data.mean(0).expand(2, -1, -1, -1)),
-        ("public class mean", lambda: torch.stack([PUBLIC.data[PUBLIC.labels == c].mean(0) for c in (0, 1)])),
         ("mid-grey", lambda: torch.full((2, 1, 20, 16), 0.5)),
         ("noise", lambda: torch.rand((2, 1, 20, 16), generator=generator(1))),
     ],
@@ -261,6 +260,15 @@ def test_a_guess_is_claimed_for_the_same_classes() -> None:
     both, one = represent(images(2, seed=8), [0, 2]), represent(images(1, seed=8), [0])
     assert both["class_psnr"].floor == pytest.approx(one["class_psnr"].floor / 2, rel=1e-2)
     assert represent(images(2), [0, 1], None)["class_ssim"].floor_guess in ("noise", "mid-grey")
+
+
+def test_public_images_of_the_class_stand_beside_and_are_no_guess() -> None:
+    """Hers are public: that would be a perfect answer, but no floor; of a class that is not public there is none."""
+    public = Public(data=HERS[:3], labels=torch.tensor([0, 0, 0]))
+    scores = represent(images(2, seed=8), [0, 1], public)
+    assert scores["class_ssim"].nearest_public == pytest.approx(0.5, abs=1e-4)
+    assert scores["class_ssim"].floor < 0.4
+    assert math.isnan(represent(images(2), [0, 1], None)["class_psnr"].nearest_public)
 
 
 def test_a_class_that_is_not_public_is_guessed_by_the_mean_of_all() -> None:
