@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -144,6 +144,13 @@ class TemporalInversion(Attack):
         shape = (scenes[0].num_examples, *(knowledge.input_shape or ()))
         start = torch.randn(shape, generator=rng).to(scenes[0].before[0])
         scenes, labels = self._aligned(scenes, knowledge, rng)
+        if strangers := _of_other_labels(scenes, labels):
+            log.warning(
+                "client %d, %s: the gradient seems to be of examples with other labels, so of another mini-batch than "
+                "that of the first round; set align = true, or choose rounds of one mini-batch",
+                victim,
+                _rounds(strangers),
+            )
         if self.batch_statistics:
             model = normalising_by_batch(scenes[0].model)
             scenes = [replace(scene, model=model) for scene in scenes]
@@ -362,6 +369,20 @@ def _checked(update: Update) -> Update:
                 f"{where}: the {what} {broken[0]} holds NaN or infinite values; leave the round out of adversary.rounds"
             )
     return update
+
+
+def _of_other_labels(scenes: Sequence[Scene], labels: Tensor) -> list[Scene]:
+    """Those whose last bias has a slope below 0, by more than a little noise, for a class that is not among `labels`.
+
+    With cross-entropy that slope is p_c - n_c / b, so not below 0 for a class that does not occur.
+    """
+    first = scenes[0]
+    layer = first.model.get_submodule(first.names[-1].rpartition(".")[0])
+    if not isinstance(layer, nn.Linear) or layer.bias is None or labels.is_floating_point():
+        return []
+    absent = torch.ones(layer.out_features, dtype=torch.bool)
+    absent[labels.cpu()] = False
+    return [scene for scene in scenes if (scene.mean_gradient[-1].cpu()[absent] < -0.25 / len(labels)).any()]
 
 
 def _client(scenes: Sequence[Scene]) -> str:

@@ -326,6 +326,17 @@ def test_mini_batches_of_several_sizes_without_alignment_are_refused(record: Any
         run(record(updates), align=False)
 
 
+def test_gradients_of_other_labels_without_alignment_are_named(record: Any, caplog: pytest.LogCaptureFixture) -> None:
+    updates = sent(3)
+    updates[1] = of_another_batch(updates[1], torch.tensor([0, 7, 8]))
+    granted = dataclasses.replace(KNOWN, labels=LABELS)
+    run(record(updates), granted, align=False, iterations=1)
+    assert "client 5, round 2: the gradient seems to be of examples with other labels" in caplog.text
+    caplog.clear()
+    run(record(sent(3)), granted, align=False, iterations=1)
+    assert not caplog.text
+
+
 def test_weights_instead_of_gradients_are_refused(record: Any) -> None:
     updates = sent(2)
     updates[1] = dataclasses.replace(updates[1], gradient=None, after=updates[0].before)
