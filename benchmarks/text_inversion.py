@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 8], help="b")
     parser.add_argument("--gradients", type=int, nargs="+", default=[1, 5, 10], help="T")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--pool", type=int, default=2, help="of TextCNN; 0 pools over all places")
     parser.add_argument("--length", type=int, default=32, help="words of a text")
     parser.add_argument("--vocabulary", type=int, default=5000)
@@ -152,7 +153,8 @@ def main() -> None:
         for size in options.sizes:
             for count in [1] if options.rows else options.gradients:
                 attack: Attack = EmbeddingRows() if options.rows else ours(options, count)
-                rows = [cell(federation, attack, kernels, size, count, seed) for seed in range(options.seeds)]
+                seeds = range(options.first_seed, options.first_seed + options.seeds)
+                rows = [cell(federation, attack, kernels, size, count, seed) for seed in seeds]
                 rate, tokens, words, seconds = (statistics.fmean(column) for column in zip(*rows, strict=True))
                 each = " ".join(f"{100 * row[0]:.1f}" for row in rows)
                 found = f"tokens found {100 * tokens:5.1f}, words found {100 * words:5.1f}"
