@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from adversaries.matching import GradientInversion, Recipe, check_not_negative, check_positive, constant
+from adversaries.matching import GradientInversion, Recipe, by_tenths, check_not_negative, check_positive, constant
 from adversaries.model_sources import ModelAttack, outputs, rounds_of
 from adversaries.priors import TotalVariation, total_variation
 from adversaries.scene import Scene
@@ -44,8 +44,10 @@ class ModelSampleReconstruction(ModelAttack):
         iterations: steps of the optimizer.
         objective: `probability` is Eq. 5; `log-probability` has the same maximum and a slope that does not vanish where
             the class is improbable.
-        optimizer: `sgd` or `adam`.
-        learning_rate: step size, in widths of the pixels' range.      [App. C.2: SGD with 1e-3 or 1e-4]
+        optimizer: `sgd` or `adam`, whose equal steps of all pixels give noisier images.
+        learning_rate: step size, in widths of the pixels' range. The paper's SGD with 1e-3 or 1e-4 (App. C.2) on Eq. 5
+            moves pixels by less than a thousandth of their range in 1000 iterations; 1 makes the AT&T model sure.
+        tv_weight: of each image's total variation, which smooths it; for images alone.        [paper: none]
         patience: stop when the objective has not fallen by a hundredth of itself for so many iterations; 0 never.
         source: `global` is w_t of the last inspected round, `last-returned` the last w_T that the victim returned;
             else the title of an attack in the same file that decodes local models, or `optimal` for the victim's
@@ -55,7 +57,8 @@ class ModelSampleReconstruction(ModelAttack):
         Fredrikson, Jha, Ristenpart: Model Inversion Attacks that Exploit Confidence Information and Basic
         Countermeasures, CCS 2015, Algorithm 1, as run in Driouich et al.: Local Model Reconstruction Attacks in
         Federated Learning and their Uses, 2022, Eq. 5 and App. C.2. Differs: leaves out the processing of images
-        (denoising, sharpening) and the auxiliary term, as Driouich et al. do; they give no number of iterations.
+        (denoising, sharpening) and the auxiliary term, as Driouich et al. do; they give no number of iterations. The
+        defaults are not theirs, with which images stay grey.
     """
 
     iterations: int = 1000
@@ -148,10 +151,11 @@ class GradientSampleReconstruction(GradientInversion):
 
     Args:
         round: which inspected round is read; by default the first in which the victim took part.
-        optimizer: `sgd` or `adam`.
-        step_size: of the pixels, in standard deviations of the inputs. [App. C.2: SGD with 1e-3]
-        label_step_size: of the labels' logits.                         [App. C.2: SGD with 1e-3]
-        signed: feed the optimizer the sign of each pixel's gradient.   [Geiping et al.: yes, with Adam]
+        optimizer: `sgd` of constant steps, or `adam`, whose steps fall to a tenth after 3/8, 5/8 and 7/8 of the way.
+            [App. C.2: SGD with 1e-3, which moves nothing; Geiping et al.: Adam with 0.1, signed, and these decays]
+        step_size: of the pixels, in standard deviations of the inputs.
+        label_step_size: of the labels' logits.
+        signed: feed the optimizer the sign of each pixel's gradient.
         tv_weight: alpha of Eq. 4.                                      [not given; Geiping et al.: 1e-4 to 1e-1]
         iterations: steps of the optimizer.                             [not given]
         restarts: random starts; the one with the smallest objective is the finding.
@@ -162,14 +166,14 @@ class GradientSampleReconstruction(GradientInversion):
     References:
         Geiping et al.: Inverting Gradients, NeurIPS 2020, as run in Driouich et al.: Local Model Reconstruction Attacks
         in Federated Learning and their Uses, 2022, Eq. 4 and App. C.2. Differs: total variation is a mean over pixels
-        and images, not a sum over images; the papers do not say how labels are moved.
+        and images, not a sum over images; the papers do not say how labels are moved; defaults are Geiping et al.'s.
     """
 
     round: int | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    step_size: float = 1e-3
-    label_step_size: float = 1e-3
-    signed: bool = False
+    optimizer: Literal["sgd", "adam"] = "adam"
+    step_size: float = 0.1
+    label_step_size: float = 0.1
+    signed: bool = True
     tv_weight: float = 0.01
 
     paper: ClassVar[Paper] = LMRA
@@ -202,7 +206,7 @@ class GradientSampleReconstruction(GradientInversion):
             optimizer=self.optimizer,
             step_size=self.step_size,
             signed=self.signed,
-            schedule=constant,
+            schedule=by_tenths if self.optimizer == "adam" else constant,
             joint_labels=self.label_step_size,
         )
 

@@ -455,9 +455,7 @@ def trained(count: int, number: int = 1) -> tuple[Tensor, Tensor, Update]:
 
 def test_a_single_image_and_its_label_are_found_from_the_gradient(record: Record) -> None:
     data, labels, update = trained(1)
-    attack = GradientSampleReconstruction(
-        optimizer="adam", step_size=0.1, label_step_size=0.1, tv_weight=0.0, iterations=200
-    )
+    attack = GradientSampleReconstruction(tv_weight=0.0, iterations=200)
     found = typical(attack, record([update]))
     assert found.labels.tolist() == labels.tolist()
     floor = psnr(torch.full_like(data, 0.5), data).item()
