@@ -55,11 +55,15 @@ class LocalUpdates:
         What is no parameter (running statistics of BatchNorm, integers) is as she returned it last.
         """
         state = {name: tensor.clone() for name, tensor in self.last.after.items()}
-        names = _trained(self.last)
-        pieces = torch.split(model, [state[name].numel() for name in names])
-        for name, piece in zip(names, pieces, strict=True):
-            state[name] = piece.reshape(state[name].shape).to(state[name])
+        for name, tensor in self.named(model).items():
+            state[name].copy_(tensor)
         return state
+
+    def named(self, model: Tensor) -> dict[str, Tensor]:
+        """Views of `parameter`, under the names and in the shapes of the messages; of what is trained alone."""
+        shapes = {name: self.last.after[name].shape for name in _trained(self.last)}
+        pieces = torch.split(model, [shape.numel() for shape in shapes.values()])
+        return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 def read_updates(transcript: Transcript, client: int, *, fewest: int, remedy: str) -> LocalUpdates:
