@@ -338,7 +338,7 @@ def test_what_an_attack_declares_to_need_is_exactly_sufficient(name: str, transc
             run(name, transcript, only(known, attack.needs - {withheld}))
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", [name for name in ATTACKS if registry.load("attacks", name).needs])
 def test_a_withheld_need_is_an_error_before_any_work(name: str) -> None:
     """Neither the transcript nor the generator is touched."""
     with pytest.raises(KnowledgeError) as caught:
