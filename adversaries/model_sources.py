@@ -47,15 +47,19 @@ class ModelAttack(Attack):
 
     def _network(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> nn.Module:
         """The network that is attacked, see `network`."""
+        return network(knowledge, *self._state(transcript, knowledge, victim))
+
+    def _state(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> tuple[State, str]:
+        """The model that is attacked, and whose it is."""
         rounds = rounds_of(transcript, victim)
         if self.source == GLOBAL:
             last = [number for number in transcript.rounds if transcript.clients(number)][-1]
             seen = transcript.update(last, victim if last == rounds[-1] else transcript.clients(last)[0])
-            return network(knowledge, seen.before, f"round {last}, the global model")
+            return seen.before, f"round {last}, the global model"
         if self.source == LAST_RETURNED:
             update = transcript.update(rounds[-1], victim)
-            return network(knowledge, returned(update), f"round {update.round}, client {victim}")
-        return network(knowledge, decoded(knowledge, self.source, victim), f"{self.source}, client {victim}")
+            return returned(update), f"round {update.round}, client {victim}"
+        return decoded(knowledge, self.source, victim), f"{self.source}, client {victim}"
 
 
 def rounds_of(transcript: Transcript, client: int) -> list[int]:

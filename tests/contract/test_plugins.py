@@ -141,6 +141,7 @@ def table_knowledge() -> Knowledge:
     return Knowledge(
         model=build_table_model,
         loss=squared_error,
+        input_shape=(4,),
         learning_rate=0.1,
         local_epochs=1,
         batch_size=6,
@@ -226,6 +227,8 @@ def recorded(folder: Path, build: Callable[[], nn.Module], inputs: Tensor) -> Tr
 
 
 SPECIAL: dict[str, dict[str, Any]] = {
+    "lmra": {"hidden": "16x2", "learning_rate": 1e-3, "epochs": 500, "minimise_epochs": 20},
+    "lmra-dummy-data": {"training_iterations": 5},
     "see-through-gradients": {"bn_weight": 0.0},  # the network here has no BatchNorm
     "tgias-ro": {"gradients": 2},
     "tgias-ro-text": {"gradients": 2, "refinements": 1},
@@ -241,7 +244,7 @@ def attack_with(name: str) -> Attack:
 
 OF_GRADIENTS = ("tgias-ro", "tgias-ro-text")
 """Attacks on several rounds that read gradients; all others read weights."""
-DRAW_NOTHING = ("aia-gradient", "aia-model", "embedding-rows", "lmra-linear", "sia", "sra-model")
+DRAW_NOTHING = ("aia-gradient", "aia-model", "embedding-rows", "lmra-linear", "shared-model", "sia", "sra-model")
 
 
 def rounds_for(name: str, transcript: Transcript) -> list[int]:
