@@ -75,9 +75,9 @@ class LocalModelReconstruction(Attack):
 
     hidden: str | None = None
     learning_rate: float | None = None
-    epochs: int = 2000
+    epochs: int = 1000
     minimise_learning_rate: float | None = None
-    minimise_epochs: int = 5000
+    minimise_epochs: int = 2000
     start: Literal["last-returned", "global"] = "last-returned"
     space: Literal["span", "full"] = "span"
 

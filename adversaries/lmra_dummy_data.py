@@ -20,7 +20,7 @@ from fedsim.findings import Finding, LocalModel
 from fedsim.messages import by_name
 from fedsim.transcript import Transcript
 
-_MOST = 256
+_MOST = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +34,22 @@ class DummyDataReconstruction(Attack):
     In terms of LMRA's Algorithm 2, the mapping G is the gradient of the clients' loss at data that are learnt (Eq. 7),
     and to train on them is to minimise it (Eq. 8). A mapping of that form holds far from the models that were seen,
     where a free one is arbitrary; the dummy data themselves look like nothing. Labels are soft at first and sharpened,
-    since a client trains to labels that are certain.
+    since a client trains to labels that are certain. What is claimed lies halfway between the result and the model
+    that she returned last: their errors differ, and the mean of the two is nearer to the truth than either.
 
     Args:
-        examples: how many dummy examples. None takes as many as the client reported, at most 256.
+        examples: how many dummy examples. None takes as many as the client reported, at most 128.
         iterations: steps of matching.
         messages: how many messages, drawn at random, are matched in one step; the first one is every other time.
+        spread: standard deviation of the dummy data at the start, in the units the model is fed with; what the messages
+            say nothing of stays that small.
         step_size: of Adam for the dummy data, in the units the model is fed with.
         label_step_size: of Adam for the logits of dummy labels, or the targets of a regression.
         sharpness: what the logits are multiplied by at the end; it grows from 1.
         training_iterations: steps of training alone.
         training_step_size: of its first step; dimensionless.
+        mix: share of the model trained on dummy data in what is claimed, in (0, 1]; the rest is the client's
+            last-returned model, parameter by parameter.
 
     References:
         After Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses, 2022. Differs:
@@ -52,13 +57,15 @@ class DummyDataReconstruction(Attack):
     """
 
     examples: int | None = None
-    iterations: int = 500
+    iterations: int = 300
     messages: int = 2
+    spread: float = 1.0
     step_size: float = 0.1
     label_step_size: float = 0.1
     sharpness: float = 10.0
     training_iterations: int = 300
     training_step_size: float = 2e-3
+    mix: float = 0.2
 
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
@@ -70,7 +77,9 @@ class DummyDataReconstruction(Attack):
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.examples is not None and self.examples < 2:
             raise ConfigError(f"examples: expected at least 2, got {self.examples}")
-        check_positive(self, "step_size", "label_step_size", "training_step_size")
+        check_positive(self, "spread", "step_size", "label_step_size", "training_step_size")
+        if not 0 < self.mix <= 1:
+            raise ConfigError(f"mix: expected a share in (0, 1], got {self.mix}")
         if not 1 <= self.sharpness < math.inf:
             raise ConfigError(f"sharpness: expected a finite value of at least 1, got {self.sharpness}")
 
@@ -82,7 +91,9 @@ class DummyDataReconstruction(Attack):
             raise AttackError(f"{updates.where}: she returned every model as it was; choose another victim")
         client = _Client(updates, knowledge)
         examples = self.examples or min(max(2, updates.last.num_examples), _MOST)
-        dummy = torch.randn((examples, *(knowledge.input_shape or ())), generator=rng).to(knowledge.device)
+        dummy = self.spread * torch.randn((examples, *(knowledge.input_shape or ())), generator=rng).to(
+            knowledge.device
+        )
         outputs = client.outputs(dummy)
         labels = torch.randn(outputs.shape, generator=rng).to(outputs)
         if outputs.shape[1] > 1:
@@ -90,7 +101,8 @@ class DummyDataReconstruction(Attack):
         distances = self._match(client, dummy, labels, rng, progress)
         losses = self._train(client, dummy, client.labels(labels, self.sharpness), progress)
         trace = {"objective": torch.tensor(distances), "training_loss": torch.tensor(losses)}
-        return LocalModel(state=updates.state(client.parameters()), trace=trace)
+        found = torch.lerp(updates.after[-1], client.parameters(), self.mix)
+        return LocalModel(state=updates.state(found), trace=trace)
 
     def _match(
         self, client: _Client, dummy: Tensor, labels: Tensor, rng: torch.Generator, progress: Progress

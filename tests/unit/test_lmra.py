@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from adversaries.lmra import LocalModelReconstruction
+from adversaries.lmra_dummy_data import DummyDataReconstruction
 from adversaries.lmra_linear import LinearLocalModel, solve
 from adversaries.local_updates import Span, read_updates
 from fedsim.attack import Attack, Knowledge
-from fedsim.errors import AttackError
+from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import LocalModel
 from fedsim.messages import Update
-from fedsim.randomness import generator
+from fedsim.randomness import generator, seeded
 from fedsim.transcript import Recorder, Transcript
 
 Record = Callable[[Sequence[Update]], Transcript]
@@ -85,14 +88,16 @@ def messages(count: int, steps: int, dtype: torch.dtype = torch.float64, **data:
     return updates
 
 
-def attacked(attack: Attack, transcript: Transcript, victim: int = 3, **knowledge: Any) -> LocalModel:
+def attacked(attack: Attack, transcript: Transcript, victim: int | None = None, **knowledge: Any) -> LocalModel:
+    victim = transcript.clients(1)[0] if victim is None else victim
     finding = attack.run(transcript.only(transcript.rounds), Knowledge(**knowledge), victim=victim, rng=generator(1))
     assert isinstance(finding, LocalModel)
     return finding
 
 
-def failure(attack: Attack, transcript: Transcript, victim: int = 3) -> str:
+def failure(attack: Attack, transcript: Transcript, victim: int | None = None) -> str:
     """The one clear sentence."""
+    victim = transcript.clients(1)[0] if victim is None else victim
     with pytest.raises(AttackError) as caught:
         attacked(attack, transcript, victim)
     sentence = str(caught.value)
@@ -240,3 +245,123 @@ def test_the_span_holds_every_model_and_keeps_distances(record: Record) -> None:
         assert torch.allclose(torch.cdist(coordinates, coordinates), torch.cdist(model.double(), model.double()))
     moved = (read.after - read.before).double()
     assert torch.allclose(span.moves @ span.moves.T, moved @ moved.T)
+
+
+# Networks.
+
+
+def network() -> nn.Module:
+    return seeded_network(hidden=8)
+
+
+def seeded_network(hidden: int) -> nn.Module:
+    with seeded("network"):
+        return nn.Sequential(nn.Linear(5, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+
+def data(client: int) -> tuple[Tensor, Tensor]:
+    rng = generator("data", client)
+    inputs = torch.randn((30, 5), generator=rng)
+    return inputs, (inputs @ torch.randn((5, 3), generator=rng)).argmax(1)
+
+
+def stepped(model: nn.Module, before: Mapping[str, Tensor], client: int, steps: int, rate: float) -> dict[str, Tensor]:
+    weights = {name: tensor.clone() for name, tensor in before.items()}
+    for _ in range(steps):
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
+        loss = cross_entropy(functional_call(model, leaves, (data(client)[0],)), data(client)[1])
+        slopes = torch.autograd.grad(loss, list(leaves.values()))
+        weights = {n: t.detach() - rate * s for (n, t), s in zip(leaves.items(), slopes, strict=True)}
+    return weights
+
+
+def federated(rounds: int = 30) -> list[Update]:
+    """FedAvg of clients 0 and 1, of whom client 0 is recorded."""
+    model, updates = network(), []
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for number in range(1, rounds + 1):
+        returned = [stepped(model, before, client, 2, 0.1) for client in (0, 1)]
+        updates.append(Update(round=number, client=0, before=before, after=returned[0], num_examples=30))
+        before = {name: (returned[0][name] + returned[1][name]) / 2 for name in before}
+    return updates
+
+
+KNOWN = {"model": network, "loss": cross_entropy, "input_shape": (5,)}
+SHORT: dict[str, Any] = {"hidden": "16x2", "learning_rate": 1e-2, "epochs": 150, "minimise_epochs": 150}
+
+
+@pytest.mark.parametrize("space", ["span", "full"])
+def test_the_mapping_is_learnt_and_its_norm_falls(record: Record, space: Any) -> None:
+    found = attacked(LocalModelReconstruction(space=space, **SHORT), record(federated()))
+    last = federated()[-1].after
+    assert {name: (t.shape, t.dtype) for name, t in found.state.items()} == {
+        name: (t.shape, t.dtype) for name, t in last.items()
+    }
+    assert found.trace["objective"].min() < 0.5 * found.trace["objective"][0]
+    assert found.trace["validation_error"].min() < 1
+    again = attacked(LocalModelReconstruction(space=space, **SHORT), record(federated()))
+    assert all(torch.equal(found.state[name], again.state[name]) for name in last)
+
+
+def test_a_mapping_no_better_than_the_mean_update_is_a_failed_attack(record: Record) -> None:
+    rng = generator("noise")
+    noisy = [
+        dataclasses.replace(u, after={n: t + torch.randn(t.shape, generator=rng) for n, t in u.before.items()})
+        for u in federated()
+    ]
+    told = failure(LocalModelReconstruction(hidden="16x2", learning_rate=1e-6, epochs=20), record(noisy))
+    assert "no better than their mean does" in told
+
+
+def test_a_mapping_that_diverges_is_a_failed_attack(record: Record) -> None:
+    attack = LocalModelReconstruction(hidden="16x2", learning_rate=1e30, epochs=40, minimise_epochs=5)
+    assert "diverged; lower the attack's learning_rate" in failure(attack, record(federated(8)))
+    attack = LocalModelReconstruction(**SHORT | {"minimise_learning_rate": 1e38})
+    told = failure(attack, record(federated()))
+    assert "minimising the mapping diverged; lower the attack's minimise_learning_rate" in told
+
+
+def test_too_few_messages_and_a_client_who_does_not_move_are_refused(record: Record) -> None:
+    assert "2 messages are recorded, expected at least 3" in failure(LocalModelReconstruction(), record(federated(2)))
+    still = [dataclasses.replace(update, after=update.before) for update in federated(4)]
+    assert "returned every model as it was" in failure(LocalModelReconstruction(), record(still))
+
+
+@pytest.mark.parametrize(
+    ("attack", "setting", "told"),
+    [
+        (LocalModelReconstruction, {"hidden": "64"}, "hidden: expected AxB"),
+        (LocalModelReconstruction, {"epochs": 0}, "epochs: expected at least 1, got 0"),
+        (LocalModelReconstruction, {"learning_rate": -1.0}, "learning_rate: expected a finite value above 0"),
+        (DummyDataReconstruction, {"examples": 1}, "examples: expected at least 2, got 1"),
+        (DummyDataReconstruction, {"iterations": 0}, "iterations: expected at least 1, got 0"),
+        (DummyDataReconstruction, {"mix": 0.0}, "mix: expected a share in"),
+        (DummyDataReconstruction, {"sharpness": 0.5}, "sharpness: expected a finite value of at least 1"),
+        (DummyDataReconstruction, {"step_size": 0.0}, "step_size: expected a finite value above 0"),
+    ],
+)
+def test_bad_settings_are_refused(attack: Callable[..., Attack], setting: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        attack(**setting)
+
+
+def test_training_on_dummy_data_comes_nearer_to_what_the_client_would_train_alone(record: Record) -> None:
+    updates = federated()
+    alone = flat(stepped(network(), updates[0].before, 0, 600, 0.3))
+    found = attacked(
+        DummyDataReconstruction(iterations=150, training_iterations=150, mix=0.5), record(updates), **KNOWN
+    )
+    distance = {
+        name: float((flat(state) - alone).norm())
+        for name, state in (("ours", found.state), ("global", updates[-1].before), ("last", updates[-1].after))
+    }
+    assert distance["ours"] < 0.95 * min(distance["global"], distance["last"])
+    assert found.trace["objective"][-10:].mean() < 0.3 * found.trace["objective"][:10].mean()
+
+
+def test_dummy_data_need_the_model_of_the_messages_and_its_inputs(record: Record) -> None:
+    transcript, attack = record(federated(4)), DummyDataReconstruction(iterations=2, training_iterations=2)
+    with pytest.raises(AttackError, match="of another architecture than the model; check the model"):
+        attacked(attack, transcript, **KNOWN | {"model": lambda: seeded_network(hidden=9)})
+    with pytest.raises(AttackError, match=r"does not take inputs of shape \(30, 7\)"):
+        attacked(attack, transcript, **KNOWN | {"input_shape": (7,)})
