@@ -158,8 +158,7 @@ class Audit:
         self, transcript: Transcript, jobs: Sequence[Job], progress: ProgressOf
     ) -> Iterable[tuple[Job, BaseException | None]]:
         """Do `jobs`, several at once on a CPU; each with what it raised."""
-        if any(job.attack.builds_on == OPTIMAL for job in jobs):
-            self._find_optima(sorted({client for number in transcript.rounds for client in transcript.clients(number)}))
+        self._find_optima(sorted({job.victim for job in jobs if job.attack.builds_on == OPTIMAL}))
         workers = self.spec.adversary.workers or min(os.cpu_count() or 1, (len(jobs) + 1) // 2)
         if workers > 1 and grant(self.spec.adversary, self.experiment, self.beside).device.type == "cpu":
             return in_processes(jobs, workers, _worker, (self.folder.path, self.spec, self.beside), progress)
@@ -206,7 +205,7 @@ class Audit:
         """
         path = self.folder.findings / job.title / f"{job.name}.safetensors"
         first = _first_of(transcript, job)
-        knowledge, upstream = self._knowledge(job, first)
+        knowledge, upstream = self._knowledge(transcript, job, first)
         fingerprint = self._fingerprint(job, knowledge, transcript, upstream)
         if path.is_file() and load_finding(path)[1].get("fingerprint") == fingerprint:
             log.info("%s on client %d, round %s: already there", job.title, job.victim, job.round)
@@ -235,7 +234,7 @@ class Audit:
         }
         save_finding(finding, path, about)
 
-    def _knowledge(self, job: Job, first: int) -> tuple[Knowledge, list[str]]:
+    def _knowledge(self, transcript: Transcript, job: Job, first: int) -> tuple[Knowledge, list[str]]:
         """What the attack of `job` is handed, and the fingerprints of the findings among it."""
         adversary = self.spec.adversary
         truth = self.truth(job.victim, first) if private(adversary) else None
@@ -244,8 +243,7 @@ class Audit:
         if (title := job.attack.builds_on) is None:
             return knowledge, []
         if title == OPTIMAL:
-            assert self.experiment is not None  # or `_stages` would have refused
-            clients = range(self.experiment.config.federation.clients)
+            clients = sorted({client for number in job.rounds for client in transcript.clients(number)})
             return dataclasses.replace(knowledge, models=Models({c: partial(self.optimum, c) for c in clients})), []
         models, fingerprints = self._decoded(title, job)
         return dataclasses.replace(knowledge, models=models), fingerprints
@@ -325,9 +323,9 @@ class Audit:
         return finding.state
 
     def _find_optima(self, clients: Sequence[int]) -> None:
-        """Make sure that `optimum` knows all of `clients`, several at once."""
+        """Make sure that `optimum` knows `clients`, several at once; others are found when they are asked for."""
         missing = [c for c in clients if not (self.folder.optima / f"client-{c}.safetensors").is_file()]
-        workers = self.spec.adversary.workers or min(os.cpu_count() or 1, len(missing))
+        workers = min(self.spec.adversary.workers or os.cpu_count() or 1, len(missing))
         if workers > 1:
             arguments = (self.folder.path, self.spec, self.beside)
             for _, error in in_processes(missing, workers, _optimum_worker, arguments, _silent):

@@ -483,7 +483,7 @@ def test_a_strangers_attack_without_a_trace_is_scored(run: Path, strangers: str)
     ("name", "sentence"),
     [
         ("Raises", "bad, round 1, client 0: ZeroDivisionError: of a stranger"),
-        ("Nothing", "bad, Nothing returned NoneType, expected a Reconstruction or Texts"),
+        ("Nothing", "bad, Nothing returned NoneType, expected a Finding"),
     ],
 )
 def test_a_strangers_broken_attack_breaks_only_itself(run: Path, strangers: str, name: str, sentence: str) -> None:
