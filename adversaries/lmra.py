@@ -29,6 +29,7 @@ _MINIMISE_RATES = (1e-1, 1e-2, 5e-3, 1e-3)
 """The values of Tables 5-8, of which a setting that is None is chosen."""
 _SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 _HELD_OUT = 0.2
+_USEFUL = 0.95  # a mapping whose validation error is above this share of a constant's says nothing
 _FEWEST = 3
 _EVERY = 10  # epochs between two looks at the held-out messages
 
@@ -43,8 +44,8 @@ class LocalModelReconstruction(Attack):
 
     A fifth of the messages, drawn at random, is held out: on them the shape, the learning rate and the number of
     epochs of Eq. 7 are chosen, then G is trained on all messages. The rate of Eq. 8 is chosen by the objective that
-    it reaches. The attack fails where G diverges, and where G predicts the held-out updates no better than their mean
-    over the other messages would: then it says nothing of where the client wants to go.
+    it reaches. The attack fails where G diverges, and where its error on the held-out updates is above 0.95 times
+    that of a constant, zero or the mean of the other updates: then it says nothing of where the client wants to go.
 
     Inputs are centred and divided by one number, so that their mean square is one; updates are divided by one number
     likewise, and not centred, since it is their zero that is sought.
@@ -132,7 +133,8 @@ class LocalModelReconstruction(Attack):
         order = torch.randperm(len(pairs.inputs), generator=rng)
         held = max(1, round(_HELD_OUT * len(order)))
         seen, unseen = pairs.at(order[held:]), pairs.at(order[:held])
-        constant = float((unseen.targets - seen.targets.mean(0)).square().mean())
+        constants = (seen.targets.mean(0), torch.zeros_like(seen.targets[0]))
+        constant = min(float((unseen.targets - guess).square().mean()) for guess in constants)
         tried: list[tuple[nn.Module, _Training]] = []
         for shape, rate in self._candidates():
             fresh = _network(shape, pairs, rng)
@@ -142,10 +144,10 @@ class LocalModelReconstruction(Attack):
         fresh, chosen = min(tried, key=lambda pair: pair[1].lowest)
         if not math.isfinite(chosen.lowest):
             raise AttackError(f"{where}: the training of the mapping diverged; lower the attack's learning_rate")
-        if chosen.lowest >= constant:
+        if chosen.lowest >= _USEFUL * constant:
             raise AttackError(
-                f"{where}: the mapping predicts held-out updates no better than their mean does (error "
-                f"{chosen.lowest / constant:.3g} times the mean's), so it cannot tell where she would stay; record "
+                f"{where}: the mapping predicts held-out updates no better than a constant does (error "
+                f"{chosen.lowest / constant:.3g} times as large), so it cannot tell where she would stay; record "
                 "more rounds, or rounds that differ more"
             )
         final = _train(fresh, chosen.rate, pairs, None, chosen.epochs, told)

@@ -37,6 +37,12 @@ class DummyDataReconstruction(Attack):
     since a client trains to labels that are certain. What is claimed lies halfway between the result and the model
     that she returned last: their errors differ, and the mean of the two is nearer to the truth than either.
 
+    Measured on few clients of one seed each, distances to the optimum relative to its norm: with `mix = 0.5`, nearer
+    than the global and the last-returned model on Adult (0.65, both of those 0.69) and LEAF's synthetic data (0.57,
+    0.60), on one airline of three, and farther on AT&T's faces (0.84, 0.81), whose many pixels it does not match. What
+    it answers can differ more from the optimum's answers even where it is nearer. The default of `mix` was chosen
+    after these runs and is not confirmed on others.
+
     Args:
         examples: how many dummy examples. None takes as many as the client reported, at most 128.
         iterations: steps of matching.
