@@ -15,8 +15,9 @@ from adversaries.local_updates import PAPER, LocalUpdates, read_updates
 from adversaries.matching import by_cosine, check_positive
 from adversaries.scene import normalising_by_batch
 from fedsim.attack import Attack, Knowledge, Paper, Progress
-from fedsim.errors import AttackError, ConfigError
+from fedsim.errors import AttackError, ConfigError, RunError
 from fedsim.findings import Finding, LocalModel
+from fedsim.lone_training import train_alone
 from fedsim.messages import by_name
 from fedsim.transcript import Transcript
 
@@ -29,7 +30,7 @@ class DummyDataReconstruction(Attack):
 
     First finds dummy data and labels whose gradient at each broadcast model points where the client's update
     theta_t - theta_c,t points: minimises one minus their cosine, over a few messages at a time, with Adam. Then trains
-    the earliest broadcast model on them, with Adam over all of them at once and a step size that falls to zero.
+    the earliest broadcast model on them by gradient descent, as she would alone (`fedsim.lone_training`).
 
     In terms of LMRA's Algorithm 2, the mapping G is the gradient of the clients' loss at data that are learnt (Eq. 7),
     and to train on them is to minimise it (Eq. 8). A mapping of that form holds far from the models that were seen,
@@ -53,7 +54,6 @@ class DummyDataReconstruction(Attack):
         label_step_size: of Adam for the logits of dummy labels, or the targets of a regression.
         sharpness: what the logits are multiplied by at the end; it grows from 1.
         training_iterations: steps of training alone.
-        training_step_size: of its first step; dimensionless.
         mix: share of the model trained on dummy data in what is claimed, in (0, 1]; the rest is the client's
             last-returned model, parameter by parameter.
 
@@ -70,7 +70,6 @@ class DummyDataReconstruction(Attack):
     label_step_size: float = 0.1
     sharpness: float = 10.0
     training_iterations: int = 300
-    training_step_size: float = 2e-3
     mix: float = 0.2
 
     paper: ClassVar[Paper] = PAPER
@@ -83,7 +82,7 @@ class DummyDataReconstruction(Attack):
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.examples is not None and self.examples < 2:
             raise ConfigError(f"examples: expected at least 2, got {self.examples}")
-        check_positive(self, "spread", "step_size", "label_step_size", "training_step_size")
+        check_positive(self, "spread", "step_size", "label_step_size")
         if not 0 < self.mix <= 1:
             raise ConfigError(f"mix: expected a share in (0, 1], got {self.mix}")
         if not 1 <= self.sharpness < math.inf:
@@ -105,7 +104,18 @@ class DummyDataReconstruction(Attack):
         if outputs.shape[1] > 1:
             labels *= 0.1
         distances = self._match(client, dummy, labels, rng, progress)
-        losses = self._train(client, dummy, client.labels(labels, self.sharpness), progress)
+        try:
+            client.model, losses = train_alone(
+                client.model,
+                dummy,
+                client.labels(labels, self.sharpness),
+                client.loss,
+                iterations=self.training_iterations,
+            )
+        except RunError as error:
+            raise AttackError(f"{client.where}: {error}") from error
+        steps = self.iterations + self.training_iterations
+        progress(steps, steps, {"objective": losses[-1]})
         trace = {"objective": torch.tensor(distances), "training_loss": torch.tensor(losses)}
         found = torch.lerp(updates.after[-1], client.parameters(), self.mix)
         return LocalModel(state=updates.state(found), trace=trace)
@@ -140,27 +150,6 @@ class DummyDataReconstruction(Attack):
                 progress(step + 1, self.iterations + self.training_iterations, {"objective": total})
         dummy.requires_grad_(False)
         labels.requires_grad_(False)
-        return curve
-
-    def _train(self, client: _Client, dummy: Tensor, labels: Tensor, progress: Progress) -> list[float]:
-        """Train the client's model on the dummy data, from the earliest broadcast one; returns the losses."""
-        optimizer = torch.optim.Adam(client.model.parameters(), lr=self.training_step_size)
-        steps = self.training_iterations
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: by_cosine(step, steps))
-        curve: list[float] = []
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss = client.loss(client.model(dummy), labels)
-            curve.append(loss.item())
-            if not math.isfinite(curve[-1]):
-                raise AttackError(
-                    f"{client.where}: training alone diverged at step {step + 1}; lower the attack's training_step_size"
-                )
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            if step % max(1, steps // 20) == 0 or step == steps - 1:
-                progress(self.iterations + step + 1, self.iterations + steps, {"objective": curve[-1]})
         return curve
 
 

@@ -180,7 +180,8 @@ def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> N
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with in_one_step(path) as temporary:
-            save_file(own, temporary, metadata={"about": json.dumps(dict(about), sort_keys=True)})
+            metadata = {"about": json.dumps(dict(about), sort_keys=True), "order": json.dumps(list(own))}
+            save_file(own, temporary, metadata=metadata)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: cannot be written ({error}); make room and attack again") from error
 
@@ -194,7 +195,8 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
-            tensors: dict[str, torch.Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            order = json.loads(file.metadata().get("order", "[]")) or file.keys()  # the file sorts by name
+            tensors: dict[str, torch.Tensor] = {key: file.get_tensor(key) for key in order}
         finding = _finding(tensors)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise TranscriptError(f"{path}: is damaged ({error}); remove it and attack again") from error

@@ -243,6 +243,7 @@ def test_every_kind_of_finding_survives_the_disk(tmp_path: Path) -> None:
         again, about = load_finding(tmp_path / "f.safetensors")
         assert type(again) is type(finding)
         assert about == {"about": 1}
+        assert list(again.tensors) == list(finding.tensors)
         for name, tensor in finding.tensors.items():
             torch.testing.assert_close(again.tensors[name], tensor)
         if isinstance(finding, Inference) and isinstance(again, Inference):
