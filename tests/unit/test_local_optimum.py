@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.errors import ConfigError, DataError, RunError
 from fedsim.local_optimum import local_optimum, state_for
+from fedsim.lone_training import train_alone
 from fedsim.models.linear import Linear
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import seeded
@@ -114,21 +115,31 @@ def test_a_network_ends_up_the_same_each_time_and_the_model_is_only_lent() -> No
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
 
 
-def test_the_first_step_is_adams_from_the_start() -> None:
-    """Of size step_size, against the sign of the gradient of all examples."""
+def test_the_first_step_is_one_of_gradient_descent_from_the_start() -> None:
+    """A tenth of the gradient of all examples."""
     model = built(CLASSES, 8).double()
     start = state_of(model)
     gradient = torch.autograd.grad(cross_entropy(model(INPUTS.double()), PLAIN), list(model.parameters()))
-    found = local_optimum(model, start, INPUTS.double(), PLAIN, iterations=1, step_size=0.01)
+    found = local_optimum(model, start, INPUTS.double(), PLAIN, iterations=1)
     for (name, tensor), slope in zip(start.items(), gradient, strict=True):
-        expected = tensor - 0.01 * slope / (slope.abs() + 1e-8)
-        torch.testing.assert_close(found[name], expected, atol=1e-10, rtol=0)
+        torch.testing.assert_close(found[name], tensor - 0.1 * slope, atol=1e-10, rtol=0)
+
+
+def test_where_steps_are_too_long_they_become_shorter() -> None:
+    """Inputs thirty times as long make the loss a thousand times as curved; it must fall all the same."""
+    model = built(CLASSES, 8)
+    start, inputs = state_of(model), 30 * INPUTS
+    before = evaluate(model, start, inputs, PLAIN)["loss"]
+    trained, curve = train_alone(model, inputs, PLAIN, cross_entropy)
+    assert max(curve) <= 1.2 * curve[0]
+    assert curve[-1] < 0.5 * before
+    assert evaluate(model, state_of(trained), inputs, PLAIN)["loss"] == pytest.approx(curve[-1], rel=0.05)
 
 
 def test_a_regression_by_a_network_approaches_its_targets() -> None:
     model = built(REGRESSION, 32)
     targets = (INPUTS[:, 0].sin() + INPUTS[:, 1] ** 2) / 2
-    found = local_optimum(model, state_of(model), INPUTS, targets, squared_error, step_size=0.01)
+    found = local_optimum(model, state_of(model), INPUTS, targets, squared_error)
     assert evaluate(model, found, INPUTS, targets, squared_error)["loss"] < 0.05 * targets.var()
 
 
@@ -137,7 +148,7 @@ def test_batch_norm_uses_her_own_statistics(shared: bool) -> None:
     """Withheld, they are in no state; shared, they are those of her data at the optimum."""
     model = built(CLASSES, 16, batch_norm=True)
     start = state_of(model, statistics=shared)
-    found = local_optimum(model, start, INPUTS, PLAIN, iterations=60, step_size=0.01)
+    found = local_optimum(model, start, INPUTS, PLAIN, iterations=60)
     assert list(found) == list(start)
     assert accuracy(model, found) > accuracy(model, dict(start)) + 0.1
     if shared:
@@ -169,10 +180,9 @@ def test_states_are_taken_by_name_or_by_order() -> None:
     ("error", "message", "options"),
     [
         (ConfigError, "iterations: expected more than 0, got 0", {"iterations": 0}),
-        (ConfigError, "step_size: expected more than 0, got -1", {"step_size": -1.0}),
         (ConfigError, "batch_size: expected more than 0, got 0", {"batch_size": 0}),
         (DataError, "another architecture", {"start": {"weight": torch.ones(3)}}),
-        (RunError, "diverged: .* is NaN or infinite", {"inputs": INPUTS * float("inf")}),
+        (RunError, "unstable even with a step size of 0.0003; standardise", {"inputs": INPUTS * float("inf")}),
     ],
 )
 def test_what_cannot_be_trained_is_said_in_a_sentence(
@@ -200,5 +210,5 @@ def test_on_adult_the_optimum_fits_far_better_than_where_it_began() -> None:
         model = Mlp(hidden=(256, 256, 256)).build(dataset.task)
     found = local_optimum(model, state_of(model), inputs, labels)
     after = evaluate(model, found, inputs, labels)
-    assert after["accuracy"] > 0.95
-    assert after["loss"] < 0.1
+    assert after["accuracy"] > 0.9
+    assert after["loss"] < 0.2
