@@ -57,6 +57,11 @@ class LocalModelReconstruction(Attack):
     of which the messages say nothing. Adam, which scales each coordinate, does depend on the basis. It costs time that
     hardly depends on d. `space = "full"` is the paper's literal G, of 2 d times the width parameters.
 
+    Measured with 100 messages, shape and rate given, 1000 epochs of each equation, one core: 7 s and 0.7 GB for 157 000
+    weights, 21 s and 1.5 GB for a million; to read the messages is most of it. In the full space an epoch for 157 000
+    weights takes about half a second and 1 GB. Where shape and rate are to be chosen, Eq. 7 is solved twelve times
+    more.
+
     Args:
         hidden: `AxB`, B hidden layers of A units in G. None chooses among 16x2, 32x2, 64x2.          [Tables 5-8]
         learning_rate: of Eq. 7. None chooses among 1e-3, 1e-4, 1e-5, 1e-6.                           [Tables 5-8]
