@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedsim import figures, metrics, registry, text_metrics
-from fedsim.audit import Audit, first_round, snapshots_psnr
+from fedsim.audit import Audit, round_of_truth, snapshots_psnr
 from fedsim.errors import FedsimError, RunError
 from fedsim.experiment import Experiment
 from fedsim.findings import Finding, Reconstruction, Representatives, Texts, load_finding
@@ -154,7 +154,7 @@ def _truth(
 ) -> Truth | None:
     why = ""
     try:
-        truth = audit.truth(about["victim"], first_round(about)) if audit else None
+        truth = audit.truth(about["victim"], round_of_truth(finding, about)) if audit else None
     except (FedsimError, IndexError) as error:
         truth, why = None, f"The truth about client {about['victim']} is not known: {error}."
     if truth is not None and isinstance(finding, Representatives):
@@ -201,7 +201,7 @@ def _curves(finding: Finding) -> dict[str, Any]:
 
 def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
     needed = {key: about[key] for key in ("attack", "plugin", "round", "victim", "repeat", "granted")}
-    return needed | {"seconds": about.get("seconds")}
+    return needed | {"seconds": about.get("seconds"), "settings": about.get("settings", {})}
 
 
 def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth: Truth | None) -> Found:

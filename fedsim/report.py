@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import tomli_w
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedsim import figures, registry
-from fedsim.attack import KNOWLEDGE, Knowledge, Paper
+from fedsim.attack import KNOWLEDGE, OPTIMAL, Knowledge, Paper
 from fedsim.audit import Audit
 from fedsim.config import Config, PluginTable
 from fedsim.defense import Defense
@@ -36,6 +36,7 @@ PICTURES, ROUNDS = 12, 200
 DELTA = 1e-5
 """The delta at which a defense's guarantee is stated."""
 _STEPPING = ("learning_rate", "momentum", "weight_decay")
+_CEILING = "no attack but the ceiling of its kind: it reads the victim's optimal model"
 _METRICS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS", "l_sim": "L_sim"}
 
 
@@ -67,7 +68,8 @@ def write_report(path: Path, audit: Audit | None = None) -> Path:
     audit = audit or own_audit(folder, notes)
     recording = read_recording(folder, notes)
     found = read_findings(folder, audit, notes)
-    leaks = _leaks(read_rows(folder.scores))
+    ceilings = {str(f.about["attack"]) for f in found if f.about["settings"].get("source") == OPTIMAL}
+    leaks = _leaks(read_rows(folder.scores), ceilings)
     attacks = attack_classes(audit, found)
     styles = {title: figures.style(place) for place, title in enumerate(attacks)}
     floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
@@ -112,11 +114,12 @@ def _template() -> Any:
     return environment.get_template("report.html.j2")
 
 
-def _leaks(rows: Sequence[Mapping[str, str]]) -> list[Leak]:
+def _leaks(rows: Sequence[Mapping[str, str]], ceilings: Set[str] = frozenset()) -> list[Leak]:
+    """Of each attack and metric; `ceilings` are attacks upon models that only the evaluator has."""
     leaks = []
     for item in summarise(rows):
         same = [row for row in rows if (row["attack"], row["metric"]) == (item.attack, item.metric)]
-        verdict, remark = read_off(item)
+        verdict, remark = ("", _CEILING) if item.attack in ceilings else read_off(item)
         name = _METRICS.get(item.metric, item.metric.replace("_", " "))
         victims = len({row["victim"] for row in same if not row["missing"]})
         leaks.append(Leak(summary=item, metric=name, verdict=verdict, remark=remark, victims=victims))

@@ -32,7 +32,7 @@ class Summary:
         nearest: what the public example closest to each true one would get, NaN where none is known.
         gain: mean advantage over the floor, counted towards leakage.
         gain_margin: half the width of the 95 % confidence interval of `gain`, paired by victim.
-        ceiling: what a perfect finding would get, NaN where there is no bound.
+        ceiling: mean of what perfect findings would get, NaN where there is no bound.
     """
 
     attack: str
@@ -103,7 +103,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         nearest=_interval(_units([row for row in computed if row.get("nearest_public")], "nearest_public"))[0],
         gain=gain,
         gain_margin=gain_margin,
-        ceiling=float(group[0]["ceiling"]) if group[0]["ceiling"] != "" else math.nan,
+        ceiling=float(np.mean([float(row["ceiling"]) if row["ceiling"] != "" else math.nan for row in group])),
         higher_is_better=higher,
         missing="" if len(values) else str(group[0]["missing"]),
     )

@@ -116,6 +116,10 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
     for word in ("source accuracy", "attribute accuracy", "zest", "parameter distance"):
         assert word in html
     assert "is left out" not in html
+    headline = html[html.index("By attribute accuracy") :].split("</p>")[0]
+    assert "By source accuracy, " in headline
+    assert "ceiling" not in headline  # nobody could carry that out
+    assert "it reads the victim&#39;s optimal model" in html
 
 
 def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., RunFolder]) -> None:
