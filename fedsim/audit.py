@@ -92,6 +92,9 @@ class Models(Mapping[int, State]):
     def __getitem__(self, client: int) -> State:
         return self._readers[client]()
 
+    def __contains__(self, client: object) -> bool:
+        return client in self._readers  # without reading
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._readers)
 
@@ -140,7 +143,8 @@ class Audit:
 
         Args:
             progress: told `(job, iteration, iterations, values)`.
-            rounds: attack only these among the rounds that are to be attacked.
+            rounds: attack only these among the rounds that are to be attacked; attacks on several rounds at once wait
+                for a call without it.
         """
         self.check()
         transcript = Transcript(self.folder.path)
@@ -177,7 +181,9 @@ class Audit:
         attacks = build_attacks(self.spec)
         everyone = sorted({client for clients in present.values() for client in clients})
         views = [((number,), clients, False) for number, clients in present.items()]
-        for numbers, clients, temporal in [(tuple(present), everyone, True), *views] if present else ():
+        if present and rounds is None:
+            views.insert(0, (tuple(present), everyone, True))
+        for numbers, clients, temporal in views:
             for victim in _chosen_victims(clients, adversary):
                 for table, attack in attacks:
                     for repeat in range(adversary.repeats if attack.temporal == temporal else 0):
@@ -223,6 +229,7 @@ class Audit:
             "attack": job.title,
             "plugin": job.plugin,
             "round": job.round,
+            "rounds": list(job.rounds),
             "first_round": first,
             "victim": job.victim,
             "repeat": job.repeat,
@@ -256,7 +263,7 @@ class Audit:
             if path.suffix != ".safetensors":
                 continue
             finding, about = load_finding(path)
-            if _made_with(about) != now:
+            if _made_with(about) != now or about.get("rounds", list(job.rounds)) != list(job.rounds):
                 continue
             if not isinstance(finding, LocalModel):
                 raise ConfigError(
@@ -288,17 +295,19 @@ class Audit:
         """Seed of the run; 0 for recordings made elsewhere."""
         return self.experiment.seed if self.experiment else 0
 
-    def truth(self, victim: int, number: int) -> Truth | None:
+    def truth(self, victim: int, number: int | None) -> Truth | None:
         """What `victim` held, or None where nobody says.
 
-        Of a client who sends gradients, the mini-batch of round `number`; for an attack on several rounds, that is
-        the first of them in which the victim took part.
+        Of a client who sends gradients, the mini-batch of round `number`, or all her training examples where it is
+        None; for an attack on several rounds, that is the first of them in which the victim took part.
         """
         if str(victim) in self.spec.truth:
             return Truth.load(self.beside / self.spec.truth[str(victim)])
         if self.experiment is None:
             return None
-        data, labels = self.experiment.attacked(victim, number)
+        data, labels = (
+            self.experiment.data.train(victim) if number is None else self.experiment.attacked(victim, number)
+        )
         dataset = self.experiment.dataset
         return Truth(data=_in_unit_range(data, dataset), labels=labels, padding=dataset.padding)
 
@@ -309,7 +318,7 @@ class Audit:
         if not path.is_file():
             data, labels = self.experiment.data.train(client)
             log.info("client %d: training her optimal local model, for comparison", client)
-            with torch.enable_grad():  # an attack that asks for it may compute without slopes
+            with one_thread(), torch.enable_grad():  # an attack that asks for it may compute without slopes
                 found = local_optimum(
                     self.experiment.new_model(),
                     self.experiment.initial_state(),
@@ -328,9 +337,9 @@ class Audit:
         workers = min(self.spec.adversary.workers or os.cpu_count() or 1, len(missing))
         if workers > 1:
             arguments = (self.folder.path, self.spec, self.beside)
-            for _, error in in_processes(missing, workers, _optimum_worker, arguments, _silent):
-                if error is not None:
-                    raise error
+            for client, error in in_processes(missing, workers, _optimum_worker, arguments, _silent):
+                if error is not None:  # whoever asks for it will fail, too, and is reported
+                    log.warning("client %d: no optimal local model: %s", client, error)
 
     def public(self) -> Public | None:
         """Examples of the same kind that no client holds, for floors."""
@@ -386,7 +395,7 @@ class Audit:
             return self._judged_model(finding, about, victim)
         if isinstance(finding, Inference):
             return score_inference(finding, self._answers(finding, about, victim)), len(finding.scores)
-        truth = self.truth(victim, first_round(about))
+        truth = self.truth(victim, round_of_truth(finding, about))
         if truth is None:
             return [], 0
         if finding.labels.is_floating_point() != truth.labels.is_floating_point():
@@ -411,16 +420,17 @@ class Audit:
         inputs, labels = data.train(victim)
         first, _, last = str(about["round"]).partition("-")
         transcript = Transcript(self.folder.path)
-        seen = [number for number in transcript.rounds if int(first) <= number <= int(last or first)]
-        returned = transcript.update([n for n in seen if victim in transcript.clients(n)][-1], victim)
-        anyone = transcript.clients(seen[-1])[0]
+        inspected = (n for n in transcript.rounds if int(first) <= n <= int(last or first))
+        present = {number: clients for number in inspected if (clients := transcript.clients(number))}
+        newest = max(present)
+        proxies = {"global model": transcript.update(newest, present[newest][0]).before}
+        returned = transcript.update(max(n for n, clients in present.items() if victim in clients), victim)
+        if returned.gradient is None:
+            proxies["last-returned model"] = returned.after
         scores = score_local_model(
             finding.state,
             self.optimum(victim),
-            {
-                "global model": transcript.update(seen[-1], anyone).before,
-                "last-returned model": returned.after,
-            },
+            proxies,
             model=self.experiment.new_model(),
             inputs=data.to_model(inputs),
             labels=labels,
@@ -446,6 +456,11 @@ class Audit:
 def first_round(about: Mapping[str, object]) -> int:
     """The first round in which the victim of a finding sent something."""
     return int(str(about.get("first_round", str(about["round"]).partition("-")[0])))
+
+
+def round_of_truth(finding: Finding, about: Mapping[str, object]) -> int | None:
+    """Of which round the truth about a finding is; None where all that the victim holds is."""
+    return None if isinstance(finding, Representatives) else first_round(about)
 
 
 def _first_of(transcript: Transcript, job: Job) -> int:
@@ -509,8 +524,7 @@ def _optimum_worker(path: Path, spec: AttackFile, beside: Path) -> Callable[[int
     audit = open_audit(path, spec, beside)
 
     def find(client: int, progress: Progress) -> None:
-        with one_thread():
-            audit.optimum(client)
+        audit.optimum(client)
 
     return find
 
@@ -568,6 +582,11 @@ def _check_kind(title: str, attack: Attack, dataset: Dataset) -> None:
         raise KnowledgeError(
             f"{title} needs a value range, which the tokens of '{dataset.name}' do not have; choose an attack on "
             "texts, as tgias-ro-text, or data of numbers"
+        )
+    if "num_classes" in attack.needs and not dataset.task.num_classes:
+        raise KnowledgeError(
+            f"{title} is an attack on classes, which the regression of '{dataset.name}' does not have; choose another "
+            "attack, or data with classes"
         )
     if attack.texts and not dataset.vocabulary:
         raise KnowledgeError(

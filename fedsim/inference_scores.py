@@ -32,6 +32,10 @@ _CLOSENESS: Mapping[str, tuple[Callable[[Tensor, Tensor], Tensor], float | None]
 REFERENCES, MASKS = 64, 500
 """Of Zest, half of its paper's 128 and 1000, which on Adult give the same within 0.03 at four times the cost, 1 s a
 model; other masks, as many, give the same within 0.02."""
+_MISSING = {
+    "zest": "texts have no mean that a masked word could be replaced with",
+    "local_mape": "a true target is 0, to which no error is relative",
+}
 
 
 def score_local_model(
@@ -50,7 +54,7 @@ def score_local_model(
     """Judge a claimed local model by the victim's true optimal one, next to what proxies get.
 
     `parameter_distance` is |claimed - optimum| / |optimum| over all parameters, `zest` the similarity of what the two
-    answer (`fedsim.zest`), `local_loss` the mean loss on the victim's training data, and on the same data
+    answer (`fedsim.zest`, not of texts), `local_loss` the mean loss on the victim's training data, and on the same data
     `local_accuracy` is the share of classes that are right, `local_mape` the mean absolute error of a regression
     relative to the true target, in percent (LMRA, Table 9).
 
@@ -116,12 +120,15 @@ class _LocalTruth:
         on_data = evaluate(self.model, state, self.inputs, self.labels, self.loss)
         values = {
             "parameter_distance": self._distance(state),
-            "zest": zest(self._signature(state), self._explained),
+            "zest": self._zest(state),
             "local_loss": on_data["loss"],
         }
         if "accuracy" in on_data:
             return values | {"local_accuracy": on_data["accuracy"]}
         return values | {"local_mape": self._mape(state)}
+
+    def _zest(self, state: State) -> float:
+        return zest(self._signature(state), self._explained) if self.references.is_floating_point() else math.nan
 
     @cached_property
     def _explained(self) -> Tensor:
@@ -153,8 +160,7 @@ class _LocalTruth:
 def _against_proxies(metric: str, value: float, proxies: Mapping[str, float], optimum: float) -> Score:
     higher = metric in ("zest", "local_accuracy")
     if not math.isfinite(optimum):
-        missing = "a true target is 0, to which no error is relative"
-        return Score(metric=metric, value=math.nan, missing=missing, higher_is_better=higher)
+        return Score(metric=metric, value=math.nan, missing=_MISSING.get(metric, ""), higher_is_better=higher)
     best = (max if higher else min)(proxies, key=lambda name: proxies[name], default="")
     return Score(
         metric=metric,

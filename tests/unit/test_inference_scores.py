@@ -144,6 +144,20 @@ def test_parameters_alone_make_the_distance() -> None:
     assert scores["zest"].floor == pytest.approx(1, abs=1e-9)
 
 
+def test_models_of_texts_have_no_explanations() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 3))
+    optimum, tokens = state_of(model), torch.arange(30).reshape(10, 3) % 7
+    scores = judge(
+        away(optimum, 0.1), {"global model": optimum}, optimum, model=model, inputs=tokens, labels=LABELS[:10],
+        references=tokens, columns=(),
+    )  # fmt: skip
+    assert math.isnan(scores["zest"].value)
+    assert scores["zest"].missing.startswith("texts have no mean")
+    assert scores["local_loss"].floor == scores["local_loss"].ceiling
+    assert all(not item.missing for name, item in scores.items() if name != "zest")
+
+
 def test_models_of_another_architecture_are_refused() -> None:
     wrong = {"weight": torch.ones(2)}
     with pytest.raises(AttackError, match="claims a model of another architecture"):
