@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedsim.attack import Attack, Knowledge, Paper, Progress
-from fedsim.audit import Audit, open_audit
+from fedsim.audit import Audit, attack_round, open_audit
 from fedsim.config import AttackFile, Config, check
 from fedsim.errors import ConfigError, DataError
 from fedsim.experiment import Experiment
@@ -231,6 +231,57 @@ def test_a_column_that_cannot_be_inferred(
     with pytest.raises(kind) as caught:
         audit.check()
     assert str(caught.value).startswith(sentence)
+
+
+def test_attacks_on_several_rounds_wait_for_the_end_of_the_run(run: Callable[..., RunFolder]) -> None:
+    """In the round loop they would be made on one round alone, and be scored beside those on all."""
+    folder = run(DECODER)
+    attack_round(folder.path, 3)
+    assert not folder.findings.exists()
+    assert open_audit(folder.path, None).run() == []
+    assert {path.stem[:9] for path in (folder.findings / "decoder").iterdir()} == {"round-1-5"}
+
+
+def test_a_model_decoded_from_other_rounds_is_not_built_upon(run: Callable[..., RunFolder]) -> None:
+    """Rounds 1, 3 and 5 have the file name of rounds 1 and 5."""
+    folder = run(DECODER)
+    assert open_audit(folder.path, None).run() == []
+    tables = {"adversary": {"victims": [0], "rounds": [1, 5], "workers": 1, "knowledge": {"records": True}}}
+    fewer = check(AttackFile, {**tables, "attack": [DECODER, attack("sia", "decoder")]}, "a.toml")
+    [failure] = open_audit(folder.path, fewer).run()
+    assert failure == (
+        "sia, expected at least 2 candidates for the source of a record, but 1 have a model that 'decoder' decoded; "
+        "attack more victims, or see why it failed for the others"
+    )
+
+
+def test_a_federation_of_gradients_has_one_proxy_and_typical_images_of_all_examples(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    attacks = [attack("shared-model", "global"), attack("sra-model", "global", iterations=1)]
+    folder = serial_run(
+        tiny_config(
+            strategy={"name": "fedsgd", "learning_rate": 0.1},
+            training={"local_epochs": None, "local_steps": 1, "batch_size": 2},
+            partition={"samples_per_client": 40},
+            federation={"clients": 2, "rounds": 2},
+            adversary={"victims": [0], "rounds": "all"},
+            attack=attacks,
+        ),
+        tmp_path / "run",
+    )
+    audit = open_audit(folder.path, None)
+    assert audit.run() == []
+    rows = {row["metric"]: row for row in audit.score()}
+    assert rows["parameter_distance"]["floor_guess"] == "global model"
+    assert rows["parameter_distance"]["value"] == rows["parameter_distance"]["floor"]
+    whole, batch = audit.truth(0, None), audit.truth(0, 1)
+    assert whole is not None
+    assert batch is not None
+    assert len(batch.labels) == 2 < len(whole.labels)
+    # Of each class that she holds there is something to compare with, not of those of one batch alone.
+    values = [float(row["value"]) for row in read_rows(folder.images) if row["metric"] == "class_psnr"]
+    assert [value > 0 for value in values] == [label in whole.labels for label in range(len(values))]
 
 
 def test_every_kind_of_finding_survives_the_disk(tmp_path: Path) -> None:
