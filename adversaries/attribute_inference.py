@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import one_hot
 
+from adversaries.local_updates import PAPER, rounds_of
 from adversaries.matching import check_positive
-from adversaries.model_sources import ModelAttack, known, matched, outputs, rounds_of
+from adversaries.model_sources import ModelAttack, known, matched, outputs
 from adversaries.scene import named_states, normalising_by_batch
 from fedsim.attack import Attack, Knowledge, Paper, PartialRecords, Progress
 from fedsim.errors import AttackError, ConfigError
@@ -49,13 +50,7 @@ class ModelAttributeInference(ModelAttack):
         BatchNorm statistics are not shared.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Local Model Reconstruction Attacks in Federated Learning and their Uses",
-        authors="Driouich, Xu, Neglia, Giroire, Thomas",
-        venue="arXiv",
-        year=2022,
-        url="https://arxiv.org/abs/2210.16205",
-    )
+    paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset({"model", "partial_records"})
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.local_updates import PAPER, messages_of, read_updates
+from adversaries.local_updates import PAPER, read_updates, rounds_of
 from fedsim.attack import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError
 from fedsim.findings import Finding, LocalModel
@@ -92,5 +92,5 @@ def solve(before: Tensor, moved: Tensor, where: str = "messages") -> tuple[Tenso
 
 def _parameters(transcript: Transcript, victim: int) -> int:
     """d, from the victim's first message."""
-    number = messages_of(transcript, victim)[0]
+    number = rounds_of(transcript, victim)[0]
     return read_updates(transcript.only([number]), victim, fewest=1, remedy="").before.shape[1]

@@ -76,7 +76,7 @@ def read_updates(transcript: Transcript, client: int, *, fewest: int, remedy: st
     Raises:
         AttackError: she is in none of the rounds, in too few, sent gradients, or weights that are NaN or infinite.
     """
-    rounds = messages_of(transcript, client)
+    rounds = rounds_of(transcript, client)
     if len(rounds) < fewest:
         told = "1 message is" if len(rounds) == 1 else f"{len(rounds)} messages are"
         raise AttackError(f"client {client}: {told} recorded, expected at least {fewest}; {remedy}")
@@ -93,8 +93,8 @@ def read_updates(transcript: Transcript, client: int, *, fewest: int, remedy: st
     return LocalUpdates(client=client, rounds=tuple(rounds), before=before, after=after, last=update)
 
 
-def messages_of(transcript: Transcript, client: int) -> list[int]:
-    """The rounds of which a message of `client` is recorded.
+def rounds_of(transcript: Transcript, client: int) -> list[int]:
+    """The rounds in which `client` took part, ascending.
 
     Raises:
         AttackError: there is none.

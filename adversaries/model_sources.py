@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from adversaries.local_updates import rounds_of
 from adversaries.scene import normalising_by_batch
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
 from fedsim.errors import AttackError, ConfigError
@@ -60,23 +61,6 @@ class ModelAttack(Attack):
             update = transcript.update(rounds[-1], victim)
             return returned(update), f"round {update.round}, client {victim}"
         return decoded(knowledge, self.source, victim), f"{self.source}, client {victim}"
-
-
-def rounds_of(transcript: Transcript, client: int) -> list[int]:
-    """The rounds in which `client` took part, ascending.
-
-    Raises:
-        AttackError: there is none.
-    """
-    rounds = [number for number in transcript.rounds if client in transcript.clients(number)]
-    if not rounds:
-        shown = transcript.rounds
-        told = f"round {shown[0]}" if len(shown) == 1 else f"any of the {len(shown)} rounds {shown[0]} to {shown[-1]}"
-        raise AttackError(
-            f"client {client} took part in no inspected round: she is not in {told}; inspect others or attack another "
-            "client"
-        )
-    return rounds
 
 
 def returned(update: Update) -> State:

@@ -11,8 +11,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from adversaries.local_updates import PAPER, rounds_of
 from adversaries.matching import GradientInversion, Recipe, by_tenths, check_not_negative, check_positive, constant
-from adversaries.model_sources import ModelAttack, outputs, rounds_of
+from adversaries.model_sources import ModelAttack, outputs
 from adversaries.priors import TotalVariation, total_variation
 from adversaries.scene import Scene
 from fedsim.attack import Knowledge, Paper, Progress, single_update
@@ -22,14 +23,6 @@ from fedsim.messages import Update
 from fedsim.transcript import Transcript
 
 log = logging.getLogger("fedsim." + __name__)
-
-LMRA = Paper(
-    title="Local Model Reconstruction Attacks in Federated Learning and their Uses",
-    authors="Driouich, Xu, Neglia, Giroire, Thomas",
-    venue="arXiv",
-    year=2022,
-    url="https://arxiv.org/abs/2210.16205",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +169,7 @@ class GradientSampleReconstruction(GradientInversion):
     signed: bool = True
     tv_weight: float = 0.01
 
-    paper: ClassVar[Paper] = LMRA
+    paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | {"num_classes", "batch_size"}
     temporal: ClassVar[bool] = True
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from adversaries.model_sources import ModelAttack, known, network, outputs, returned, rounds_of
+from adversaries.local_updates import rounds_of
+from adversaries.model_sources import ModelAttack, known, network, outputs, returned
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Inference
@@ -112,7 +113,9 @@ class SourceInference(ModelAttack):
             )
         else:
             found = set(knowledge.models)
-            told = f"have a model that '{self.source}' decoded; see why it failed for the others"
+            told = (
+                f"have a model that '{self.source}' decoded; attack more victims, or see why it failed for the others"
+            )
             if victim not in found:
                 raise AttackError(
                     f"source: '{self.source}' decoded no model of client {victim}, so she is no candidate; see why it "

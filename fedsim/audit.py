@@ -180,6 +180,7 @@ class Audit:
                 log.error("%s", error)
         attacks = build_attacks(self.spec)
         everyone = sorted({client for clients in present.values() for client in clients})
+        views: list[tuple[tuple[int, ...], list[int], bool]]
         views = [((number,), clients, False) for number, clients in present.items()]
         if present and rounds is None:
             views.insert(0, (tuple(present), everyone, True))
@@ -357,14 +358,14 @@ class Audit:
         """
         rows, images = [], []
         now = self._settings()
-        public = self.public()
+        public, explained = self.public(), dict[str, Tensor]()
         for path in _findings(self.folder):
             try:
                 finding, about = load_finding(path)
                 if now.get(str(about["attack"]), _made_with(about)) != _made_with(about):
                     log.warning("%s/%s: not scored: made with other settings or knowledge", path.parent.name, path.name)
                     continue
-                scores, examples = self._judged(finding, about, public)
+                scores, examples = self._judged(finding, about, public, explained)
             except FedsimError as error:
                 log.error("%s: not scored: %s", path.name, error)
                 continue
@@ -379,7 +380,9 @@ class Audit:
         write_rows(self.folder.images, IMAGES, images)
         return rows
 
-    def _judged(self, finding: Finding, about: Mapping[str, Any], public: Public | None) -> tuple[list[Score], int]:
+    def _judged(
+        self, finding: Finding, about: Mapping[str, Any], public: Public | None, explained: dict[str, Tensor]
+    ) -> tuple[list[Score], int]:
         """The scores of one finding, none where nobody knows the truth, and of how many examples they speak.
 
         Raises:
@@ -392,7 +395,7 @@ class Audit:
             )
             return [], 0
         if isinstance(finding, LocalModel):
-            return self._judged_model(finding, about, victim)
+            return self._judged_model(finding, about, victim, explained)
         if isinstance(finding, Inference):
             return score_inference(finding, self._answers(finding, about, victim)), len(finding.scores)
         truth = self.truth(victim, round_of_truth(finding, about))
@@ -414,7 +417,9 @@ class Audit:
         )
         return scores, len(truth.labels)
 
-    def _judged_model(self, finding: LocalModel, about: Mapping[str, Any], victim: int) -> tuple[list[Score], int]:
+    def _judged_model(
+        self, finding: LocalModel, about: Mapping[str, Any], victim: int, explained: dict[str, Tensor]
+    ) -> tuple[list[Score], int]:
         assert self.experiment is not None
         data, dataset = self.experiment.data, self.experiment.dataset
         inputs, labels = data.train(victim)
@@ -438,6 +443,7 @@ class Audit:
             references=data.to_model(dataset.test.inputs(slice(0, REFERENCES))),
             columns=dataset.columns,
             target=dataset.target,
+            explained=explained,
         )
         return scores, len(labels)
 

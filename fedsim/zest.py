@@ -15,7 +15,7 @@ from fedsim.messages import State
 from fedsim.randomness import generator
 from fedsim.training import forward, load_state, set_evaluation_modes
 
-REFERENCES, MASKS = 128, 1000
+MASKS = 1000
 """As many as in the Zest paper (Jia et al. 2022)."""
 _CELLS = 8  # a side of the grid that images are cut into
 

@@ -520,7 +520,7 @@ def test_a_client_that_never_took_part(attack: Attack, record: Record) -> None:
         ABOUT_IMAGES, records=ABOUT_TABLE.records, partial_records=PARTIAL, models={9: {}, 1: {}}
     )
     transcript = record(sent(classifier, {1: [0, 1], 3: [0, 1]}))
-    with refused("client 9 took part in no inspected round: she is not in any of the 2 rounds 1 to 3; inspect others"):
+    with refused(r"client 9: took part in none of the 2 rounds to be attacked; choose another victim \(recorded: 0, 1"):
         run(attack, transcript, known, victim=9)
 
 
