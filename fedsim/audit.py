@@ -181,9 +181,10 @@ class Audit:
         attacks = build_attacks(self.spec)
         everyone = sorted({client for clients in present.values() for client in clients})
         views: list[tuple[tuple[int, ...], list[int], bool]]
-        views = [((number,), clients, False) for number, clients in present.items()]
-        if present and rounds is None:
-            views.insert(0, (tuple(present), everyone, True))
+        views: list[tuple[tuple[int, ...], list[int], bool]] = []
+        if present and rounds is None:  # a run that still goes on has not seen all rounds
+            views.append((tuple(present), everyone, True))
+        views += [((number,), clients, False) for number, clients in present.items()]
         for numbers, clients, temporal in views:
             for victim in _chosen_victims(clients, adversary):
                 for table, attack in attacks:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from fedsim.messages import State
 from fedsim.score import Public, Score
 from fedsim.task import Loss
 from fedsim.training import evaluate, forward, load_state, set_evaluation_modes
+from fedsim.transcript import hash_state
 from fedsim.zest import model_outputs, pieces_of, signature, zest
 
 _CLOSENESS: Mapping[str, tuple[Callable[[Tensor, Tensor], Tensor], float | None]] = {
@@ -50,6 +50,7 @@ def score_local_model(
     references: Tensor,
     columns: Sequence[Column] = (),
     target: tuple[float, float] = (0.0, 1.0),
+    explained: dict[str, Tensor] | None = None,
 ) -> list[Score]:
     """Judge a claimed local model by the victim's true optimal one, next to what proxies get.
 
@@ -70,6 +71,8 @@ def score_local_model(
         references: `example ...`, public examples in model units; Zest uses the first `REFERENCES`.
         columns: of a table.
         target: mean and standard deviation that targets were standardised with.
+        explained: memory of Zest's signatures by the hash of a state, for further calls with the same references;
+            proxies and optima come again and again, and to explain a model is most of the work.
 
     Raises:
         AttackError: the claimed model is none of this architecture.
@@ -84,6 +87,7 @@ def score_local_model(
         references=references[:REFERENCES],
         columns=columns,
         target=target,
+        explained={} if explained is None else explained,
     )
     found = state_for(model, claimed)
     if found is None:
@@ -115,6 +119,7 @@ class _LocalTruth:
     references: Tensor
     columns: Sequence[Column]
     target: tuple[float, float]
+    explained: dict[str, Tensor]
 
     def metrics(self, state: State) -> dict[str, float]:
         on_data = evaluate(self.model, state, self.inputs, self.labels, self.loss)
@@ -128,13 +133,19 @@ class _LocalTruth:
         return values | {"local_mape": self._mape(state)}
 
     def _zest(self, state: State) -> float:
-        return zest(self._signature(state), self._explained) if self.references.is_floating_point() else math.nan
-
-    @cached_property
-    def _explained(self) -> Tensor:
-        return self._signature(self.optimum)
+        return (
+            zest(self._signature(state), self._signature(self.optimum))
+            if self.references.is_floating_point()
+            else math.nan
+        )
 
     def _signature(self, state: State) -> Tensor:
+        key = hash_state(state)
+        if key not in self.explained:
+            self.explained[key] = self._explain(state)
+        return self.explained[key]
+
+    def _explain(self, state: State) -> Tensor:
         pieces = pieces_of(self.references.shape[1:], self.columns)
         outputs = model_outputs(self.model, state, self.references)
         return signature(outputs, self.references, pieces, masks=max(MASKS, 2 * int(pieces.max() + 1)))
