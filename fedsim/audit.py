@@ -180,7 +180,6 @@ class Audit:
                 log.error("%s", error)
         attacks = build_attacks(self.spec)
         everyone = sorted({client for clients in present.values() for client in clients})
-        views: list[tuple[tuple[int, ...], list[int], bool]]
         views: list[tuple[tuple[int, ...], list[int], bool]] = []
         if present and rounds is None:  # a run that still goes on has not seen all rounds
             views.append((tuple(present), everyone, True))
