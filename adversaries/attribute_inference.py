@@ -114,7 +114,8 @@ class GradientAttributeInference(Attack):
     References:
         Lyu, Chen: A Novel Attribute Reconstruction Attack in Federated Learning, FTL-IJCAI 2021, as run in Driouich et
         al.: Local Model Reconstruction Attacks in Federated Learning and their Uses, 2022, Eq. 2 and App. C.2. Differs:
-        the papers say neither how the attributes are kept in their range, nor the start, nor the number of iterations.
+        the papers say neither how the attributes are kept in their range, nor the start, nor the number of iterations;
+        they sum over all inspected rounds, as `rounds = None` does, and take the smaller learning rates above.
     """
 
     iterations: int = 100

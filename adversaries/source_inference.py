@@ -44,8 +44,8 @@ class SourceInference(ModelAttack):
     References:
         Hu et al.: Source Inference Attacks in Federated Learning, ICDM 2021, Sect. IV, as completed in Driouich et al.:
         Local Model Reconstruction Attacks in Federated Learning and their Uses, 2022, Sect. 2.3 and App. C.2. Differs:
-        in a round only those count who took part in it; ties are broken as above, which the paper leaves open;
-        Hu et al. themselves report the best round in hindsight.
+        rounds that are not inspected do not count, and in a round only those do who took part in it; ties are broken as
+        above, which the paper leaves open; Hu et al. themselves report the best round in hindsight.
     """
 
     source: str = RETURNED
