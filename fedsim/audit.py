@@ -39,7 +39,7 @@ from fedsim.findings import (
     save_finding,
 )
 from fedsim.inference_scores import REFERENCES, score_inference, score_local_model, score_representatives
-from fedsim.local_optimum import local_optimum
+from fedsim.local_optimum import METHOD, local_optimum
 from fedsim.messages import State
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
@@ -252,7 +252,9 @@ class Audit:
             return knowledge, []
         if title == OPTIMAL:
             clients = sorted({client for number in job.rounds for client in transcript.clients(number)})
-            return dataclasses.replace(knowledge, models=Models({c: partial(self.optimum, c) for c in clients})), []
+            return dataclasses.replace(knowledge, models=Models({c: partial(self.optimum, c) for c in clients})), [
+                METHOD
+            ]
         models, fingerprints = self._decoded(title, job)
         return dataclasses.replace(knowledge, models=models), fingerprints
 
@@ -315,7 +317,7 @@ class Audit:
     def optimum(self, client: int) -> State:
         """theta_c*, what `client` would train on her data alone from w_0 on; found once and kept in the run folder."""
         assert self.experiment is not None
-        path = self.folder.optima / f"client-{client}.safetensors"
+        path = self._optimum_path(client)
         if not path.is_file():
             data, labels = self.experiment.data.train(client)
             log.info("client %d: training her optimal local model, for comparison", client)
@@ -332,9 +334,12 @@ class Audit:
         assert isinstance(finding, LocalModel)
         return finding.state
 
+    def _optimum_path(self, client: int) -> Path:
+        return self.folder.optima / METHOD / f"client-{client}.safetensors"
+
     def _find_optima(self, clients: Sequence[int]) -> None:
         """Make sure that `optimum` knows `clients`, several at once; others are found when they are asked for."""
-        missing = [c for c in clients if not (self.folder.optima / f"client-{c}.safetensors").is_file()]
+        missing = [client for client in clients if not self._optimum_path(client).is_file()]
         workers = min(self.spec.adversary.workers or os.cpu_count() or 1, len(missing))
         if workers > 1:
             arguments = (self.folder.path, self.spec, self.beside)
