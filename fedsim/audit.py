@@ -135,6 +135,13 @@ class Audit:
         for file in self.spec.truth.values():
             Truth.load(self.beside / file)
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
+        victims = self.spec.adversary.victims
+        if self.experiment and isinstance(victims, list):
+            clients = self.experiment.config.federation.clients
+            if unknown := [victim for victim in victims if not 0 <= victim < clients]:
+                raise ConfigError(
+                    f"adversary.victims: expected clients from 0 to {clients - 1}, got {unknown[0]}; name others, or 'all'"
+                )
 
     def run(self, progress: ProgressOf | None = None, rounds: Iterable[int] | None = None) -> list[str]:
         """Attack, and return one sentence for each attack that failed; the others go on.

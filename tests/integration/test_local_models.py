@@ -168,6 +168,13 @@ def test_a_source_that_is_none(run: Callable[..., RunFolder], attacks: list[dict
     assert sentence in str(caught.value)
 
 
+def test_a_victim_who_is_no_client(run: Callable[..., RunFolder]) -> None:
+    folder = run(DECODER)
+    spec = check(AttackFile, {"adversary": {"victims": [1, 7]}, "attack": [DECODER]}, "attack.toml")
+    with pytest.raises(ConfigError, match=r"^adversary.victims: expected clients from 0 to 2, got 7; name others, or"):
+        open_audit(folder.path, spec).check()
+
+
 def test_a_source_that_decodes_no_model(run: Callable[..., RunFolder]) -> None:
     folder = run(attack("sia"), attack("aia-model", "sia"))
     failures = open_audit(folder.path, None).run()
