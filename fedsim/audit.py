@@ -27,7 +27,7 @@ from fedsim import metrics
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Progress
 from fedsim.config import AdversaryTable, AttackFile
 from fedsim.datasets import Dataset
-from fedsim.errors import ConfigError, DataError, FedsimError, KnowledgeError, did_you_mean
+from fedsim.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, did_you_mean
 from fedsim.experiment import Experiment, build_attacks, data_folder
 from fedsim.findings import (
     Finding,
@@ -135,13 +135,6 @@ class Audit:
         for file in self.spec.truth.values():
             Truth.load(self.beside / file)
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
-        victims = self.spec.adversary.victims
-        if self.experiment and isinstance(victims, list):
-            clients = self.experiment.config.federation.clients
-            if unknown := [victim for victim in victims if not 0 <= victim < clients]:
-                raise ConfigError(
-                    f"adversary.victims: expected clients from 0 to {clients - 1}, got {unknown[0]}; name others, or 'all'"
-                )
 
     def run(self, progress: ProgressOf | None = None, rounds: Iterable[int] | None = None) -> list[str]:
         """Attack, and return one sentence for each attack that failed; the others go on.
@@ -483,8 +476,12 @@ def round_of_truth(finding: Finding, about: Mapping[str, object]) -> int | None:
 
 def _first_of(transcript: Transcript, job: Job) -> int:
     """The first of the job's rounds that its victim took part in; clients are not sampled for each."""
-    took_part = (number for number in job.rounds if job.victim in transcript.clients(number))
-    return next(took_part, job.rounds[0])
+    for number in job.rounds:
+        if job.victim in transcript.clients(number):
+            return number
+    if len(job.rounds) == 1:
+        transcript.update(job.rounds[0], job.victim)  # says why she is not there
+    raise AttackError(f"client {job.victim}: is recorded in none of the rounds {job.round}; attack another client")
 
 
 def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None) -> Audit:

@@ -170,9 +170,11 @@ def test_a_source_that_is_none(run: Callable[..., RunFolder], attacks: list[dict
 
 def test_a_victim_who_is_no_client(run: Callable[..., RunFolder]) -> None:
     folder = run(DECODER)
-    spec = check(AttackFile, {"adversary": {"victims": [1, 7]}, "attack": [DECODER]}, "attack.toml")
-    with pytest.raises(ConfigError, match=r"^adversary.victims: expected clients from 0 to 2, got 7; name others, or"):
-        open_audit(folder.path, spec).check()
+    adversary = {"victims": [1, 7], "rounds": "all", "workers": 1, "knowledge": {"records": True}}
+    spec = check(AttackFile, {"adversary": adversary, "attack": [DECODER]}, "attack.toml")
+    failures = open_audit(folder.path, spec).run()
+    assert failures == ["decoder, client 7: is recorded in none of the rounds 1-5; attack another client"]
+    assert len(list((folder.findings / "decoder").glob("*.safetensors"))) == 1
 
 
 def test_a_source_that_decodes_no_model(run: Callable[..., RunFolder]) -> None:
