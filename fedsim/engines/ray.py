@@ -118,7 +118,7 @@ def _connect(address: str | None, actors: int | None) -> None:
     if address is None:
         os.environ["PYTHONPATH"] = path  # actors inherit it; as a runtime_env it would cost a second each
         log.info("starting Ray on this machine")
-        ray.init(num_cpus=actors, **quiet)
+        ray.init(address="local", num_cpus=actors, **quiet)  # own actors, even where another cluster runs
         return
     log.info("joining the Ray cluster at %s", address)
     if "://" in address:

@@ -164,6 +164,15 @@ def test_a_cluster_is_joined_and_records_the_same_bytes(
     assert "training in 1 Ray actors of the cluster" in caplog.text
 
 
+def test_a_cluster_that_is_not_asked_for_is_left_alone(
+    cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else's cluster may run on this machine; Ray would join it and refuse the number of actors."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    run = serial_run(tiny_config(federation={"engine": "ray", "actors": 1}), tmp_path / "run")
+    assert Transcript(run.path).rounds == [1, 2]
+
+
 def test_no_cluster_at_the_address_is_one_sentence(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
