@@ -61,12 +61,11 @@ def compiled(
     arguments = (*sample, tensors, target)
     whole = (key, repr(scene.model), scene.loss, _numbers(scene), _shapes(arguments))
     try:
-        if whole in _cache and not same(_cache[whole]):
-            del _cache[whole]  # a model of the same outline that computes something else
-        if whole not in _cache:
+        agreed = whole in _cache and same(_cache[whole])
+        if not agreed:  # new, or a model of the same outline that computes something else
             _cache[whole] = torch.compile(make_fx(traced)(*arguments), dynamic=False)
+            agreed = same(_cache[whole])
         run = _cache[whole]
-        agreed = same(run)
     except FedsimError:
         raise
     except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -75,12 +74,7 @@ class SourceInference(ModelAttack):
         rounds_of(transcript, victim)
         candidates = self._candidates(transcript, knowledge, victim)
         if self.source != RETURNED:
-            columns = [
-                _losses(knowledge, state, f"{where}, client {client}")
-                for client, (state, where) in zip(
-                    candidates, self._models(transcript, knowledge, candidates), strict=True
-                )
-            ]
+            columns = [_losses(knowledge, *self._state(transcript, knowledge, client)) for client in candidates]
             losses = torch.stack(columns, 1)
             progress(1, 1, {"objective": float(losses.amin(1).mean())})
             return _claim(candidates, -losses)
@@ -124,18 +118,6 @@ class SourceInference(ModelAttack):
         if len(found) < 2:
             raise AttackError(f"expected at least 2 candidates for the source of a record, but {len(found)} {told}")
         return sorted(found)
-
-    def _models(
-        self, transcript: Transcript, knowledge: Knowledge, candidates: list[int]
-    ) -> Iterator[tuple[State, str]]:
-        """The one model of each candidate, and where it is from."""
-        for client in candidates:
-            if self.source == LAST_RETURNED:
-                last = rounds_of(transcript, client)[-1]
-                yield returned(transcript.update(last, client)), f"round {last}"
-            else:
-                assert knowledge.models is not None
-                yield knowledge.models[client], self.source
 
 
 def _losses(knowledge: Knowledge, state: State, where: str) -> Tensor:

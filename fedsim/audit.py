@@ -126,9 +126,8 @@ class Audit:
         """
         knowledge = grant(self.spec.adversary, self.experiment, self.beside)
         granted = private(self.spec.adversary)
-        attacks = build_attacks(self.spec)
-        _stages({table.title: attack.builds_on for table, attack in attacks}, self.experiment)
-        for table, attack in attacks:
+        self._stages()
+        for table, attack in build_attacks(self.spec):
             if self.experiment:
                 _check_kind(table.title, attack, self.experiment.dataset)
             attack.check(knowledge, granted)
@@ -150,13 +149,16 @@ class Audit:
         transcript = Transcript(self.folder.path)
         failures: list[str] = []
         jobs = list(self._jobs(transcript, rounds, failures))
-        stages = _stages({table.title: attack.builds_on for table, attack in build_attacks(self.spec)}, self.experiment)
-        for stage in stages:
+        for stage in self._stages():
             for job, error in self._work(transcript, [j for j in jobs if j.title in stage], progress or _silent):
                 if error is not None:
                     failures.append(_sentence(job, error))
                     log.error("%s", failures[-1], exc_info=None if isinstance(error, FedsimError) else error)
         return failures
+
+    def _stages(self) -> list[list[str]]:
+        """See `_in_order`."""
+        return _in_order({table.title: a.builds_on for table, a in build_attacks(self.spec)}, self.experiment)
 
     def _work(
         self, transcript: Transcript, jobs: Sequence[Job], progress: ProgressOf
@@ -252,9 +254,8 @@ class Audit:
             return knowledge, []
         if title == OPTIMAL:
             clients = sorted({client for number in job.rounds for client in transcript.clients(number)})
-            return dataclasses.replace(knowledge, models=Models({c: partial(self.optimum, c) for c in clients})), [
-                METHOD
-            ]
+            optima = Models({client: partial(self.optimum, client) for client in clients})
+            return dataclasses.replace(knowledge, models=optima), [METHOD]
         models, fingerprints = self._decoded(title, job)
         return dataclasses.replace(knowledge, models=models), fingerprints
 
@@ -548,7 +549,7 @@ def _itself(state: State) -> State:
     return state
 
 
-def _stages(builds_on: Mapping[str, str | None], experiment: Experiment | None) -> list[list[str]]:
+def _in_order(builds_on: Mapping[str, str | None], experiment: Experiment | None) -> list[list[str]]:
     """Titles of attacks in the order of work: first those that need no other's findings, then those that build on them.
 
     Raises:
