@@ -2,6 +2,7 @@
 
     python benchmarks/temporal_inversion.py batch       # PSNR and SSIM against b
     python benchmarks/temporal_inversion.py gradients   # against T
+    python benchmarks/temporal_inversion.py steps       # against R_l, with L-BFGS: --paper --iterations 15
     python benchmarks/temporal_inversion.py baselines   # beside attacks on the first gradient alone
     python benchmarks/temporal_inversion.py invalid     # m of 10 gradients are noise, four aggregations
     python benchmarks/temporal_inversion.py noise       # N(0, 1e-4) on each entry, or 40 % of the entries masked
@@ -239,6 +240,13 @@ def gradients(options: argparse.Namespace) -> None:
     table(options, [(f"b = {b}, T = {t}", b, t, ours(options, gradients=t), untouched) for t in (1, 2, 5, 10)])
 
 
+def steps(options: argparse.Namespace) -> None:
+    """Table IV of App. B: as many aggregations, more steps of L-BFGS in between."""
+    b = options.sizes[0]
+    cases = [(f"b = {b}, R_l = {r}", b, 10, ours(options, local_iterations=r), untouched) for r in (2, 4, 8, 10, 20)]
+    table(options, cases)
+
+
 def baselines(options: argparse.Namespace) -> None:
     """Table III of App. B."""
     single: dict[str, Attack] = {
@@ -350,7 +358,7 @@ def alignment(options: argparse.Namespace) -> None:
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    measures = {f.__name__: f for f in (batch, gradients, baselines, invalid, noise, labels, alignment)}
+    measures = {f.__name__: f for f in (batch, gradients, steps, baselines, invalid, noise, labels, alignment)}
     sizes = {"batch": [1, 2, 4, 8, 16], "baselines": [1, 4], "labels": [8, 16, 32], "alignment": [16, 32, 64]}
     parser.add_argument("measure", choices=measures)
     parser.add_argument("--cell", choices=CELLS, default="lenet-mnist")
