@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsim import registry
 from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
@@ -330,7 +330,8 @@ def _attack(audit: Audit) -> list[str]:
 
 def _score_table(attack: str, items: Iterable[Summary]) -> Table:
     """One attack's scores; narrow enough for 80 columns."""
-    table = Table("metric", "score", "n", "floor", "best guess", "leak is", title=f"What leaked to {attack}")
+    metric, guess = Column("metric", no_wrap=True), Column("best guess", overflow="fold")
+    table = Table(metric, "score", "n", "floor", guess, "leak is", title=f"What leaked to {attack}")
     missing = []
     for item in items:
         if item.missing:
