@@ -91,7 +91,9 @@ class ImprovedDeepLeakage(GradientInversion):
         check_positive(self, "step_size")
 
     def _labels(self, scene: Scene, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
-        return super()._labels(scene, update, knowledge, rng) if knowledge.labels is not None else sign_rule(scene)
+        if knowledge.labels is not None:
+            return super()._labels(scene, update, knowledge, rng)
+        return sign_rule(scene, scene.before[0].new_zeros((1, *(knowledge.input_shape or ()))))
 
     def _recipe(self, scene: Scene) -> Recipe:
         return _by_lbfgs(self.step_size, joint_labels=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -53,26 +54,27 @@ def count_labels(
         Assumes plain SGD; with momentum or Adam counts are rougher (0.93 and 0.77 of the labels where
         SGD gave 0.97, three victims of the quickstart).
     """
-    name = _last_bias(model)
+    probes = _probes(model, knowledge, rng)
+    name = _last_bias(model, probes)
     if update.gradient is None:
         moved = (before[name] - after[name]).double().cpu()
-        ends = [_mean_softmax(model, state, knowledge, rng, len(moved)) for state in (before, after)]
-        p = (ends[0] + ends[1]) / 2
+        p = (_mean_softmax(model, before, probes) + _mean_softmax(model, after, probes)) / 2
         scale = _steps_times_rate(update.num_examples, knowledge) or (moved / p.clamp_min(1e-12)).max().item()
     else:
         moved = _sent_gradient(update, model)[name].double().cpu()
-        p, scale = _mean_softmax(model, before, knowledge, rng, len(moved)), 1.0
+        p, scale = _mean_softmax(model, before, probes), 1.0
     if not scale > 0:
         scale = moved.abs().max().item() or 1.0
-    share = (p - moved / scale).clamp_min(0)
-    counts = _round_to_sum(share / share.sum().clamp_min(1e-12) * update.num_examples, update.num_examples)
-    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+    return _spelled_out(_counts(p - moved / scale, update.num_examples))
 
 
-def sign_rule(scene: Scene) -> Tensor:
+def sign_rule(scene: Scene, dummy: Tensor) -> Tensor:
     """The label of a single example: the class whose logit the last layer's bias moved up after one step.
 
     With cross-entropy the gradient of that bias is p - onehot(y), negative for the true class alone.
+
+    Args:
+        dummy: `example ...` in standardised units, any data that the model takes.
 
     Raises:
         AttackError: there is more than one example.
@@ -86,7 +88,7 @@ def sign_rule(scene: Scene) -> Tensor:
             f"idlg reads the label of one example from signs, N is {scene.num_examples}; grant the labels or "
             "choose another attack"
         )
-    return scene.direction[scene.names.index(_last_bias(scene.model))].argmin().reshape(1)
+    return scene.direction[scene.names.index(_last_bias(scene.model, scene.units.to_model(dummy)))].argmin().reshape(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,38 +100,33 @@ class LastLayer:
         bias: `class`, or None where the layer has none.
         weight_gradient: `class feature`, of the mean loss over the mini-batch.
         bias_gradient: `class`, or None where the layer has no bias.
+        non_negative: what goes into the layer is not below 0, as behind a ReLU.
     """
 
     weight: Tensor
     bias: Tensor | None
     weight_gradient: Tensor
     bias_gradient: Tensor | None
+    non_negative: bool = True
 
 
 LabelRule = Callable[[Sequence[LastLayer], int, torch.Generator], Tensor]
 """`(last layers of gradients of one mini-batch, its size, rng) -> labels in ascending order`."""
 
 
-def last_layer(scene: Scene) -> LastLayer:
+def last_layer(scene: Scene, dummy: Tensor) -> LastLayer:
     """The last linear layer of the gradient that a client sent.
 
-    Assumes that the model's outputs are those of its last layer, and go into the cross-entropy as they are.
+    Assumes that the model's outputs go into the cross-entropy as they are.
+
+    Args:
+        dummy: `example ...` in standardised units, any data that the model takes: what it makes of them shows which
+            layer is the last, and whether features may be below 0.
 
     Raises:
-        KnowledgeError: the model does not end in a linear layer, or in one for a regression.
+        KnowledgeError: the model's outputs are not those of a linear layer, or of one for a regression.
     """
-    prefix = scene.names[-1].rpartition(".")[0]
-    layer = scene.model.get_submodule(prefix)
-    if not isinstance(layer, nn.Linear):
-        raise KnowledgeError(
-            f"labels cannot be recovered: the model ends in {type(layer).__name__}, not in a linear layer; grant them "
-            "with adversary.knowledge.labels = true, and set align = false"
-        )
-    if layer.out_features == 1:
-        raise KnowledgeError(
-            "labels cannot be recovered: they are targets of a regression, which nothing gives away; grant them with "
-            "adversary.knowledge.labels = true, and set align = false"
-        )
+    prefix, features = _output_layer(scene.model, scene.units.to_model(dummy))
     own = [place for place, name in enumerate(scene.names) if name.rpartition(".")[0] == prefix]
     before, gradient = ([tensors[place].double().cpu() for place in own] for tensors in (scene.before, scene.direction))
     bias = len(own) > 1
@@ -138,6 +135,7 @@ def last_layer(scene: Scene) -> LastLayer:
         bias=before[1] if bias else None,
         weight_gradient=gradient[0],
         bias_gradient=gradient[1] if bias else None,
+        non_negative=bool((features >= 0).all()),
     )
 
 
@@ -182,7 +180,6 @@ def label_optimisation(
     rng: torch.Generator,
     *,
     iterations: int = 100,
-    non_negative: bool = True,
 ) -> Tensor:
     """Labels whose gradient of the last layer, with features that are found along with them, is the recorded one.
 
@@ -191,17 +188,20 @@ def label_optimisation(
     gradients of the mini-batch; the features are not, for those of later gradients come from other weights. Labels
     may repeat. Where there is a bias, the counts are n_c = b (p_c - g_c) of its gradient g, where p is the mean
     softmax output of the dummy features; else they are the sums of the dummy labels. They are rounded to integers
-    that sum to b. Assumes cross-entropy, and the size of the mini-batch.
+    that sum to b. Where the layer's inputs are not below 0, dummy features are squares. Assumes cross-entropy, and
+    the size of the mini-batch.
 
     Args:
         layers: of one or more gradients of the same mini-batch.
         num_examples: b.
         rng: draws the dummy features and the logits of the dummy labels.
         iterations: of L-BFGS, at most.
-        non_negative: the layer's inputs come out of a ReLU: dummy features are squares, which are not below 0.
 
     Returns:
         `example`, labels in ascending order.
+
+    Raises:
+        AttackError: it diverged.
 
     References:
         Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, Eq. 16 and App. B.1. Differs: the
@@ -214,7 +214,9 @@ def label_optimisation(
         torch.stack([getattr(layer, name) for layer in biased]) if biased else weight.new_zeros(weight.shape[:2])
         for name in ("bias", "bias_gradient")
     )
+    non_negative = all(layer.non_negative for layer in layers)
     size = target.square().sum((1, 2)) + slope.square().sum(1)
+    size = torch.where(size > 0, size, 1)
     rounds, classes, width = weight.shape
     features = torch.randn((rounds, num_examples, width), generator=rng).to(weight).requires_grad_(True)
     logits = torch.randn((num_examples, classes), generator=rng).to(weight).requires_grad_(True)
@@ -243,6 +245,8 @@ def label_optimisation(
     optimizer.step(closure)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         counts = logits.softmax(1).sum(0) if not biased else num_examples * (outputs()[1].mean(1) - slope).mean(0)
+    if not counts.isfinite().all():
+        raise AttackError("label optimisation diverged; recover labels by the rule for biases, or grant them")
     return _spelled_out(_counts(counts, num_examples))
 
 
@@ -263,8 +267,8 @@ def _by_bias(layers: Sequence[LastLayer], num_examples: int) -> tuple[Tensor, Te
     for layer in layers:
         if layer.bias is None or layer.bias_gradient is None:
             raise KnowledgeError(
-                "labels are withheld and the last linear layer has no bias to count them by; "
-                "recover them by optimisation, or grant them with adversary.knowledge.labels = true"
+                "the last linear layer has no bias to count labels by; recover them by optimisation, or grant them "
+                "with adversary.knowledge.labels = true, and set align = false"
             )
     weight, bias, target, slope = (
         torch.stack([getattr(layer, name) for layer in layers])
@@ -285,9 +289,18 @@ def _by_bias(layers: Sequence[LastLayer], num_examples: int) -> tuple[Tensor, Te
 
 
 def _counts(counts: Tensor, total: int) -> Tensor:
-    """Integers that sum to `total`, in proportion to `counts`."""
-    counts = counts.clamp_min(0)
-    return _round_to_sum(counts / counts.sum().clamp_min(1e-12) * total, total)
+    """Integers that sum to `total`, in proportion to `counts` where they are above 0.
+
+    Where none is, as noise can bring about, all classes count alike but for the order in which they get what is left.
+    """
+    positive = counts.clamp_min(0)
+    if not positive.any():
+        positive = 1 + (counts - counts.max()).softmax(0)
+    floor = (positive / positive.sum() * total).floor().long()
+    left = total - int(floor.sum())
+    rest = positive / positive.sum() * total - floor
+    floor[rest.argsort(descending=True, stable=True)[:left]] += 1
+    return floor
 
 
 def _spelled_out(counts: Tensor) -> Tensor:
@@ -306,45 +319,67 @@ def _sent_gradient(update: Update, model: nn.Module) -> State:
     return named
 
 
-def _last_bias(model: nn.Module) -> str:
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    layer = model.get_submodule(linear[-1]) if linear else None
-    if layer is None or layer.bias is None:
+def _last_bias(model: nn.Module, inputs: Tensor) -> str:
+    """Name of the bias of the layer whose outputs are the model's."""
+    name = _output_layer(model, inputs)[0]
+    if model.get_submodule(name).bias is None:
         raise KnowledgeError(
-            "labels are withheld and cannot be recovered: the model has no final linear layer with a bias; "
-            "grant them with adversary.knowledge.labels = true"
+            "labels are withheld and cannot be counted: the model's last linear layer has no bias; grant them with "
+            "adversary.knowledge.labels = true"
         )
-    if layer.out_features == 1:
-        raise KnowledgeError(
-            "labels are withheld and are targets of a regression, which nothing gives away; "
-            "grant them with adversary.knowledge.labels = true"
-        )
-    return f"{linear[-1]}.bias".removeprefix(".")
+    return f"{name}.bias".removeprefix(".")
 
 
-def _mean_softmax(model: nn.Module, state: State, knowledge: Knowledge, rng: torch.Generator, classes: int) -> Tensor:
+@torch.no_grad()
+def _output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
+    """Name of the linear layer whose outputs are the model's, and what went into it.
+
+    Args:
+        inputs: `example ...`, as the model takes them.
+    """
+    called: list[tuple[str, nn.Module, tuple[Tensor, ...], Tensor]] = []
+
+    def note(name: str, layer: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+        called.append((name, layer, given, made))
+
+    leaves = ((name, layer) for name, layer in model.named_modules() if not any(layer.children()))
+    hooks = [layer.register_forward_hook(partial(note, name)) for name, layer in leaves]
+    try:
+        outputs = model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    remedy = "grant them with adversary.knowledge.labels = true, and set align = false where there is such a setting"
+    linear = [call for call in called if isinstance(call[1], nn.Linear)]
+    last = next((call for call in reversed(linear) if torch.equal(call[3], outputs)), None)
+    if last is None:
+        end = "changes what its last linear layer gives" if linear else "has no linear layer"
+        if called and not isinstance(called[-1][1], nn.Linear):
+            end = f"ends in {type(called[-1][1]).__name__}, not in a linear layer"
+        raise KnowledgeError(f"labels cannot be recovered: the model {end}; {remedy}")
+    if outputs.ndim < 2 or outputs.shape[1] == 1:
+        raise KnowledgeError(
+            f"labels cannot be recovered: they are targets of a regression, which nothing gives away; {remedy}"
+        )
+    return last[0], last[2][0]
+
+
+def _probes(model: nn.Module, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
+    """Uniform noise in the range of inputs, `example ...`."""
     assert knowledge.input_shape is not None
     assert knowledge.value_range is not None
     axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
     low, high = (torch.as_tensor(end).reshape(axes) for end in knowledge.value_range)
-    probes = low + (high - low) * torch.rand((_PROBES, *knowledge.input_shape), generator=rng)
-    logits: Tensor = functional_call(model, dict(state), (probes.to(next(iter(state.values()))),))
-    if logits.shape != (_PROBES, classes):
-        raise KnowledgeError(
-            f"labels are withheld and cannot be recovered: the model's last linear layer gives {classes} numbers, "
-            f"the model {tuple(logits.shape[1:])}; grant them with adversary.knowledge.labels = true"
-        )
+    return (low + (high - low) * torch.rand((_PROBES, *knowledge.input_shape), generator=rng)).to(
+        next(model.parameters())
+    )
+
+
+def _mean_softmax(model: nn.Module, state: State, probes: Tensor) -> Tensor:
+    logits: Tensor = functional_call(model, dict(state), (probes,))
     return logits.double().softmax(1).mean(0).cpu()
 
 
 def _steps_times_rate(num_examples: int, knowledge: Knowledge) -> float | None:
     steps = known_steps(knowledge, num_examples)
     return None if steps is None or knowledge.learning_rate is None else knowledge.learning_rate * steps
-
-
-def _round_to_sum(counts: Tensor, total: int) -> Tensor:
-    """Round down, then hand what is left to the largest remainders."""
-    floor = counts.floor().long()
-    left = total - int(floor.sum())
-    floor[(counts - floor).argsort(descending=True)[:left]] += 1
-    return floor

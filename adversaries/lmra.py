@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from adversaries.local_updates import PAPER, LocalUpdates, Span, read_updates
+from adversaries.matching import check_choices
 from fedsim.attack import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, LocalModel
@@ -92,6 +93,7 @@ class LocalModelReconstruction(Attack):
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.hidden is not None and not _SHAPE.fullmatch(self.hidden):
             raise ConfigError(f"hidden: expected AxB, units of a layer by layers, such as 64x2, got {self.hidden!r}")
         for name in ("epochs", "minimise_epochs"):
@@ -250,7 +252,7 @@ class _Training:
     @property
     def epochs(self) -> int:
         """How many epochs it took to get there."""
-        return 1 + _EVERY * self.validation.index(self.lowest)
+        return max(1, _EVERY * self.validation.index(self.lowest))
 
 
 def _train(network: nn.Module, rate: float, seen: _Pairs, unseen: _Pairs | None, epochs: int, told: _Told) -> _Training:

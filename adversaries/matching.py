@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from adversaries.distances import Cosine, Distance, length
 from adversaries.labels import count_labels
 from adversaries.places import AtBroadcast, Place, Variable
 from adversaries.priors import Prior, total_variation
-from adversaries.scene import Scene, known_steps, normalising_by_batch, scene_of
+from adversaries.scene import Scene, known_steps, normalising_by_batch, scene_of, trained_by_batch
 from adversaries.slopes import check_inputs, check_slope
 from fedsim.attack import Attack, Knowledge, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
@@ -124,6 +124,7 @@ class GradientInversion(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name, least in (("iterations", 1), ("restarts", 1), ("patience", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
@@ -169,8 +170,15 @@ class GradientInversion(Attack):
             log.warning(
                 "%s on %s: assumes one local step, the update is of %s; expect little", type(self).__name__, where, told
             )
+        if not recipe.normalised_by_batch and trained_by_batch(update, scene.model):
+            log.warning(
+                "%s on %s: the client's BatchNorm layers normalised by the batch, this attack normalises by the "
+                "running statistics; expect little",
+                type(self).__name__,
+                where,
+            )
         if recipe.normalised_by_batch:
-            scene = replace(scene, model=normalising_by_batch(scene.model))
+            scene = replace(scene, model=normalising_by_batch(scene.model), by_batch=True)
         shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
         check_inputs(scene, scene.before[0].new_zeros(shape))
         if recipe.joint_labels is None:
@@ -394,6 +402,18 @@ def _not_diverged(runs: list[_Run], where: str, iteration: int) -> list[_Run]:
     if len(kept) < len(runs):
         log.warning("%s: %d restarts diverged by iteration %d", where, len(runs) - len(kept), iteration)
     return kept
+
+
+def check_choices(attack: Attack) -> None:
+    """See that each setting that is one of several words is one of them.
+
+    Raises:
+        ConfigError: it is another.
+    """
+    for name, kind in get_type_hints(type(attack)).items():
+        if get_origin(kind) is Literal and getattr(attack, name) not in get_args(kind):
+            told = ", ".join(map(str, get_args(kind)))
+            raise ConfigError(f"{name}: expected one of {told}, got {getattr(attack, name)!r}")
 
 
 def check_positive(attack: Any, *names: str) -> None:

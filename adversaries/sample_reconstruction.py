@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from adversaries.local_updates import PAPER, rounds_of
-from adversaries.matching import GradientInversion, Recipe, by_tenths, check_not_negative, check_positive, constant
+from adversaries.matching import (
+    GradientInversion,
+    Recipe,
+    by_tenths,
+    check_choices,
+    check_not_negative,
+    check_positive,
+    constant,
+)
 from adversaries.model_sources import ModelAttack, outputs
 from adversaries.priors import TotalVariation, total_variation
 from adversaries.scene import Scene
@@ -72,6 +80,7 @@ class ModelSampleReconstruction(ModelAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choices(self)
         for name, least in (("iterations", 1), ("patience", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")

@@ -81,6 +81,7 @@ class Scene:
         batch_size: B, None where withheld.
         sent: the gradient that the client sent instead of weights, in the order of `names`; that is one step, so
             `local_epochs` is 1 and `batch_size` N then, whatever else is granted.
+        by_batch: BatchNorm layers of `model` normalise by the batch, see `normalising_by_batch`.
         where: names the update in errors.
     """
 
@@ -98,6 +99,7 @@ class Scene:
     local_epochs: int | None = None
     batch_size: int | None = None
     sent: Sequence[Tensor] | None = None
+    by_batch: bool = False
     where: str = ""
 
     @property
@@ -142,8 +144,11 @@ class Scene:
         return list(torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True))
 
 
-def scene_of(update: Update, knowledge: Knowledge) -> Scene:
+def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) -> Scene:
     """The scene of an update, without labels.
+
+    Args:
+        by_batch: the model is one of `normalising_by_batch`, and so needs no running statistics.
 
     Raises:
         AttackError: w_T equals w_0, the gradient is zero, N is not positive, or the model normalises by buffers
@@ -155,7 +160,7 @@ def scene_of(update: Update, knowledge: Knowledge) -> Scene:
     assert knowledge.loss is not None
     model = knowledge.model().to(knowledge.device).eval()
     shapes, floating, before, after, gradient = named_states(update, model, where)
-    if missing := [name for name in floating if name not in before]:
+    if not by_batch and (missing := [name for name in floating if name not in before]):
         raise AttackError(
             f"the model normalises with {missing[0]}, which clients of this federation do not share; "
             "this attack needs a model without such buffers, or one that shares them"
@@ -172,7 +177,7 @@ def scene_of(update: Update, knowledge: Knowledge) -> Scene:
         names=tuple(shapes),
         before=[before[name].to(device) for name in shapes],
         after=[] if gradient is not None else [after[name].to(device) for name in shapes],
-        buffers={name: before[name].to(device) for name in floating},
+        buffers={name: before[name].to(device) for name in floating if name in before},
         returned_buffers={name: after[name].to(device) for name in floating if name in after},
         labels=torch.empty(0, dtype=torch.int64, device=device),
         units=Units.of(knowledge, before[next(iter(shapes))].to(device)),
@@ -181,6 +186,7 @@ def scene_of(update: Update, knowledge: Knowledge) -> Scene:
         local_epochs=knowledge.local_epochs if gradient is None else 1,
         batch_size=knowledge.batch_size if gradient is None else update.num_examples,
         sent=None if gradient is None else [gradient[name].to(device) for name in shapes],
+        by_batch=by_batch,
         where=where,
     )
     if not any(bool((delta != 0).any()) for delta in scene.direction):
@@ -196,6 +202,21 @@ def normalising_by_batch(model: nn.Module) -> nn.Module:
         if isinstance(module, _BatchNorm):
             module.register_forward_hook(_by_batch)
     return own
+
+
+def trained_by_batch(update: Update, model: nn.Module) -> bool:
+    """Whether the client's BatchNorm layers normalised by the batch, as in training, so far as her message tells.
+
+    They did where she returned other running statistics than she was sent. Where statistics do not travel nothing
+    tells, and there is nothing else to normalise by.
+    """
+    names = [f"{name}.running_mean".removeprefix(".") for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
+    if not names:
+        return False
+    states = named_states(update, model, f"round {update.round}, client {update.client}")
+    if any(name not in states.before for name in names):
+        return True
+    return any(name in states.after and not torch.equal(states.after[name], states.before[name]) for name in names)
 
 
 def _by_batch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from adversaries.alignment import align
 from adversaries.distances import SquaredL2
 from adversaries.labels import RULES, last_layer
 from adversaries.lbfgs import minimise
-from adversaries.matching import by_cosine, check_not_negative, check_positive
+from adversaries.matching import by_cosine, check_choices, check_not_negative, check_positive
 from adversaries.priors import BatchNormStatistics, total_variation
-from adversaries.scene import Scene, normalising_by_batch, scene_of
+from adversaries.scene import Scene, normalising_by_batch, scene_of, trained_by_batch
 from adversaries.slopes import check_inputs, check_slope
 from fedsim.attack import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
@@ -59,7 +59,7 @@ class TemporalInversion(Attack):
             aggregates slopes at the common estimate, as in the proof of Theorem 1, and takes one signed step along
             them, whose size falls to zero along a cosine.
         step_size: of L-BFGS, or of Adam in standard deviations of the inputs.                    [App. C: 1]
-        aggregation: `median`, `trimmed-mean`, `krum` or `mean`; with `adam`, `mean` minimises Eq. 5. [Fig. 4: median]
+        aggregation: `median`, `trimmed-mean`, `krum` or `mean`, which is Eq. 5.        [Fig. 4: median]
         trim: share that `trimmed-mean` leaves out at each end, in [0, 0.5).
         invalid: f of `krum`, how many gradients may be invalid; T has to be at least 2 f + 3.
         distance: `l2`, squared Euclidean, divided by the recorded gradient's squared norm, or `cosine`, one minus
@@ -69,21 +69,26 @@ class TemporalInversion(Attack):
             norm, so that none is drowned by another's.                                        [Sect. 4.1: increasing]
         tv_weight: of total variation; with `adam`, of its slope at length one beside the aggregated slope at length
             one, after the aggregation: 0.1 adds several dB.                                      [0; Table IX: > 0]
-        bn_weight: of the distance to BatchNorm statistics that the client returned.              [0; Table IX: > 0]
+        bn_weight: of the distance of BatchNorm statistics to those of the mini-batch, which follow from the ones sent
+            and returned, or to the returned ones where the client did not train by the batch. [0; Table IX: > 0]
         labels: `optimisation`, `bias` or `column`, see `adversaries.labels`; granted labels come before. [Eq. 16]
-        align: find the rounds of the first round's mini-batch; otherwise all rounds are taken to be of it.
+        align: find the rounds of the first round's mini-batch; otherwise all rounds are taken to be of it. Batches
+            that a client reshuffles in each epoch (`training.batches = "reshuffled"`) do not come back.
         similarity: gradients are of one mini-batch where they are at least so alike, see `adversaries.alignment`.
         bounded: keep pixels in the valid range after each aggregation.
         batch_statistics: BatchNorm layers normalise dummy data by their own statistics, as clients in training mode
-            do, instead of by the running ones of w_t.
+            do, instead of by the running ones of w_t; None does as the client did, told from the statistics that she
+            returned (where none travel, by their own).
         vectorise: compute the gradients at all w_t in one call; otherwise in a loop.
 
     References:
         Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, 2023, Algorithm 1. Differs:
         distances are divided by the norm of the recorded gradient, which makes the step sizes independent of the
         state of training; L-BFGS starts anew in each iteration; an estimate that is not finite is left out of the
-        aggregation; pixels are kept in their range; the paper leaves open Krum's f, the share trimmed, and the
-        layers' weights but for their being linear.
+        aggregation; pixels are kept in their range; with `adam`, slopes are brought to length one before they are
+        aggregated, and signed. The paper leaves open Krum's f, the share trimmed, and the layers' weights but for
+        their being linear. Dropout is taken to be off while clients train, as in the paper (`training.dropout`);
+        against clients who drop units a reconstruction is poor.
     """
 
     gradients: int = 10
@@ -103,7 +108,7 @@ class TemporalInversion(Attack):
     align: bool = True
     similarity: float = 0.7
     bounded: bool = True
-    batch_statistics: bool = False
+    batch_statistics: bool | None = None
     vectorise: bool = True
 
     paper: ClassVar[Paper] = Paper(
@@ -117,6 +122,7 @@ class TemporalInversion(Attack):
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in ("gradients", "iterations", "local_iterations"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
@@ -126,10 +132,11 @@ class TemporalInversion(Attack):
             raise ConfigError(f"trim: expected a value in [0, 0.5), got {self.trim}")
         if self.invalid < 0:
             raise ConfigError(f"invalid: expected at least 0, got {self.invalid}")
-        if self.aggregation == "krum" and self.gradients < 2 * self.invalid + 3:
+        least = self.gradients if self.fewest is None else self.fewest
+        if self.aggregation == "krum" and least < 2 * self.invalid + 3:
             raise ConfigError(
-                f"gradients: krum with invalid = {self.invalid} needs at least {2 * self.invalid + 3}, "
-                f"got {self.gradients}"
+                f"{'gradients' if self.fewest is None else 'fewest'}: krum with invalid = {self.invalid} needs at "
+                f"least {2 * self.invalid + 3}, got {least}"
             )
         if not -1 <= self.similarity <= 1:
             raise ConfigError(f"similarity: expected a value in [-1, 1], got {self.similarity}")
@@ -140,55 +147,69 @@ class TemporalInversion(Attack):
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
         """Algorithm 1."""
-        scenes = _sent(transcript, knowledge, victim)
-        shape = (scenes[0].num_examples, *(knowledge.input_shape or ()))
-        start = torch.randn(shape, generator=rng).to(scenes[0].before[0])
-        scenes, labels = self._aligned(scenes, knowledge, rng)
+        sent = _Sent.by(transcript, knowledge, victim, self.batch_statistics)
+        first = sent.scene(sent.rounds[0])
+        dummy = torch.randn((first.num_examples, *(knowledge.input_shape or ())), generator=rng).to(first.before[0])
+        check_inputs(first, dummy)
+        scenes = [sent.scene(number) for number in self._aligned(sent, dummy, rng)]
+        labels = self._labels(scenes, knowledge, dummy, rng)
         if strangers := _of_other_labels(scenes, labels):
             log.warning(
                 "client %d, %s: the gradient seems to be of examples with other labels, so of another mini-batch than "
-                "that of the first round; set align = true, or choose rounds of one mini-batch",
+                "that of the first round; %s",
                 victim,
-                _rounds(strangers),
+                _told(strangers),
+                "raise similarity" if self.align else "set align = true, or choose rounds of one mini-batch",
             )
-        if self.batch_statistics:
-            model = normalising_by_batch(scenes[0].model)
-            scenes = [replace(scene, model=model) for scene in scenes]
-        return self._invert([replace(scene, labels=labels.to(start.device)) for scene in scenes], start, progress)
+        scenes = [replace(scene, labels=labels.to(dummy.device)) for scene in scenes]
+        return self._invert(scenes, dummy, progress)
 
-    def _aligned(self, scenes: list[Scene], knowledge: Knowledge, rng: torch.Generator) -> tuple[list[Scene], Tensor]:
-        """Up to T gradients of the first round's mini-batch, and its labels."""
-        rule, found = RULES[self.labels], None
-        if self.align and len(scenes) > 1:
-            found = [rule([last_layer(scene)], scene.num_examples, rng) for scene in scenes]
-            flat = [torch.cat([tensor.flatten() for tensor in scene.mean_gradient]) for scene in scenes]
-            group = next(group for group in align(found, flat, self.similarity) if 0 in group)
-            chosen = [scenes[place] for place in group]
-        elif len({scene.num_examples for scene in scenes}) > 1:
-            told = ", ".join(str(scene.num_examples) for scene in scenes)
+    def _aligned(self, sent: _Sent, dummy: Tensor, rng: torch.Generator) -> list[int]:
+        """Up to T rounds whose gradients are of the first round's mini-batch."""
+        groups = [list(sent.rounds)]
+        if self.align and len(sent.rounds) > 1:
+            labels, rows = [], []
+            for number in sent.rounds:
+                scene = sent.scene(number)
+                labels.append(RULES[self.labels]([last_layer(scene, dummy)], scene.num_examples, rng))
+                rows.append(torch.cat([tensor.flatten() for tensor in scene.mean_gradient]).float().cpu())
+            groups = [[sent.rounds[place] for place in group] for group in align(labels, rows, self.similarity)]
+        elif len(sizes := {sent.scene(number).num_examples for number in sent.rounds}) > 1:
             raise AttackError(
-                f"client {_client(scenes)}: N differs between rounds ({told}), so the gradients are of different "
-                "mini-batches; set align = true, or choose rounds of one mini-batch"
+                f"client {sent.victim}: N differs between rounds ({', '.join(map(str, sorted(sizes)))}), so the "
+                "gradients are of different mini-batches; set align = true, or choose rounds of one mini-batch"
             )
-        else:
-            chosen = scenes
-        fewest = self.gradients if self.fewest is None else self.fewest
-        if len(chosen) < fewest:
-            there = "is 1 gradient" if len(chosen) == 1 else f"are {len(chosen)} gradients"
-            raise AttackError(
-                f"client {_client(scenes)}: of the mini-batch of the first round there {there} ({_rounds(chosen)}) "
-                f"among {len(scenes)} that were sent, expected {fewest}; record more rounds, or set fewest to "
-                f"{len(chosen)}"
-            )
-        chosen = chosen[: self.gradients]
+        self._check_enough(groups, sent)
+        return groups[0][: self.gradients]
+
+    def _check_enough(self, groups: Sequence[list[int]], sent: _Sent) -> None:
+        """See that there are gradients enough of the first mini-batch; the remedy depends on what there is."""
+        found, fewest = groups[0], self.gradients if self.fewest is None else self.fewest
+        if len(found) >= fewest:
+            return
+        remedy = (
+            'attack more rounds (adversary.rounds = "all"), record more, of clients whose mini-batches come back '
+            f'(training.batches = "fixed"), or set fewest to {len(found)}'
+        )
+        largest = max(groups, key=len)
+        if len(largest) >= fewest:
+            remedy = f"there are {len(largest)} of another one, set adversary.rounds to {largest}"
+        raise AttackError(
+            f"client {sent.victim}: of the mini-batch of the first round there {'is' if len(found) == 1 else 'are'} "
+            f"{len(found)} gradient{'s' * (len(found) > 1)} (round{'s' * (len(found) > 1)} "
+            f"{', '.join(map(str, found))}) among {len(sent.rounds)} that were sent, expected {fewest}; {remedy}"
+        )
+
+    def _labels(self, scenes: Sequence[Scene], knowledge: Knowledge, dummy: Tensor, rng: torch.Generator) -> Tensor:
+        """Labels that are granted, or else recovered from all gradients together."""
+        count = scenes[0].num_examples
         if knowledge.labels is None:
-            return chosen, rule([last_layer(scene) for scene in chosen], chosen[0].num_examples, rng)
-        if len(knowledge.labels) != chosen[0].num_examples:
+            return RULES[self.labels]([last_layer(scene, dummy) for scene in scenes], count, rng)
+        if len(knowledge.labels) != count:
             raise AttackError(
-                f"{chosen[0].where}: {len(knowledge.labels)} labels are granted, but the client reported N = "
-                f"{chosen[0].num_examples}"
+                f"{scenes[0].where}: {len(knowledge.labels)} labels are granted, but the client reported N = {count}"
             )
-        return chosen, knowledge.labels
+        return knowledge.labels
 
     def _invert(self, scenes: Sequence[Scene], estimate: Tensor, progress: Progress) -> Reconstruction:
         """Steps II and III: from the first estimate, `example ...` in standardised units, to the finding."""
@@ -229,7 +250,7 @@ class TemporalInversion(Attack):
         finite = estimates.flatten(1).isfinite().all(1)
         if not finite.any():
             raise AttackError(
-                f"client {_client(scenes)}, {_rounds(scenes)}: all estimates diverged at iteration {iteration}; lower "
+                f"client {_client(scenes)}, {_told(scenes)}: all estimates diverged at iteration {iteration}; lower "
                 "the attack's step_size"
             )
         estimates = estimates[finite]
@@ -276,7 +297,7 @@ class TemporalInversion(Attack):
                 points = points.detach().requires_grad_(True)
                 values = distance(points)
                 if self.bn_weight:
-                    prior = BatchNormStatistics()
+                    prior = BatchNormStatistics(exact=scenes[0].by_batch)
                     each = [prior(scene, images, images) for scene, images in zip(scenes, points, strict=True)]
                     values = values + self.bn_weight * torch.stack(each)
                 if self.tv_weight and self.optimizer == "lbfgs":
@@ -344,31 +365,73 @@ def _of_length_one(slopes: Tensor) -> Tensor:
     return normalize(slopes.flatten(1), dim=1, eps=torch.finfo(slopes.dtype).tiny).reshape(slopes.shape)
 
 
-def _sent(transcript: Transcript, knowledge: Knowledge, victim: int) -> list[Scene]:
-    """The gradients that the victim sent, in the order of the rounds.
+@dataclass(frozen=True, kw_only=True)
+class _Sent:
+    """The gradients that the victim sent.
+
+    Attributes:
+        knowledge: with one network for all rounds.
+        rounds: in which she sent a gradient that is of use, ascending.
+        by_batch: whether BatchNorm layers normalise by the batch.
+    """
+
+    transcript: Transcript
+    knowledge: Knowledge
+    victim: int
+    rounds: Sequence[int]
+    by_batch: bool
+
+    @classmethod
+    def by(cls, transcript: Transcript, knowledge: Knowledge, victim: int, by_batch: bool | None) -> _Sent:
+        """Those of one client; where `by_batch` is None, as she trained.
+
+        Raises:
+            AttackError: she sent none; or weights; or the first cannot be used.
+        """
+        numbers = [number for number in transcript.rounds if victim in transcript.clients(number)]
+        if not numbers:
+            raise AttackError(f"client {victim} is in none of the rounds {transcript.rounds}; choose another victim")
+        sound = []
+        for number in numbers:
+            fault = _fault(transcript.update(number, victim))
+            if fault and number == numbers[0]:
+                raise AttackError(
+                    f"round {number}, client {victim}: {fault}, and its mini-batch is the one to be found; leave the "
+                    "round out of adversary.rounds"
+                )
+            if fault:
+                log.warning("round %d, client %d: %s; the round is left out", number, victim, fault)
+            else:
+                sound.append(number)
+        assert knowledge.model is not None
+        model = knowledge.model().to(knowledge.device).eval()
+        if by_batch is None:
+            by_batch = trained_by_batch(transcript.update(numbers[0], victim), model)
+        own = normalising_by_batch(model) if by_batch else model
+        knowledge = replace(knowledge, model=lambda: own)
+        return cls(transcript=transcript, knowledge=knowledge, victim=victim, rounds=sound, by_batch=by_batch)
+
+    def scene(self, number: int) -> Scene:
+        """One round."""
+        update = self.transcript.update(number, self.victim)
+        return scene_of(update, self.knowledge, by_batch=self.by_batch)
+
+
+def _fault(update: Update) -> str:
+    """Why a round is of no use, or nothing.
 
     Raises:
-        AttackError: she sent none, or only one; or weights, or numbers that are not finite.
+        AttackError: weights were sent.
     """
-    rounds = [number for number in transcript.rounds if victim in transcript.clients(number)]
-    if not rounds:
-        raise AttackError(f"client {victim} is in none of the rounds {transcript.rounds}; choose another victim")
-    updates = [transcript.update(number, victim) for number in rounds]
-    return [scene_of(_checked(update), knowledge) for update in updates]
-
-
-def _checked(update: Update) -> Update:
-    where = f"round {update.round}, client {update.client}"
     if update.gradient is None:
         raise AttackError(
-            f"{where}: weights were sent, expected a gradient; attack rounds of FedSGD, or updates with another attack"
+            f"round {update.round}, client {update.client}: weights were sent, expected a gradient; attack rounds of "
+            "FedSGD, or updates with another attack"
         )
     for state, what in ((update.before, "weight"), (update.gradient, "gradient of"), (update.after, "returned")):
         if broken := non_finite(state):
-            raise AttackError(
-                f"{where}: the {what} {broken[0]} holds NaN or infinite values; leave the round out of adversary.rounds"
-            )
-    return update
+            return f"the {what} {broken[0]} holds NaN or infinite values"
+    return "" if any(bool((slope != 0).any()) for slope in update.gradient.values()) else "the gradient is zero"
 
 
 def _of_other_labels(scenes: Sequence[Scene], labels: Tensor) -> list[Scene]:
@@ -389,7 +452,7 @@ def _client(scenes: Sequence[Scene]) -> str:
     return scenes[0].where.rpartition(" ")[2]
 
 
-def _rounds(scenes: Sequence[Scene]) -> str:
+def _told(scenes: Sequence[Scene]) -> str:
     """The rounds of these scenes, as `round 3` or `rounds 1, 3, 4`."""
     numbers = [scene.where.split(",")[0].removeprefix("round ") for scene in scenes]
     return f"round{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"

@@ -294,12 +294,13 @@ def noise(options: argparse.Namespace) -> None:
         )  # fmt: skip
 
 
-def scenes(federation: Federation, model: nn.Module, index: Tensor) -> Scene:
-    """One gradient as an attack sees it."""
+def scenes(federation: Federation, model: nn.Module, index: Tensor) -> tuple[Scene, Tensor]:
+    """One gradient as an attack sees it, and dummy data."""
     names = [name for name, _ in model.named_parameters()]
     gradient = dict(zip(names, federation.gradient(model, index), strict=True))
     update = Update(round=1, client=0, before=parameters(model), after={}, gradient=gradient, num_examples=len(index))
-    return scene_of(update, federation.knowledge(None))
+    dummy = torch.randn((8, *federation.inputs.shape[1:]), generator=generator("dummy"))
+    return scene_of(update, federation.knowledge(None)), dummy
 
 
 def labels(options: argparse.Namespace) -> None:
@@ -315,7 +316,7 @@ def labels(options: argparse.Namespace) -> None:
                 right, spent = dict.fromkeys(RULES, 0.0), dict.fromkeys(RULES, 0.0)
                 for _ in range(options.batches):
                     index = torch.randperm(len(federation.inputs), generator=rng)[:size]
-                    layer, true = last_layer(scenes(federation, model, index)), federation.labels[index]
+                    layer, true = last_layer(*scenes(federation, model, index)), federation.labels[index]
                     for name, rule in RULES.items():
                         started = time.process_time()
                         found = rule([layer], size, rng)
@@ -340,8 +341,8 @@ def alignment(options: argparse.Namespace) -> None:
             found, rows, own = [], [], []
             for _ in range(5):
                 for place in torch.randperm(len(whole), generator=rng).tolist():
-                    scene = scenes(federation, model, whole[place])
-                    found.append(RULES[options.rule]([last_layer(scene)], size, rng))
+                    scene, dummy = scenes(federation, model, whole[place])
+                    found.append(RULES[options.rule]([last_layer(scene, dummy)], size, rng))
                     rows.append(torch.cat([tensor.flatten() for tensor in scene.mean_gradient]))
                     own.append(place)
                     federation.step(model, whole[place], options.rate)

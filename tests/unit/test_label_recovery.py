@@ -10,15 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.labels import RULES, LastLayer, bias_rule, column_rule, label_optimisation, last_layer
+from adversaries.labels import RULES, LabelRule, LastLayer, bias_rule, column_rule, label_optimisation, last_layer
 from adversaries.scene import Scene, scene_of
+from fedsim import registry
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, KnowledgeError
 from fedsim.messages import Update
-from fedsim.randomness import generator
+from fedsim.randomness import generator, seeded
+from fedsim.task import Task
 
 CLASSES, WIDTH = 30, 24
 REPEATED = torch.tensor([2, 2, 2, 7, 7, 19, 23, 29])
+PROBES = torch.randn((4, 6), generator=generator("probes"))
 DISTINCT = torch.tensor([0, 3, 4, 11, 12, 17, 25, 29])
 
 
@@ -75,7 +78,7 @@ def test_the_column_rule_refuses_more_examples_than_classes() -> None:
 
 
 def test_counting_by_the_bias_wants_a_bias() -> None:
-    with pytest.raises(KnowledgeError, match="has no bias to count them by; recover them by optimisation, or grant"):
+    with pytest.raises(KnowledgeError, match="has no bias to count labels by; recover them by optimisation, or grant"):
         bias_rule([layer_of(DISTINCT, bias=False)], 8, generator(0))
 
 
@@ -86,7 +89,7 @@ def scene_for(model: nn.Module, labels: Sequence[int], shape: tuple[int, ...] = 
     loss = cross_entropy(outputs, targets) if outputs.shape[1] > 1 else outputs.square().mean()
     names = [name for name, _ in model.named_parameters()]
     sent = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    before = {name: t.detach().clone() for name, t in model.state_dict().items() if t.is_floating_point()}
     update = Update(round=1, client=0, before=before, after={}, gradient=sent, num_examples=len(labels))
     knowledge = Knowledge(model=lambda: model, loss=cross_entropy, input_shape=shape, value_range=([0.0], [1.0]))
     return scene_of(update, knowledge)
@@ -96,7 +99,7 @@ def scene_for(model: nn.Module, labels: Sequence[int], shape: tuple[int, ...] = 
 def test_the_last_layer_is_that_of_the_model(bias: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 5, bias=bias))
-    layer = last_layer(scene_for(model, [1, 1, 4]))
+    layer = last_layer(scene_for(model, [1, 1, 4]), PROBES)
     assert torch.equal(layer.weight.float(), model[2].weight)
     assert layer.weight_gradient.shape == (5, 9)
     assert (layer.bias is not None) == (layer.bias_gradient is not None) == bias
@@ -109,12 +112,64 @@ def bias_free_or_counted(layer: LastLayer, labels: list[int]) -> bool:
 
 def test_a_linear_model_is_its_own_last_layer() -> None:
     torch.manual_seed(0)
-    assert last_layer(scene_for(nn.Linear(6, 5), [0, 2])).weight.shape == (5, 6)
+    assert last_layer(scene_for(nn.Linear(6, 5), [0, 2]), PROBES).weight.shape == (5, 6)
+
+
+def test_the_last_layer_is_the_one_that_is_called_last_whatever_the_order_of_registration() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(9, 5)
+            self.hidden = nn.Linear(6, 9)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.hidden(x).relu())  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Backwards()
+    layer = last_layer(scene_for(model, [1, 1, 4]), PROBES)
+    assert torch.equal(layer.weight.float(), model.out.weight)
+    assert bias_rule([layer], 3, generator(0)).tolist() == [1, 1, 4]
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU(), nn.Sigmoid()])
+def test_whether_features_may_be_negative_is_seen(activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), activation, nn.Linear(9, 5))
+    assert last_layer(scene_for(model, [1, 1, 4]), PROBES).non_negative == (not isinstance(activation, nn.Tanh))
+
+
+@pytest.mark.parametrize(
+    "name", ["lenet", "tgias-lenet", "sme-cnn", "alexnet", "resnet8", "mlp", "vit-april", "linear"]
+)
+def test_the_last_layer_of_our_networks_is_found(name: str) -> None:
+    task = Task(input_shape=(3, 32, 32), num_classes=7)
+    with seeded("model", name):
+        model = registry.build("models", name, {}, "model").build(task).eval()
+    layer = last_layer(scene_for(model, [1, 1, 4], (3, 32, 32)), torch.randn((2, 3, 32, 32), generator=generator(name)))
+    assert len(layer.weight) == 7
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("classes", [2, 30])
+def test_as_many_labels_as_examples_come_back_whatever_noise_was_sent(rule: LabelRule, classes: int) -> None:
+    for seed in range(5):
+        for scale in (0.0, 0.1, 1.0, 100.0):
+            rng = generator("noise", seed)
+            weight, slope = torch.randn((2, classes, 6), generator=rng, dtype=torch.float64)
+            bias, bias_slope = torch.randn((2, classes), generator=rng, dtype=torch.float64)
+            layer = LastLayer(weight=weight, bias=bias, weight_gradient=scale * slope, bias_gradient=scale * bias_slope)
+            count = min(8, classes) if rule is column_rule else 8
+            found = rule([layer], count, generator(0))
+            assert len(found) == count
+            assert found.min() >= 0
+            assert found.max() < classes
 
 
 @pytest.mark.parametrize(
     ("model", "told"),
     [
+        (nn.Sequential(nn.Linear(6, 5), nn.Softmax(1)), "the model ends in Softmax, not in a linear layer"),
         (nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)), "the model ends in BatchNorm1d, not in a linear layer"),
         (nn.Sequential(nn.Linear(6, 1)), "targets of a regression, which nothing gives away"),
     ],
@@ -124,5 +179,5 @@ def test_a_model_without_a_last_layer_of_classes_is_refused(model: nn.Module, to
     scene = dataclasses.replace(scene_for(nn.Sequential(nn.Linear(6, 5)), [0, 1]), model=model)
     names = tuple(name for name, _ in model.named_parameters())
     with pytest.raises(KnowledgeError, match=told) as caught:
-        last_layer(dataclasses.replace(scene, names=names))
-    assert str(caught.value).endswith("with adversary.knowledge.labels = true, and set align = false")
+        last_layer(dataclasses.replace(scene, names=names), PROBES)
+    assert "; grant them with adversary.knowledge.labels = true, and set align = false" in str(caught.value)

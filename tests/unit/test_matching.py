@@ -539,7 +539,7 @@ def test_labels_that_nothing_gives_away_must_be_granted(record: Record) -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
 
     knowledge = dataclasses.replace(KNOWN, model=build, labels=None)
-    with pytest.raises(KnowledgeError, match="no final linear layer with a bias; grant them with"):
+    with pytest.raises(KnowledgeError, match="the model's last linear layer has no bias; grant them with"):
         run(InvertingGradients(), record(trained(build)), knowledge)
     run(InvertingGradients(iterations=2), record(trained(build)), dataclasses.replace(knowledge, labels=LABELS))
 

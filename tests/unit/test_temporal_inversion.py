@@ -167,7 +167,7 @@ def by_hand(updates: Sequence[Update], rounds: int, local: int, rate: float) -> 
         for update in updates:
             assert update.gradient is not None
             point = estimate.clone().requires_grad_(True)
-            own = torch.optim.LBFGS([point], lr=rate, max_iter=local, tolerance_grad=0, tolerance_change=0)
+            own = torch.optim.LBFGS([point], lr=rate, max_iter=local, max_eval=99, tolerance_grad=0, tolerance_change=0)
             state, slopes = ({k: v.double() for k, v in given.items()} for given in (update.before, update.gradient))
 
             def closure(
@@ -188,12 +188,21 @@ def by_hand(updates: Sequence[Update], rounds: int, local: int, rate: float) -> 
 
 
 @pytest.mark.parametrize("vectorise", [True, False])
-def test_the_attack_is_algorithm_1_written_as_a_loop(record: Any, vectorise: bool) -> None:
+@pytest.mark.parametrize(("rounds", "local", "rate"), [(2, 3, 1.0), (3, 1, 1000.0)])
+def test_the_attack_is_algorithm_1_written_as_a_loop(
+    record: Any, vectorise: bool, rounds: int, local: int, rate: float
+) -> None:
     knowledge = dataclasses.replace(KNOWN, labels=LABELS)
-    updates = sent(3)
-    settings: dict[str, Any] = {"iterations": 2, "local_iterations": 5, "step_size": 0.5, "align": False}
+    updates = spoilt(sent(3), [2])  # so that the median is not the mean; some pixels reach their bounds
+    settings: dict[str, Any] = {"iterations": rounds, "local_iterations": local, "step_size": rate, "align": False}
     finding = run(record(updates), knowledge, vectorise=vectorise, **settings)
-    assert torch.allclose(finding.data.double(), by_hand(updates, 2, 5, 0.5), atol=1e-2)
+    expected = by_hand(updates, rounds, local, rate)
+    assert torch.allclose(finding.data.double(), expected, atol=1e-3)
+    assert ((expected == 0) | (expected == 1)).any()
+    mean = run(record(updates), knowledge, vectorise=vectorise, **settings | {"aggregation": "mean"})
+    assert not torch.allclose(mean.data.double(), expected, atol=0.1)
+    if local == 1:
+        assert not torch.allclose(by_hand(updates, rounds - 1, local, rate), expected, atol=0.01)
     start = 0.5 + 0.25 * torch.randn((3, *SHAPE), generator=generator(0))
     first = [weighted_distance(u.before, u.gradient or {}, start).item() for u in updates]
     assert finding.trace["objective"][0].item() == pytest.approx(np.mean(first), rel=1e-4)
@@ -306,7 +315,7 @@ def test_gradients_of_other_mini_batches_are_not_used(record: Any) -> None:
 def test_too_few_gradients_of_the_mini_batch_are_named(record: Any) -> None:
     updates = sent(3)
     updates[1] = of_another_batch(updates[1], torch.tensor([0, 7, 8]))
-    told = r"client 5: .* there are 2 gradients \(rounds 1, 3\) among 3 that were sent, expected 10; record more"
+    told = r"client 5: .* there are 2 gradients \(rounds 1, 3\) among 3 that were sent, expected 10; attack more rounds"
     with pytest.raises(AttackError, match=told):
         run(record(updates), gradients=10)
     assert run(record(updates), gradients=10, fewest=2, iterations=1).data.shape == (3, *SHAPE)
@@ -322,7 +331,7 @@ def test_a_client_who_was_sampled_once_is_refused_unless_one_gradient_is_asked_f
 def test_mini_batches_of_several_sizes_without_alignment_are_refused(record: Any) -> None:
     updates = sent(2)
     updates[1] = of_another_batch(updates[1], torch.tensor([0, 7]), count=2)
-    with pytest.raises(AttackError, match=r"client 5: N differs between rounds \(3, 2\).*; set align = true"):
+    with pytest.raises(AttackError, match=r"client 5: N differs between rounds \(2, 3\).*; set align = true"):
         run(record(updates), align=False)
 
 
@@ -346,13 +355,98 @@ def test_weights_instead_of_gradients_are_refused(record: Any) -> None:
         run(record(updates))
 
 
-def test_gradients_that_are_not_finite_are_refused(record: Any) -> None:
-    updates = sent(2)
-    assert updates[1].gradient is not None
-    broken = {k: v * torch.nan for k, v in updates[1].gradient.items()}
-    updates[1] = dataclasses.replace(updates[1], gradient=broken)
-    with pytest.raises(AttackError, match=r"round 2, client 5: the gradient of 1.weight holds NaN or infinite values"):
-        run(record(updates))
+@pytest.mark.parametrize(
+    ("factor", "told"),
+    [(torch.nan, "the gradient of 1.weight holds NaN or infinite values"), (0.0, "the gradient is zero")],
+)
+def test_a_gradient_that_is_of_no_use_is_left_out_unless_it_is_the_first(
+    record: Any, caplog: pytest.LogCaptureFixture, factor: float, told: str
+) -> None:
+    updates = sent(3)
+
+    def broken(update: Update) -> Update:
+        return dataclasses.replace(update, gradient={k: v * factor for k, v in (update.gradient or {}).items()})
+
+    settings = QUICK | {"gradients": 2, "iterations": 5}
+    with_it = run(record([updates[0], broken(updates[1]), updates[2]]), **settings)
+    assert f"round 2, client 5: {told}; the round is left out" in caplog.text
+    assert torch.equal(with_it.data, run(record([updates[0], updates[2]]), **settings).data)
+    with pytest.raises(AttackError, match=f"round 1, client 5: {told}, and its mini-batch is the one to be found"):
+        run(record([broken(updates[0]), *updates[1:]]), **settings)
+
+
+def test_the_first_mini_batch_may_be_rarer_than_another_which_is_named(record: Any) -> None:
+    updates = sent(4)
+    updates[0] = of_another_batch(updates[0], torch.tensor([0, 7, 8]))
+    told = r"there is 1 gradient \(round 1\) .*; there are 3 of another one, set adversary.rounds to \[2, 3, 4\]"
+    with pytest.raises(AttackError, match=told):
+        run(record(updates), gradients=3)
+
+
+def test_one_network_is_built_for_all_rounds(record: Any) -> None:
+    built = []
+
+    def counted() -> nn.Module:
+        built.append(build())
+        return built[-1]
+
+    run(record(sent(4)), dataclasses.replace(KNOWN, model=counted), **QUICK, iterations=1)
+    assert len(built) == 1
+
+
+# BatchNorm.
+
+
+def normalising(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = (nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Sigmoid(), nn.Flatten(), nn.Linear(384, 10))
+    return nn.Sequential(*layers)
+
+
+def sent_in_training(rounds: int = 4, *, shared: bool = True, by_batch: bool = True) -> list[Update]:
+    """As `sent`, by a client whose BatchNorm layers normalise by the batch; she returns their statistics."""
+    model, updates = normalising().train(by_batch), []
+    statistics = {name for name, t in model.state_dict().items() if shared and t.is_floating_point()}
+    names = statistics | {name for name, _ in model.named_parameters()}
+    kept = [name for name, _ in model.named_buffers() if name in names]
+    for number in range(1, rounds + 1):
+        before = {name: t.clone() for name, t in model.state_dict().items() if name in names}
+        gradient = gradient_of(model, truth(), LABELS)
+        after = {name: model.state_dict()[name].clone() for name in kept}
+        updates.append(
+            Update(round=number, client=5, before=before, after=after, gradient=gradient, num_examples=len(LABELS))
+        )
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p -= 0.1 * gradient[name]
+    return updates
+
+
+@pytest.mark.parametrize(("shared", "by_batch"), [(True, True), (False, True), (True, False)])
+def test_batch_norm_normalises_as_it_did_for_the_client(record: Any, shared: bool, by_batch: bool) -> None:
+    knowledge = dataclasses.replace(KNOWN, model=normalising, labels=LABELS)
+    transcript = record(sent_in_training(shared=shared, by_batch=by_batch))
+    settings = QUICK | {"iterations": 150, "align": False, "aggregation": "mean"}
+    own = quality(run(transcript, knowledge, **settings), truth())
+    assert own > 20
+    if shared:
+        other = run(transcript, knowledge, batch_statistics=not by_batch, **settings)
+        assert own > quality(other, truth()) + 3
+    else:
+        with pytest.raises(
+            AttackError, match=r"the model normalises with 1.running_mean, which clients .* do not share"
+        ):
+            run(transcript, knowledge, batch_statistics=False, **settings)
+
+
+def test_the_prior_on_batch_norm_vanishes_at_the_truth(record: Any) -> None:
+    """The statistics of the mini-batch follow from those sent and returned."""
+    knowledge = dataclasses.replace(KNOWN, model=normalising, labels=LABELS)
+    transcript = record(sent_in_training())
+    settings = QUICK | {"iterations": 150, "align": False, "aggregation": "mean"}
+    plain, prior = (run(transcript, knowledge, bn_weight=weight, **settings) for weight in (0.0, 0.01))
+    assert quality(prior, truth()) > quality(plain, truth()) - 1
+    assert prior.trace["objective"][-1] < 0.01 * prior.trace["objective"][0]
 
 
 def test_a_client_who_never_took_part_is_named(record: Any) -> None:
@@ -368,7 +462,7 @@ def test_labels_that_do_not_fit_the_mini_batch_are_refused(record: Any) -> None:
 
 def test_counting_labels_by_a_bias_that_is_not_there_is_refused(record: Any) -> None:
     knowledge = dataclasses.replace(KNOWN, model=lambda: build(bias=False))
-    with pytest.raises(KnowledgeError, match="the last linear layer has no bias to count them by"):
+    with pytest.raises(KnowledgeError, match="the last linear layer has no bias to count labels by"):
         run(record(sent(2, bias=False)), knowledge)
     assert (
         run(record(sent(2, bias=False)), knowledge, iterations=1, labels="optimisation").labels.tolist()
@@ -390,6 +484,9 @@ def test_a_prior_on_batch_norm_wants_statistics(record: Any) -> None:
         ({"fewest": 11}, "fewest: expected 1 to gradients = 10, got 11"),
         ({"trim": 0.5}, "trim: expected a value in \\[0, 0.5\\), got 0.5"),
         ({"invalid": -1}, "invalid: expected at least 0, got -1"),
+        ({"aggregation": "medain"}, "aggregation: expected one of median, trimmed-mean, krum, mean, got 'medain'"),
+        ({"labels": "bais"}, "labels: expected one of optimisation, bias, column, got 'bais'"),
+        ({"aggregation": "krum", "fewest": 6}, "fewest: krum with invalid = 2 needs at least 7, got 6"),
         ({"aggregation": "krum", "invalid": 4}, "gradients: krum with invalid = 4 needs at least 11, got 10"),
         ({"similarity": 1.5}, "similarity: expected a value in \\[-1, 1\\], got 1.5"),
         ({"step_size": 0.0}, "step_size: expected a finite value above 0, got 0.0"),
