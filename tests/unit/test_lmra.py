@@ -334,6 +334,7 @@ def test_too_few_messages_and_a_client_who_does_not_move_are_refused(record: Rec
         (LocalModelReconstruction, {"epochs": 0}, "epochs: expected at least 1, got 0"),
         (LocalModelReconstruction, {"learning_rate": -1.0}, "learning_rate: expected a finite value above 0"),
         (DummyDataReconstruction, {"examples": 1}, "examples: expected at least 2, got 1"),
+        (DummyDataReconstruction, {"sets": 0}, "sets: expected at least 1, got 0"),
         (DummyDataReconstruction, {"iterations": 0}, "iterations: expected at least 1, got 0"),
         (DummyDataReconstruction, {"mix": 0.0}, "mix: expected a share in"),
         (DummyDataReconstruction, {"sharpness": 0.5}, "sharpness: expected a finite value of at least 1"),
