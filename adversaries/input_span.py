@@ -88,7 +88,8 @@ def row_span(before: Tensor, after: Tensor, most: int) -> Tensor | None:
     """Orthonormal basis of the span of the rows of `before - after`, `rank input`; None where it says nothing.
 
     Directions are counted that stand out of the rounding of the models: singular values above the type's precision
-    times the norm of all that were sent, or returned. What is lost in it is where she hardly moved, and would not alone.
+    times the norm of all that were sent, or returned. What is lost in it is where she hardly moved, so hardly would
+    alone.
 
     It says nothing, and None is returned, where
     - it is all inputs: then it holds whatever one could seek;

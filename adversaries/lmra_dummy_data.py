@@ -53,6 +53,17 @@ class DummyDataReconstruction(Attack):
     decayed move in other directions too, and are not treated either. Inspection should begin with the federation: what
     its earlier rounds did to the first model cannot be taken away.
 
+    Measured, distance to the optimum relative to its norm, less that of the last-returned model, with 95 % intervals:
+    AT&T, ten clients of a seed that nobody had looked at, -0.014 +- 0.004 (0.442 for 0.456, all ten nearer), in Zest
+    +0.017 +- 0.010 (nine of ten); Adult, five clients, -0.015 +- 0.012 (0.242 for 0.257), Zest +0.070 +- 0.101; Leaf
+    Synthetic, three clients, whose span is all inputs, -0.011 +- 0.014 (0.391 for 0.402). The claim fits her data
+    worse than what she returned does: on AT&T 0.83 of them are right, for 1.00. docs/paper-numbers.md has more.
+
+    How the defaults were chosen: `sets`, and that in coordinates the step is stretched while `spread` is not, by the
+    distance to the true optimum of two clients of AT&T, seed 1; `mix` in earlier runs on few clients, and it was the
+    best there again. Messages do not tell: dummy data soon predict held-out updates as well as the client's own data
+    do (a distance of 0.11 to 0.16 in the first rounds, which is the noise of her mini-batches).
+
     Args:
         examples: how many dummy examples. None takes as many as the client reported, at most 128.
         sets: how many sets of dummy data are found, each from its own random start.
