@@ -61,8 +61,9 @@ class DummyDataReconstruction(Attack):
 
     How the defaults were chosen: `sets`, and that in coordinates the step is stretched while `spread` is not, by the
     distance to the true optimum of two clients of AT&T, seed 1; `mix` in earlier runs on few clients, and it was the
-    best there again. Messages do not tell: dummy data soon predict held-out updates as well as the client's own data
-    do (a distance of 0.11 to 0.16 in the first rounds, which is the noise of her mini-batches).
+    best there again. Messages hardly tell: on every tenth of them, held out, one set of dummy data
+    ended at a distance of 0.14 to 0.27 with all settings that were tried, and the client's own data are at 0.04 to 0.24
+    in the five rounds looked at, for her mini-batches are noisy.
 
     Args:
         examples: how many dummy examples. None takes as many as the client reported, at most 128.
