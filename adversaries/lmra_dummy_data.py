@@ -54,7 +54,7 @@ class DummyDataReconstruction(Attack):
     its earlier rounds did to the first model cannot be taken away.
 
     Measured, distance to the optimum relative to its norm, less that of the last-returned model, with 95 % intervals:
-    AT&T, ten clients of a seed that nobody had looked at, -0.014 +- 0.004 (0.442 for 0.456, all ten nearer), in Zest
+    AT&T, ten clients of a seed on which nothing was chosen, -0.014 +- 0.004 (0.442 for 0.456, all ten nearer), in Zest
     +0.017 +- 0.010 (nine of ten); Adult, five clients, -0.015 +- 0.012 (0.242 for 0.257), Zest +0.070 +- 0.101; Leaf
     Synthetic, five clients, whose span is all inputs, -0.012 +- 0.006 (0.371 for 0.383), Zest +0.072 +- 0.108. It need
     not fit her data better: on AT&T the claimed models get 0.83 of them right, those that she returned all of them.
