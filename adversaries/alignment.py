@@ -13,7 +13,7 @@ _LABELS = 0.8
 
 
 def align(
-    labels: Sequence[Tensor], gradients: Tensor | Sequence[Tensor] | None = None, similarity: float = 0.7
+    labels: Sequence[Tensor], gradients: Sequence[Tensor] | None = None, similarity: float = 0.7
 ) -> list[tuple[int, ...]]:
     """Group gradients that are of the same mini-batch: those that are alike in labels and in direction.
 
@@ -25,7 +25,7 @@ def align(
 
     Args:
         labels: of each gradient, `example`, recovered from it; their order does not matter.
-        gradients: `gradient parameter`, or as many tensors `parameter`; None groups by equal labels only.
+        gradients: `parameter`, each gradient in one row; None groups by equal labels only.
         similarity: in [-1, 1].
 
     Returns:
@@ -43,7 +43,7 @@ def align(
     return sorted(tuple(group) for group in _linked(_likeness(labels, gradients), similarity))
 
 
-def _likeness(labels: Sequence[Tensor], gradients: Tensor | Sequence[Tensor]) -> Tensor:
+def _likeness(labels: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
     """`gradient gradient`; minus infinity where N differs."""
     classes = 1 + max(int(found.max()) for found in labels)
     counts = torch.stack([torch.bincount(found.cpu(), minlength=classes) for found in labels])
@@ -51,7 +51,7 @@ def _likeness(labels: Sequence[Tensor], gradients: Tensor | Sequence[Tensor]) ->
     common = torch.stack([torch.minimum(row, counts).sum(1) / sizes for row in counts]).double()
     chance = torch.stack([_in_common_by_chance(counts, int(size)) for size in sizes])[:, None]
     above = 1 - (1 - common) / (1 - chance).clamp_min(torch.finfo(common.dtype).tiny)
-    rows = gradients if isinstance(gradients, Tensor) else torch.stack(list(gradients))
+    rows = torch.stack(list(gradients))
     products = (rows @ rows.T).double().cpu()
     lengths = products.diagonal().sqrt().clamp_min(torch.finfo(products.dtype).tiny)
     likeness = _LABELS * above + (1 - _LABELS) * (products / lengths / lengths[:, None])

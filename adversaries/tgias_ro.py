@@ -132,16 +132,20 @@ class TemporalInversion(Attack):
             raise ConfigError(f"trim: expected a value in [0, 0.5), got {self.trim}")
         if self.invalid < 0:
             raise ConfigError(f"invalid: expected at least 0, got {self.invalid}")
-        least = self.gradients if self.fewest is None else self.fewest
-        if self.aggregation == "krum" and least < 2 * self.invalid + 3:
+        if self.aggregation == "krum" and self._least < 2 * self.invalid + 3:
             raise ConfigError(
                 f"{'gradients' if self.fewest is None else 'fewest'}: krum with invalid = {self.invalid} needs at "
-                f"least {2 * self.invalid + 3}, got {least}"
+                f"least {2 * self.invalid + 3}, got {self._least}"
             )
         if not -1 <= self.similarity <= 1:
             raise ConfigError(f"similarity: expected a value in [-1, 1], got {self.similarity}")
         check_positive(self, "step_size")
         check_not_negative(self, "tv_weight", "bn_weight")
+
+    @property
+    def _least(self) -> int:
+        """How many gradients there have to be."""
+        return self.gradients if self.fewest is None else self.fewest
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
@@ -174,9 +178,9 @@ class TemporalInversion(Attack):
                 labels.append(RULES[self.labels]([last_layer(scene, dummy)], scene.num_examples, rng))
                 rows.append(torch.cat([tensor.flatten() for tensor in scene.mean_gradient]).float().cpu())
             groups = [[sent.rounds[place] for place in group] for group in align(labels, rows, self.similarity)]
-        elif len(sizes := {sent.scene(number).num_examples for number in sent.rounds}) > 1:
+        elif len(sent.sizes) > 1:
             raise AttackError(
-                f"client {sent.victim}: N differs between rounds ({', '.join(map(str, sorted(sizes)))}), so the "
+                f"client {sent.victim}: N differs between rounds ({', '.join(map(str, sent.sizes))}), so the "
                 "gradients are of different mini-batches; set align = true, or choose rounds of one mini-batch"
             )
         self._check_enough(groups, sent)
@@ -184,20 +188,20 @@ class TemporalInversion(Attack):
 
     def _check_enough(self, groups: Sequence[list[int]], sent: _Sent) -> None:
         """See that there are gradients enough of the first mini-batch; the remedy depends on what there is."""
-        found, fewest = groups[0], self.gradients if self.fewest is None else self.fewest
-        if len(found) >= fewest:
+        found = groups[0]
+        if len(found) >= self._least:
             return
         remedy = (
             'attack more rounds (adversary.rounds = "all"), record more, of clients whose mini-batches come back '
             f'(training.batches = "fixed"), or set fewest to {len(found)}'
         )
         largest = max(groups, key=len)
-        if len(largest) >= fewest:
+        if len(largest) >= self._least:
             remedy = f"there are {len(largest)} of another one, set adversary.rounds to {largest}"
         raise AttackError(
             f"client {sent.victim}: of the mini-batch of the first round there {'is' if len(found) == 1 else 'are'} "
-            f"{len(found)} gradient{'s' * (len(found) > 1)} (round{'s' * (len(found) > 1)} "
-            f"{', '.join(map(str, found))}) among {len(sent.rounds)} that were sent, expected {fewest}; {remedy}"
+            f"{len(found)} gradient{'s' * (len(found) > 1)} ({_named(found)}) among {len(sent.rounds)} that were sent, "
+            f"expected {self._least}; {remedy}"
         )
 
     def _labels(self, scenes: Sequence[Scene], knowledge: Knowledge, dummy: Tensor, rng: torch.Generator) -> Tensor:
@@ -371,6 +375,7 @@ class _Sent:
     Attributes:
         knowledge: with one network for all rounds.
         rounds: in which she sent a gradient that is of use, ascending.
+        sizes: N of these rounds, ascending, each once.
         by_batch: whether BatchNorm layers normalise by the batch.
     """
 
@@ -378,6 +383,7 @@ class _Sent:
     knowledge: Knowledge
     victim: int
     rounds: Sequence[int]
+    sizes: Sequence[int]
     by_batch: bool
 
     @classmethod
@@ -390,9 +396,10 @@ class _Sent:
         numbers = [number for number in transcript.rounds if victim in transcript.clients(number)]
         if not numbers:
             raise AttackError(f"client {victim} is in none of the rounds {transcript.rounds}; choose another victim")
-        sound = []
+        sound, sizes = [], set()
         for number in numbers:
-            fault = _fault(transcript.update(number, victim))
+            update = transcript.update(number, victim)
+            fault = _fault(update)
             if fault and number == numbers[0]:
                 raise AttackError(
                     f"round {number}, client {victim}: {fault}, and its mini-batch is the one to be found; leave the "
@@ -402,13 +409,21 @@ class _Sent:
                 log.warning("round %d, client %d: %s; the round is left out", number, victim, fault)
             else:
                 sound.append(number)
+                sizes.add(update.num_examples)
         assert knowledge.model is not None
         model = knowledge.model().to(knowledge.device).eval()
         if by_batch is None:
             by_batch = trained_by_batch(transcript.update(numbers[0], victim), model)
         own = normalising_by_batch(model) if by_batch else model
         knowledge = replace(knowledge, model=lambda: own)
-        return cls(transcript=transcript, knowledge=knowledge, victim=victim, rounds=sound, by_batch=by_batch)
+        return cls(
+            transcript=transcript,
+            knowledge=knowledge,
+            victim=victim,
+            rounds=sound,
+            sizes=sorted(sizes),
+            by_batch=by_batch,
+        )
 
     def scene(self, number: int) -> Scene:
         """One round."""
@@ -452,6 +467,10 @@ def _client(scenes: Sequence[Scene]) -> str:
 
 
 def _told(scenes: Sequence[Scene]) -> str:
-    """The rounds of these scenes, as `round 3` or `rounds 1, 3, 4`."""
-    numbers = [scene.where.split(",")[0].removeprefix("round ") for scene in scenes]
-    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+    """The rounds of these scenes in words."""
+    return _named([scene.where.split(",")[0].removeprefix("round ") for scene in scenes])
+
+
+def _named(numbers: Sequence[int | str]) -> str:
+    """Rounds as `round 3` or `rounds 1, 3, 4`."""
+    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
