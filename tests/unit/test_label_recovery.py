@@ -181,3 +181,19 @@ def test_a_model_without_a_last_layer_of_classes_is_refused(model: nn.Module, to
     with pytest.raises(KnowledgeError, match=told) as caught:
         last_layer(dataclasses.replace(scene, names=names), PROBES)
     assert "; grant them with adversary.knowledge.labels = true, and set align = false" in str(caught.value)
+
+
+@pytest.mark.parametrize("classes", [2, 30])
+def test_slopes_that_say_that_no_class_occurs_still_give_as_many_labels_as_examples(classes: int) -> None:
+    layer = layer_of(REPEATED)
+    upwards = torch.full((classes,), 5.0, dtype=torch.float64)
+    layer = dataclasses.replace(
+        layer,
+        weight=layer.weight[:classes],
+        bias=upwards.mul(0),
+        weight_gradient=layer.weight_gradient[:classes],
+        bias_gradient=upwards + torch.arange(classes) / classes,
+    )
+    found = bias_rule([layer], 8, generator(0))
+    assert len(found) == 8
+    assert found.bincount(minlength=classes).max() == -(-8 // classes)
