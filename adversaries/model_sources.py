@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -47,8 +48,8 @@ class ModelAttack(Attack):
         return None if self.source in self.messages else self.source
 
     def _network(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> nn.Module:
-        """The network that is attacked, see `network`."""
-        return network(knowledge, *self._state(transcript, knowledge, victim))
+        """The network that is attacked, see `Network.holding`."""
+        return Network(knowledge).holding(*self._state(transcript, knowledge, victim))
 
     def _state(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> tuple[State, str]:
         """The model that is attacked, and whose it is."""
@@ -78,7 +79,12 @@ def returned(update: Update) -> State:
 
 
 def decoded(knowledge: Knowledge, source: str, client: int) -> State:
-    """What the attack called `source` claims to be the local model of `client`.
+    """What the attack called `source` claims to be the local model of `client`; raises as `models_with` does."""
+    return models_with(knowledge, source, client)[client]
+
+
+def models_with(knowledge: Knowledge, source: str, client: int) -> Mapping[int, State]:
+    """What the attack called `source` claims to be local models, that of `client` among them.
 
     Raises:
         AttackError: it claims nothing of her, or no models were handed over.
@@ -91,29 +97,43 @@ def decoded(knowledge: Knowledge, source: str, client: int) -> State:
         raise AttackError(
             f"source: '{source}' decoded no model of client {client}; see why it failed there, or choose another source"
         )
-    return knowledge.models[client]
+    return knowledge.models
 
 
-def network(knowledge: Knowledge, state: State, where: str) -> nn.Module:
-    """A network of its own with the weights of `state`, in evaluation mode, on the attack's device.
+class Network:
+    """The model that the adversary knows, built once, for one state after another.
 
-    BatchNorm layers whose running statistics were not shared normalise by whatever batch they are given.
-
-    Raises:
-        AttackError: the state is of another model, holds NaN, or lacks buffers that are no such statistics.
+    A network of the attack's own, in evaluation mode, on its device.
     """
-    assert knowledge.model is not None
-    model = deepcopy(knowledge.model()).to(knowledge.device).eval()
-    found, by_batch = matched(model, state, where)
-    load_state(model, found)
-    return normalising_by_batch(model) if by_batch else model
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        assert knowledge.model is not None
+        self._model = deepcopy(knowledge.model()).to(knowledge.device).eval()
+        self._fresh = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+
+    @cached_property
+    def _by_batch(self) -> nn.Module:
+        return normalising_by_batch(self._model)
+
+    def holding(self, state: State, where: str) -> nn.Module:
+        """The network with the weights of `state`, until the next call; nothing else is left of the one before.
+
+        BatchNorm layers whose running statistics were not shared normalise by whatever batch they are given.
+
+        Raises:
+            AttackError: the state is of another model, holds NaN, or lacks buffers that are no such statistics.
+        """
+        found, by_batch = matched(self._model, state, where)
+        own = self._by_batch if by_batch else self._model
+        load_state(own, {**self._fresh, **found})
+        return own
 
 
 def matched(model: nn.Module, state: State, where: str) -> tuple[State, bool]:
     """`state` under the names of `model`, and whether BatchNorm's running statistics are missing from it.
 
     Raises:
-        AttackError: see `network`.
+        AttackError: see `Network.holding`.
     """
     if broken := non_finite(state):
         raise AttackError(
@@ -156,17 +176,42 @@ def outputs(model: nn.Module, inputs: Tensor, where: str) -> Tensor:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:
-        text = str(error).strip()
-        why = text.splitlines()[0].rstrip(".") if text else type(error).__name__
         raise AttackError(
-            f"{where}: the model does not take inputs of shape {tuple(inputs.shape)} ({why}); check that the records "
-            "and the model are those of the federation"
+            f"{where}: the model does not take inputs of shape {tuple(inputs.shape)} ({_why(error)}); check that the "
+            "records and the model are those of the federation"
         ) from error
     if not made.isfinite().all():
         raise AttackError(
             f"{where}: the model makes NaN or infinite values of the inputs; choose another source or victim"
         )
     return made
+
+
+def losses(loss: Callable[[Tensor, Tensor], Tensor], made: Tensor, labels: Tensor, where: str) -> Tensor:
+    """`loss(made, labels)`, of outputs `record output`.
+
+    Raises:
+        AttackError: it does not take them, or makes NaN of them.
+    """
+    try:
+        found = loss(made, labels)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
+        kind = str(labels.dtype).removeprefix("torch.")
+        raise AttackError(
+            f"{where}: the loss does not take labels of type {kind} beside outputs of shape {tuple(made.shape)} "
+            f"({_why(error)}); check that the records and the model are those of the federation"
+        ) from error
+    if found.isnan().any():
+        raise AttackError(f"{where}: the loss of known records is NaN; check their labels, or attack another victim")
+    return found
+
+
+def _why(error: Exception) -> str:
+    """The first line of what it says."""
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
 
 
 def known(records: Records, device: torch.device) -> tuple[Tensor, Tensor]:

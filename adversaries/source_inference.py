@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from adversaries.local_updates import rounds_of
-from adversaries.model_sources import ModelAttack, known, network, outputs, returned
+from adversaries.model_sources import ModelAttack, Network, known, losses, models_with, outputs, returned
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Inference
@@ -26,9 +26,9 @@ class SourceInference(ModelAttack):
     """Claim of each known record that it is of the client on whose model it has the smallest loss.
 
     With `source = "returned"` there is such a client in each inspected round, and the record is said to be of the one
-    who most often is she (Driouich et al., App. C.2); the score is how many rounds she won, and where two won equally
-    many, a fraction for the smaller mean loss decides. With every other source each candidate has one model, and the
-    score is minus the record's loss on it.
+    who most often is she (Driouich et al., App. C.2); the score is how many rounds she won. Who share the smallest loss
+    of a round share the win, and where two won equally many, a fraction for the smaller mean loss decides. With every
+    other source each candidate has one model, and the score is minus the record's loss on it.
 
     Candidates are all clients of the inspected rounds, or, for decoded models, those of whom one was decoded.
     BatchNorm layers whose running statistics were not shared normalise all known records as one batch, which a
@@ -71,28 +71,31 @@ class SourceInference(ModelAttack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
+        assert knowledge.records is not None
         rounds_of(transcript, victim)
         candidates = self._candidates(transcript, knowledge, victim)
+        judge = _Judge(knowledge)
         if self.source != RETURNED:
-            columns = [_losses(knowledge, *self._state(transcript, knowledge, client)) for client in candidates]
-            losses = torch.stack(columns, 1)
-            progress(1, 1, {"objective": float(losses.amin(1).mean())})
-            return _claim(candidates, -losses)
-        wins = torch.zeros(len(knowledge.records.inputs), len(candidates))  # type: ignore[union-attr]
+            columns = [judge.losses(*self._state(transcript, knowledge, client)) for client in candidates]
+            found = torch.stack(columns, 1)
+            progress(1, 1, {"objective": float(found.amin(1).mean())})
+            return _claim(candidates, -found)
+        wins = torch.zeros(len(knowledge.records.inputs), len(candidates))
         sums, rounds = torch.zeros_like(wins), torch.zeros(len(candidates))
         for place, number in enumerate(transcript.rounds):
             present = transcript.clients(number)
             if not present:
                 continue
             columns = [
-                _losses(knowledge, returned(transcript.update(number, client)), f"round {number}, client {client}")
+                judge.losses(returned(transcript.update(number, client)), f"round {number}, client {client}")
                 for client in present
             ]
-            losses, own = torch.stack(columns, 1), torch.tensor([candidates.index(client) for client in present])
-            wins[torch.arange(len(wins)), own[losses.argmin(1)]] += 1
-            sums[:, own] += losses
+            found, own = torch.stack(columns, 1), torch.tensor([candidates.index(client) for client in present])
+            best = (found == found.amin(1, keepdim=True)).float()
+            wins[:, own] += best / best.sum(1, keepdim=True)
+            sums[:, own] += found
             rounds[own] += 1
-            progress(place + 1, len(transcript.rounds), {"objective": float(losses.amin(1).mean())})
+            progress(place + 1, len(transcript.rounds), {"objective": float(found.amin(1).mean())})
         return _claim(candidates, wins + 0.5 / (1 + (sums / rounds).clamp_min(0)))
 
     def _candidates(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> list[int]:
@@ -100,36 +103,32 @@ class SourceInference(ModelAttack):
         if self.builds_on is None:
             found = {client for number in transcript.rounds for client in transcript.clients(number)}
             told = "took part in the inspected rounds; inspect rounds with more"
-        elif knowledge.models is None:
-            raise AttackError(
-                f"source: no model of '{self.source}' was handed over; name an attack of the same file that decodes "
-                "local models"
-            )
         else:
-            found = set(knowledge.models)
+            found = set(models_with(knowledge, self.source, victim))
             told = (
                 f"have a model that '{self.source}' decoded; attack more victims, or see why it failed for the others"
             )
-            if victim not in found:
-                raise AttackError(
-                    f"source: '{self.source}' decoded no model of client {victim}, so she is no candidate; see why it "
-                    "failed there, or choose another source"
-                )
         if len(found) < 2:
             raise AttackError(f"expected at least 2 candidates for the source of a record, but {len(found)} {told}")
         return sorted(found)
 
 
-def _losses(knowledge: Knowledge, state: State, where: str) -> Tensor:
-    """`record`, the loss of each known record on one model."""
-    assert knowledge.records is not None
-    assert knowledge.loss is not None
-    loss = knowledge.loss
-    inputs, labels = known(knowledge.records, knowledge.device)
-    made = outputs(network(knowledge, state, where), inputs, where)
-    # A loss is a mean by contract, so that of one record is the mean over it alone.
-    each: Tensor = vmap(lambda output, label: loss(output[None], label[None]))(made, labels)
-    return each.float().cpu()
+class _Judge:
+    """The known records, and a network that each model is put into in turn."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        assert knowledge.records is not None
+        assert knowledge.loss is not None
+        self._loss = knowledge.loss
+        self._inputs, self._labels = known(knowledge.records, knowledge.device)
+        self._network = Network(knowledge)
+
+    def losses(self, state: State, where: str) -> Tensor:
+        """`record`, the loss of each on one model."""
+        made = outputs(self._network.holding(state, where), self._inputs, where)
+        # A loss is a mean by contract, so that of one record is the mean over it alone.
+        each = vmap(lambda output, label: self._loss(output[None], label[None]))
+        return losses(each, made, self._labels, where).float().cpu()
 
 
 def _claim(candidates: list[int], scores: Tensor) -> Inference:
