@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from adversaries.local_updates import PAPER, rounds_of
 from adversaries.matching import check_positive
-from adversaries.model_sources import ModelAttack, known, matched, outputs
+from adversaries.model_sources import ModelAttack, known, losses, matched, outputs
 from adversaries.scene import named_states, normalising_by_batch
 from fedsim.attack import Attack, Knowledge, Paper, PartialRecords, Progress
 from fedsim.errors import AttackError, ConfigError
@@ -225,7 +225,8 @@ class GradientAttributeInference(Attack):
         if self.batch_statistics or any(view.by_batch for view in views):
             model = normalising_by_batch(model)
         with torch.no_grad():
-            outputs(model, inputs, f"client {victim}")
+            where = f"client {victim}"
+            losses(loss, outputs(model, inputs, where), labels, where)
 
         def objective(logits: Tensor) -> tuple[Tensor, Tensor]:
             shares = logits.detach().requires_grad_(True)

@@ -287,6 +287,30 @@ def test_restarts_are_chosen_by_the_objective_alone(record: Record) -> None:
     assert torch.equal(both.scores, singles[int(np.argmin(ends))].scores)
 
 
+@pytest.mark.parametrize(
+    ("shared", "batch_statistics", "by_batch"), [(True, True, True), (True, False, False), (False, False, True)]
+)
+def test_records_are_normalised_as_asked_and_by_the_batch_where_nothing_else_is_there(
+    shared: bool, batch_statistics: bool, by_batch: bool, record: Record
+) -> None:
+    _, partial, _ = table(6)
+    before = state_of(normalised(3)) | {"1.running_mean": torch.full((9,), 0.3), "1.running_var": torch.full((9,), 2.0)}
+    kept = {name: tensor for name, tensor in before.items() if shared or "running" not in name}
+    after = {name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator(name)) for name, tensor in kept.items()}
+    known = Knowledge(model=normalised, loss=cross_entropy, partial_records=partial)
+    attack = GradientAttributeInference(batch_statistics=batch_statistics)
+    value, _ = attack._objective(record([message(1, 0, kept, after)]), known, 0)(torch.zeros(6, 3))
+    model = normalised()
+    model.load_state_dict({**model.state_dict(), **before})
+    model.train(by_batch)
+    whole = partial.inputs.clone()
+    whole[:, 1:4] = 1 / 3
+    slopes = torch.autograd.grad(cross_entropy(model(whole), partial.labels), list(model.parameters()))
+    names = [name for name, _ in model.named_parameters()]
+    one, other = (torch.cat([t.flatten() for t in side]) for side in (slopes, [before[n] - after[n] for n in names]))
+    assert float(value) == pytest.approx(1 - float(one @ other / one.norm() / other.norm()), abs=1e-5)
+
+
 def test_rounds_are_spread_from_the_first_to_the_last() -> None:
     assert spread([1, 11, 21, 31, 41], 3) == [1, 21, 41]
     assert spread([1, 11, 21], None) == spread([1, 11, 21], 9) == [1, 11, 21]
@@ -352,6 +376,57 @@ def test_equally_many_rounds_are_decided_by_the_mean_loss(record: Record) -> Non
         ]
     )  # fmt: skip
     assert infer(SourceInference(), transcript, ABOUT_SOURCES).claimed[0] == 1
+
+
+def test_whoever_took_part_more_often_has_no_larger_mean_loss_for_that(record: Record) -> None:
+    surer = [linear([[sure, sure], [0, 0]]) for sure in (0.0, 0.2, 0.3, 0.5)]  # class 0 costs .69, .51, .44, .31
+    transcript = record(
+        [
+            message(1, 0, UNSURE, surer[1]), message(1, 2, UNSURE, surer[0]), message(1, 3, UNSURE, LIKES_1),
+            message(2, 1, UNSURE, surer[2]), message(2, 2, UNSURE, surer[0]),
+            message(3, 1, UNSURE, surer[2]), message(3, 2, UNSURE, surer[3]),
+            message(4, 1, UNSURE, surer[2]), message(4, 3, UNSURE, surer[3]),
+        ]
+    )  # fmt: skip
+    found = infer(SourceInference(), transcript, ABOUT_SOURCES)
+    assert found.scores[0].floor().tolist() == [1, 1, 1, 1]
+    assert found.claimed[0] == 1  # in three rounds she lost 1.31 in all, client 0 in her only one .51
+
+
+def test_clients_who_share_the_smallest_loss_share_the_win(record: Record) -> None:
+    """A model that is very sure has a loss of exactly 0 in float32, and of several such the first is no better."""
+    transcript = record(
+        [
+            message(1, 0, UNSURE, LIKES_0), message(1, 1, UNSURE, LIKES_0), message(1, 2, UNSURE, LIKES_1),
+            message(2, 0, UNSURE, UNSURE), message(2, 1, UNSURE, UNSURE), message(2, 2, UNSURE, LIKES_1),
+        ]
+    )  # fmt: skip
+    found = infer(SourceInference(), transcript, ABOUT_SOURCES)
+    assert found.scores[:, 0].tolist() == found.scores[:, 1].tolist()
+    for won, score in zip([1.0, 0.0], found.scores[:2, 0].tolist(), strict=True):
+        assert won <= score < won + 0.5
+    assert found.claimed.tolist()[1:] == [2, 2]
+
+
+def test_one_model_after_another_leaves_nothing_of_itself(record: Record) -> None:
+    """Running statistics that some clients share and others do not, and integers."""
+    whole = {0: normalised(3), 1: normalised(4), 2: normalised(5)}
+    for client, model in whole.items():
+        model(5 * client + torch.randn((20, FEATURES), generator=generator("fill", client)))
+    states = {client: dict(model.state_dict()) for client, model in whole.items()}
+    states[1] = {name: t for name, t in states[1].items() if not name.startswith(("1.running", "1.num"))}
+    states[2].pop("1.num_batches_tracked")
+    records = table(6)[0]
+    known = Knowledge(model=normalised, loss=cross_entropy, records=records, models=states)
+    transcript = record([message(1, client, {}, {}) for client in states])
+    found = infer(SourceInference(source="decoder"), transcript, known)
+    for client, state in states.items():
+        model = normalised()
+        model.load_state_dict({**model.state_dict(), **state})
+        model.train(client == 1)
+        with torch.no_grad():
+            expected = cross_entropy(model(records.inputs), records.labels, reduction="none")
+        torch.testing.assert_close(-found.scores[:, client], expected)
 
 
 def test_a_regression_and_a_loss_that_only_gives_means_are_scored_record_by_record(record: Record) -> None:
@@ -596,6 +671,32 @@ def test_labels_that_do_not_fit_the_model(record: Record) -> None:
         partial = dataclasses.replace(PARTIAL, labels=labels)
         with refused(sentence):
             run(ModelAttributeInference(), transcript, dataclasses.replace(ABOUT_TABLE, partial_records=partial))
+
+
+@pytest.mark.parametrize(
+    "attack", [SourceInference(), SourceInference(source="last-returned"), GradientAttributeInference(iterations=2)]
+)
+def test_labels_that_the_loss_does_not_take(attack: Attack, record: Record) -> None:
+    transcript = record(sent(classifier, {1: [0, 1]}))
+    records, partial = table(4)[:2]
+    for labels, kind in ((torch.tensor([0, 1, 2, 9]), "int64"), (torch.rand(4), "float32")):
+        known = dataclasses.replace(
+            ABOUT_TABLE,
+            records=dataclasses.replace(records, labels=labels),
+            partial_records=dataclasses.replace(partial, labels=labels),
+        )
+        with refused(rf"(round 1, )?client 0: the loss does not take labels of type {kind} beside outputs of shape"):
+            run(attack, transcript, known)
+
+
+@pytest.mark.parametrize(
+    "attack", [SourceInference(), SourceInference(source="last-returned"), GradientAttributeInference(iterations=2)]
+)
+def test_a_loss_that_is_nan_wins_nothing(attack: Attack, record: Record) -> None:
+    transcript = record(sent(classifier, {1: [0, 1]}))
+    known = dataclasses.replace(ABOUT_TABLE, loss=lambda out, y: cross_entropy(out, y) * math.nan)
+    with refused("(round 1, )?client 0: the loss of known records is NaN; check their labels"):
+        run(attack, transcript, known)
 
 
 @pytest.mark.parametrize("attack", ON_TABLES)
