@@ -505,6 +505,20 @@ def test_eq_5_is_climbed_along_its_slope(record: Record) -> None:
         assert torch.allclose(found.data[k], (start + 0.3 * start.grad).detach()[0], atol=1e-6)
 
 
+def test_the_total_variation_of_each_image_is_added_to_what_its_class_says(record: Record) -> None:
+    state = state_of(images_model(4))
+    attack = ModelSampleReconstruction(objective="probability", learning_rate=0.3, tv_weight=0.5, iterations=3)
+    found = typical(attack, record([message(1, 0, state, state)]))
+    for k in (0, 7):
+        image = torch.full((1, *SHAPE), 0.5)
+        for _ in range(3):
+            image.requires_grad_()
+            rough = (image.diff(dim=2).abs().mean() + image.diff(dim=3).abs().mean()) / 2
+            objective = 1 - images_model(4)(4 * image - 1).softmax(1)[0, k] + 0.5 * rough
+            image = (image - 0.3 * torch.autograd.grad(objective, image)[0]).clamp(0, 1).detach()
+        assert torch.allclose(found.data[k], image[0], atol=1e-5)
+
+
 def test_a_class_that_needs_no_better_image_stops_the_search(record: Record) -> None:
     state = {name: torch.zeros_like(tensor) for name, tensor in state_of(images_model()).items()}
     told: list[tuple[int, int]] = []

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from adversaries import lmra
 from adversaries.lmra import LocalModelReconstruction
 from adversaries.lmra_dummy_data import DummyDataReconstruction
 from adversaries.lmra_linear import LinearLocalModel, solve
@@ -311,6 +312,102 @@ def test_a_mapping_no_better_than_the_mean_update_is_a_failed_attack(record: Rec
     ]
     told = failure(LocalModelReconstruction(hidden="16x2", learning_rate=1e-6, epochs=20), record(noisy))
     assert "no better than a constant does" in told
+
+
+def noise(drift: float = 0.0) -> list[Update]:
+    """The client moves by chance, and always by `drift` in each parameter."""
+    rng = generator("noise")
+    return [
+        dataclasses.replace(u, after={n: t + drift + torch.randn(t.shape, generator=rng) for n, t in u.before.items()})
+        for u in federated(20)
+    ]
+
+
+@pytest.mark.parametrize("drift", [0.0, 3.0])
+def test_a_mapping_that_learns_its_messages_by_heart_is_a_failed_attack(record: Record, drift: float) -> None:
+    told = failure(LocalModelReconstruction(**SHORT | {"hidden": "64x2"}), record(noise(drift)))
+    assert "no better than a constant does" in told
+
+
+def test_held_out_messages_choose_and_all_of_them_train(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    train = lmra._train
+
+    def noted(*given: Any) -> Any:
+        calls.append((*given[1:5], training := train(*given)))
+        return training
+
+    monkeypatch.setattr(lmra, "_train", noted)
+    monkeypatch.setattr(lmra, "_RATES", (1e-3, 1e-2))  # the paper's take many more epochs
+    attacked(LocalModelReconstruction(**SHORT | {"learning_rate": None, "minimise_epochs": 2}), record(federated()))
+    *tried, (rate, seen, unseen, epochs, _) = calls
+    assert [call[0] for call in tried] == [1e-3, 1e-2]
+    for call in tried:
+        assert (len(call[1].inputs), len(call[2].inputs)) == (24, 6)
+        assert torch.cdist(call[1].inputs, call[2].inputs).min() > 0
+    assert (len(seen.inputs), unseen) == (30, None)
+    lowest = [min(call[4].validation) for call in tried]
+    best = lowest.index(min(lowest))
+    assert rate == tried[best][0]
+    assert epochs == max(1, 10 * tried[best][4].validation.index(lowest[best]))
+
+
+@pytest.mark.parametrize("space", ["span", "full"])
+def test_inputs_and_updates_are_divided_by_one_number_each(record: Record, space: Any) -> None:
+    updates = read_updates(record(federated(6)), 0, fewest=1, remedy="")
+    pairs = lmra._pairs(updates, space, "global", torch.device("cpu"))
+    models, moves = updates.before.double(), (updates.after - updates.before).double()
+    for made, given in ((pairs.inputs, models - models.mean(0)), (pairs.targets, moves)):
+        assert float(made.square().mean()) == pytest.approx(1, rel=1e-5)
+        gram = given @ given.T
+        gram *= float(made.square().sum() / gram.trace())
+        torch.testing.assert_close((made @ made.T).double(), gram, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("space", ["span", "full"])
+@pytest.mark.parametrize("start", ["last-returned", "global"])
+def test_where_the_search_begins_is_a_model_that_was_sent(record: Record, space: Any, start: Any) -> None:
+    """After no step but the look at the first point, that point is what is claimed."""
+    attack = LocalModelReconstruction(**SHORT | {"space": space, "start": start, "minimise_epochs": 1})
+    found = attacked(attack, record(federated()))
+    last = federated()[-1]
+    expected = last.after if start == "last-returned" else last.before
+    assert (flat(found.state) - flat(expected)).norm() < 1e-5
+    assert (flat(last.after) - flat(last.before)).norm() > 1e-3
+
+
+def test_the_search_returns_the_lowest_point_on_its_way() -> None:
+    """Steps so large that it does not end there: Adam's are of one size at the start."""
+    mapping = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        mapping.weight.copy_(torch.tensor([[1.0, 0.5], [0.0, 2.0]]))
+    mapping.requires_grad_(False)
+    start = torch.tensor([2.1, -1.3])
+    best, curve = lmra._descend(mapping, start, 1.0, 12, lmra._Told(lambda *_: None, 12))
+    assert float(mapping(best).square().mean()) == pytest.approx(float(curve.min()))
+    assert curve.min() < 0.5 * curve[0]
+    assert int(curve.argmin()) not in (0, 11)
+
+
+def test_the_rate_of_the_search_is_the_one_that_gets_lowest(record: Record) -> None:
+    transcript = record(federated())
+    short = SHORT | {"epochs": 60, "minimise_epochs": 20}
+    free = attacked(LocalModelReconstruction(**short), transcript).trace["objective"]
+    lowest = [
+        attacked(LocalModelReconstruction(**short, minimise_learning_rate=rate), transcript).trace["objective"].min()
+        for rate in (1e-1, 1e-2, 5e-3, 1e-3)
+    ]
+    assert len(set(map(float, lowest))) == 4
+    assert free.min() == min(lowest)
+
+
+def test_a_times_b_is_b_hidden_layers_of_a_units() -> None:
+    pairs = lmra._Pairs(inputs=torch.zeros(3, 5), targets=torch.zeros(3, 4), start=torch.zeros(5), model=lambda t: t)
+    made = lmra._network("7x3", pairs, generator(0))
+    assert isinstance(made, nn.Sequential)
+    shapes = [(layer.in_features, layer.out_features) for layer in made if isinstance(layer, nn.Linear)]
+    assert shapes == [(5, 7), (7, 7), (7, 7), (7, 4)]
+    assert sum(isinstance(layer, nn.ReLU) for layer in made) == 3
 
 
 def test_a_mapping_that_diverges_is_a_failed_attack(record: Record) -> None:
