@@ -13,10 +13,11 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import Parameter, formatannotation
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -258,14 +259,21 @@ def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) ->
         table = Table("setting", "type", "default")
         for key, parameter in registry.parameters(cls).items():
             default = "required" if parameter.default is parameter.empty else repr(parameter.default)
-            table.add_row(
-                key, escape(getattr(parameter.annotation, "__name__", str(parameter.annotation))), escape(default)
-            )
+            table.add_row(key, escape(_kind(cls, key, parameter)), escape(default))
         console.print(table if table.rows else "no settings")
         if needs := getattr(cls, "needs", None):
             console.print(f"needs: {', '.join(sorted(needs))}")
         if paper := getattr(cls, "paper", None):
             console.print(f"paper: {paper} {paper.url}", markup=False, soft_wrap=True)
+
+
+def _kind(cls: type, key: str, parameter: Parameter) -> str:
+    """What a setting may be, with the words it may be one of."""
+    try:
+        kind = get_type_hints(cls).get(key, parameter.annotation)
+    except NameError:  # an annotation that is imported for type checkers alone
+        kind = parameter.annotation
+    return kind if isinstance(kind, str) else formatannotation(kind)
 
 
 def main() -> None:
