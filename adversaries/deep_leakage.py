@@ -29,7 +29,7 @@ class DeepLeakage(GradientInversion):
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it, `mixed` their derivatives alone.
+        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1. Differs: dummy data are
@@ -68,7 +68,7 @@ class ImprovedDeepLeakage(GradientInversion):
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it, `mixed` their derivatives alone.
+        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         Zhao, Mopuri, Bilen: iDLG, 2020. Differs: as `dlg`; the sign is that of the last bias, not of its weights.

@@ -27,7 +27,7 @@ class InvertingGradients(GradientInversion):
         restarts: random starts; the one with the smallest objective is the finding.  [papers: 1]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
         compile: trace and compile both backward passes, see `adversaries.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it, `mixed` their derivatives alone.
+        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         Geiping et al.: Inverting Gradients, NeurIPS 2020, as run in Zhu et al.: Surrogate Model

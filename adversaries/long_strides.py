@@ -30,7 +30,7 @@ class LongStrides(GradientInversion):
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it, `mixed` their derivatives alone.
+        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         Unpublished. Differs: from SME (Zhu et al., ICML 2023), whose settings it has, by a bent path in

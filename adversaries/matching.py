@@ -23,7 +23,6 @@ from adversaries.compiled import compiled
 from adversaries.distances import Cosine, Distance, length
 from adversaries.labels import count_labels
 from adversaries.places import AtBroadcast, Place, Variable
-from adversaries.precision import Precision, computing_in
 from adversaries.priors import Prior, total_variation
 from adversaries.scene import Scene, known_steps, normalising_by_batch, scene_of, trained_by_batch
 from adversaries.slopes import check_inputs, check_slope
@@ -113,15 +112,14 @@ class GradientInversion(Attack):
             iterations; 0 never stops early.
         compile: trace and compile the double backward pass, once for each shape: it took 30 to 110 s on two busy
             cores, for small networks too. Not for models whose control flow depends on values.
-        precision: `bfloat16` computes convolutions and linear layers in it, `mixed` their derivatives alone, see
-            `adversaries.precision`; for hardware that can.
+        precision: `bfloat16` computes convolutions and linear layers in it, on hardware that can.
     """
 
     iterations: int = 1000
     restarts: int = 1
     patience: int = 0
     compile: bool = False
-    precision: Precision = "float32"
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
 
@@ -203,7 +201,7 @@ class GradientInversion(Attack):
         def evaluate(
             values: dict[str, Tensor], around: Around, scene: Scene, target: list[Tensor], moving: Moving
         ) -> list[Tensor]:
-            with computing_in(self.precision, scene.labels.device.type):
+            with torch.autocast(scene.labels.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 return _objective(recipe, scene, values, around, target, moving)
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:

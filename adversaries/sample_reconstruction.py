@@ -163,7 +163,7 @@ class GradientSampleReconstruction(GradientInversion):
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it, `mixed` their derivatives alone.
+        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         Geiping et al.: Inverting Gradients, NeurIPS 2020, as run in Driouich et al.: Local Model Reconstruction Attacks

@@ -23,7 +23,7 @@ class SelfAdaptiveLeakage(GradientInversion):
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it, `mixed` their derivatives alone.
+        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         Wang et al.: SAPAG, 2020. Written from what TGIAs-RO (Sect. 4.1) says of it as a baseline: DLG with

@@ -36,7 +36,7 @@ class SeeThroughGradients(GradientInversion):
         restarts: size of the group; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it, `mixed` their derivatives alone.
+        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         Yin et al.: See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021; sizes from

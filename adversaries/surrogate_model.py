@@ -30,7 +30,7 @@ class SurrogateModelExtension(GradientInversion):
         restarts: random starts; the one with the smallest objective is the finding.  [papers: 1]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
         compile: trace and compile both backward passes, see `adversaries.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it, `mixed` their derivatives alone.
+        precision: `bfloat16` computes convolutions and linear layers in it.
         alpha: start, 1 is the broadcast model.                                  [Algorithm 1: 0.5]
         alpha_step_size: Adam's, for alpha.                                      [App. D: 0.001]
         alpha_every: compute alpha's slope each so many iterations; in between Adam goes on with the last

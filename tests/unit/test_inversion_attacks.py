@@ -612,10 +612,9 @@ def test_patience_ends_the_attack_on_a_plateau(run: Run, caplog: pytest.LogCaptu
     assert len(patient.trace["objective"]) == 60
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "mixed"])
-def test_bfloat16_differs_by_little_and_by_something(run: Run, precision: Any) -> None:
+def test_bfloat16_differs_by_little_and_by_something(run: Run) -> None:
     of = victim(count=3)
-    full, half = (run(InvertingGradients(iterations=5, precision=p), of) for p in ("float32", precision))
+    full, half = (run(InvertingGradients(iterations=5, precision=p), of) for p in ("float32", "bfloat16"))
     assert not torch.equal(full.trace["l_sim"], half.trace["l_sim"])
     torch.testing.assert_close(full.trace["objective"][:1], half.trace["objective"][:1], atol=2e-2, rtol=0)
     assert (full.data - half.data).abs().mean() < 0.1
@@ -654,18 +653,6 @@ def test_compiled_is_as_eager_and_serves_the_next_victim(
         for name, curve in eager.trace.items():
             torch.testing.assert_close(fast.trace[name], curve, atol=1e-4, rtol=0)
         torch.testing.assert_close(fast.data, eager.data, atol=1e-2, rtol=0)
-    assert len(compilations) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bfloat16", "mixed"])
-@pytest.mark.filterwarnings("ignore")
-def test_bfloat16_is_compiled_as_it_is(run: Run, compilations: list[object], precision: Any) -> None:
-    eager, fast = (
-        run(SurrogateModelExtension(compile=c, precision=precision, iterations=5, step_size=0.1), victim(cnn, 3))
-        for c in (False, True)
-    )
-    torch.testing.assert_close(fast.trace["l_sim"], eager.trace["l_sim"], atol=1e-2, rtol=0)
     assert len(compilations) == 1
 
 
