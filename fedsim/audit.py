@@ -25,9 +25,10 @@ from torch import Tensor
 
 from fedsim import metrics
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Progress
+from fedsim.claims import Owed
 from fedsim.config import AdversaryTable, AttackFile
 from fedsim.datasets import Dataset
-from fedsim.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, did_you_mean
+from fedsim.errors import AttackCrash, AttackError, ConfigError, DataError, FedsimError, KnowledgeError, did_you_mean
 from fedsim.experiment import Experiment, build_attacks, data_folder
 from fedsim.findings import (
     Finding,
@@ -41,6 +42,7 @@ from fedsim.findings import (
 from fedsim.inference_scores import REFERENCES, score_inference, score_local_model, score_representatives
 from fedsim.local_optimum import METHOD, local_optimum
 from fedsim.messages import State
+from fedsim.plugin_code import UNREADABLE, code_hash, place_of
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
@@ -55,6 +57,8 @@ SCORES = (
     "higher_is_better", "examples", "seed", "missing",
 )  # fmt: skip
 IMAGES = ("attack", "victim", "round", "repeat", "image", "metric", "value")
+_SHOWN = 20
+"""Most clients named in a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +135,7 @@ class Audit:
             if self.experiment:
                 _check_kind(table.title, attack, self.experiment.dataset)
             attack.check(knowledge, granted)
+            code_hash(type(attack))  # of its file as it is now, soon after the import
         for file in self.spec.truth.values():
             Truth.load(self.beside / file)
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
@@ -138,12 +143,15 @@ class Audit:
     def run(self, progress: ProgressOf | None = None, rounds: Iterable[int] | None = None) -> list[str]:
         """Attack, and return one sentence for each attack that failed; the others go on.
 
-        Findings that are already there with the same settings are kept.
+        Findings that are already there, made with the same settings and the same code of a plug-in, are kept.
 
         Args:
             progress: told `(job, iteration, iterations, values)`.
             rounds: attack only these among the rounds that are to be attacked; attacks on several rounds at once wait
                 for a call without it.
+
+        Raises:
+            ConfigError: a round that is to be attacked, or a victim, is recorded nowhere; nothing was attacked.
         """
         self.check()
         transcript = Transcript(self.folder.path)
@@ -153,7 +161,8 @@ class Audit:
             for job, error in self._work(transcript, [j for j in jobs if j.title in stage], progress or _silent):
                 if error is not None:
                     failures.append(_sentence(job, error))
-                    log.error("%s", failures[-1], exc_info=None if isinstance(error, FedsimError) else error)
+                    told = isinstance(error, FedsimError) and not isinstance(error, AttackCrash)
+                    log.error("%s", failures[-1], exc_info=None if told else error)
         return failures
 
     def _stages(self) -> list[list[str]]:
@@ -174,7 +183,10 @@ class Audit:
         """What to do, round by round; attacks on several rounds come first."""
         adversary = self.spec.adversary
         present: dict[int, list[int]] = {}
-        for number in _chosen_rounds(transcript, adversary, rounds):
+        chosen = _chosen_rounds(transcript, adversary, rounds)
+        if rounds is None:  # a run that still goes on has not seen all clients
+            _check_victims(transcript, adversary, chosen)
+        for number in chosen:
             try:
                 present[number] = transcript.clients(number)
             except FedsimError as error:
@@ -216,18 +228,11 @@ class Audit:
         first = _first_of(transcript, job)
         knowledge, upstream = self._knowledge(transcript, job, first)
         fingerprint = self._fingerprint(job, knowledge, transcript, upstream)
-        if path.is_file() and load_finding(path)[1].get("fingerprint") == fingerprint:
-            log.info("%s on client %d, round %s: already there", job.title, job.victim, job.round)
+        if path.is_file() and _is_there(job, load_finding(path)[1], fingerprint):
             return
         started = time.monotonic()
-        with one_thread():
-            finding = job.attack.run(
-                transcript.only(job.rounds),
-                knowledge,
-                victim=job.victim,
-                rng=generator(self.seed, "attack", job.round, job.victim, job.repeat),
-                progress=progress,
-            )
+        finding = self._found(transcript, job, knowledge, progress)
+        self._owed(transcript, job, knowledge, first).check(finding)
         about = {
             "attack": job.title,
             "plugin": job.plugin,
@@ -237,12 +242,49 @@ class Audit:
             "victim": job.victim,
             "repeat": job.repeat,
             "settings": dataclasses.asdict(job.attack),
+            "code": code_hash(type(job.attack)),
             "granted": knowledge.granted(),
             "partial_records": knowledge.partial_records.column if knowledge.partial_records else "",
             "fingerprint": fingerprint,
             "seconds": round(time.monotonic() - started, 2),
         }
         save_finding(finding, path, about)
+
+    def _found(self, transcript: Transcript, job: Job, knowledge: Knowledge, progress: Progress) -> Finding:
+        """What the attack of `job` finds.
+
+        Raises:
+            AttackCrash: it raised something else than a FedsimError.
+        """
+        try:
+            with one_thread():
+                return job.attack.run(
+                    transcript.only(job.rounds),
+                    knowledge,
+                    victim=job.victim,
+                    rng=generator(self.seed, "attack", job.round, job.victim, job.repeat),
+                    progress=progress,
+                )
+        except FedsimError:
+            raise
+        except Exception as error:  # a stranger's: say where in his code
+            place = place_of(error, type(job.attack))
+            raise AttackCrash(f"{_first_line(error)} ({place}; the traceback is in log.txt)") from error
+
+    def _owed(self, transcript: Transcript, job: Job, knowledge: Knowledge, first: int) -> Owed:
+        """The form that the finding of `job` has to have."""
+        header = transcript.header(first)
+        reply = next(reply for reply in header.replies if reply.client == job.victim)
+        # Elsewhere clients may report what they like as N, and a truth file says itself how much there is.
+        counted = self.experiment is not None and str(job.victim) not in self.spec.truth
+        return Owed(
+            where=f"round {job.round}, client {job.victim}",
+            knowledge=knowledge,
+            before=transcript.update(first, job.victim).before,
+            task=self.experiment.dataset.task if self.experiment else None,
+            count=reply.num_examples if counted else None,
+            clients=self.experiment.config.federation.clients if self.experiment else None,
+        )
 
     def _knowledge(self, transcript: Transcript, job: Job, first: int) -> tuple[Knowledge, list[str]]:
         """What the attack of `job` is handed, and the fingerprints of the findings among it."""
@@ -282,7 +324,8 @@ class Audit:
         labels = None if knowledge.labels is None else knowledge.labels.tolist()
         headers = [transcript.header(number).plain() for number in job.rounds]
         granted = self.spec.adversary.knowledge.model_dump()
-        text = json.dumps([repr(job.attack), granted, labels, self.seed, headers, *upstream], sort_keys=True)
+        code = [] if (own := code_hash(type(job.attack))) is None else [{"code": own}]
+        text = json.dumps([repr(job.attack), granted, labels, self.seed, headers, *upstream, *code], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _settings(self) -> dict[str, Any]:
@@ -290,7 +333,14 @@ class Audit:
         granted = grant(self.spec.adversary, self.experiment, self.beside).granted()
         granted += private(self.spec.adversary)
         return {
-            table.title: _made_with({"plugin": table.name, "settings": dataclasses.asdict(attack), "granted": granted})
+            table.title: _made_with(
+                {
+                    "plugin": table.name,
+                    "settings": dataclasses.asdict(attack),
+                    "code": code_hash(type(attack)),
+                    "granted": granted,
+                }
+            )
             for table, attack in build_attacks(self.spec)
         }
 
@@ -356,11 +406,14 @@ class Audit:
         data = _in_unit_range(test.inputs(slice(0, 5000)), self.experiment.dataset)
         return Public(data=data, labels=test.labels[:5000])
 
-    def score(self) -> list[dict[str, Any]]:
+    def score(self, failures: list[str] | None = None) -> list[dict[str, Any]]:
         """Judge every finding in the folder and write `scores.csv` and `image-scores.csv`.
 
         Findings of attacks that the file no longer names are judged too; those that an attack of the
-        same title made with other settings or other knowledge are not, or they would share its mean.
+        same title made with other settings, code or knowledge are not, or they would share its mean.
+
+        Args:
+            failures: gets one sentence for each finding of an attack in the file that does not fit the truth.
         """
         rows, images = [], []
         now = self._settings()
@@ -369,11 +422,20 @@ class Audit:
             try:
                 finding, about = load_finding(path)
                 if now.get(str(about["attack"]), _made_with(about)) != _made_with(about):
-                    log.warning("%s/%s: not scored: made with other settings or knowledge", path.parent.name, path.name)
+                    log.warning(
+                        "%s/%s: not scored: made with other settings, code or knowledge", path.parent.name, path.name
+                    )
                     continue
+            except FedsimError as error:
+                log.error("%s/%s: not scored: %s", path.parent.name, path.name, error)
+                continue
+            try:
                 scores, examples = self._judged(finding, about, public, explained)
             except FedsimError as error:
-                log.error("%s: not scored: %s", path.name, error)
+                who = f"{about['attack']}, round {about['round']}, client {about['victim']}"
+                log.error("%s: not scored: %s", who, error)
+                if failures is not None and about["attack"] in now:
+                    failures.append(f"{who}: not scored: {error}")
                 continue
             where = {key: about[key] for key in ("attack", "victim", "round", "repeat")}
             rows += [where | _row(item, examples) | {"seed": self.seed} for item in scores]
@@ -528,11 +590,29 @@ def _worker(path: Path, spec: AttackFile, beside: Path) -> Callable[[Job, Progre
     return lambda job, progress: audit.attack(transcript, job, progress)
 
 
+def _is_there(job: Job, about: Mapping[str, object], fingerprint: str) -> bool:
+    """Whether the finding that `about` tells of is that of `job`, and a line that says so, or why it is not."""
+    who, code = f"{job.title} on client {job.victim}, round {job.round}", code_hash(type(job.attack))
+    if code == UNREADABLE:
+        log.info("%s: attacked anew, for the code of %s is in no file", who, job.plugin)
+        return False
+    if about.get("fingerprint") == fingerprint:
+        log.info("%s: already there", who)
+        return True
+    if about.get("plugin") == job.plugin and about.get("code") != code:
+        log.info("%s: attacked anew, for the code of %s has changed", who, job.plugin)
+    return False
+
+
 def _sentence(job: Job, error: BaseException) -> str:
-    if isinstance(error, FedsimError):
+    if isinstance(error, FedsimError) and not isinstance(error, AttackCrash):
         return f"{job.title}, {error}"
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    what = str(error).splitlines()[0] if isinstance(error, AttackCrash) else _first_line(error)
     return f"{job.title}, round {job.round}, client {job.victim}: {what}"
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _optimum_worker(path: Path, spec: AttackFile, beside: Path) -> Callable[[int, Progress], None]:
@@ -630,6 +710,26 @@ def _chosen_rounds(transcript: Transcript, adversary: AdversaryTable, only: Iter
     return chosen
 
 
+def _check_victims(transcript: Transcript, adversary: AdversaryTable, chosen: Sequence[int]) -> None:
+    """Raise ConfigError where a victim is named who is in no round, not even as one who failed there."""
+    missing = set(adversary.victims) if isinstance(adversary.victims, list) else set()
+    seen: set[int] = set()
+    for number in dict.fromkeys([*chosen, *transcript.rounds]):
+        if not missing:
+            return
+        try:
+            header = transcript.header(number)
+        except FedsimError:  # a damaged round, of which nobody knows who was in it; it is reported when it is attacked
+            return
+        present = {reply.client for reply in header.replies} | set(header.failures)
+        missing -= present
+        seen |= present
+    if missing:
+        shown = sorted(seen)
+        told = f"{shown[:_SHOWN]} and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else str(shown)
+        raise ConfigError(f"adversary.victims: client {min(missing)} is not recorded; recorded: {told}")
+
+
 def _chosen_victims(present: list[int], adversary: AdversaryTable) -> Sequence[int]:
     if adversary.victims == "all":
         return present
@@ -646,8 +746,9 @@ def _findings(folder: RunFolder) -> list[Path]:
 
 
 def _made_with(about: Mapping[str, Any]) -> str:
-    """Plug-in, settings and knowledge of a finding in a form that compares."""
-    return json.dumps([about.get("plugin"), about.get("settings"), sorted(about["granted"])], sort_keys=True)
+    """Plug-in, settings, code and knowledge of a finding in a form that compares."""
+    made_with = [about.get(key) for key in ("plugin", "settings", "code")]
+    return json.dumps([*made_with, sorted(about["granted"])], sort_keys=True)
 
 
 def _row(item: Score, examples: int) -> dict[str, Any]:

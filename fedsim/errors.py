@@ -8,6 +8,7 @@ FedsimError                     anything fedsim says in one sentence
 ├── DataError                       a data set is missing, damaged or does not fit
 ├── TranscriptError                 a recording is unreadable, damaged or of another model
 ├── AttackError                     an attack cannot work on this update, or diverged
+│   └── AttackCrash                     it raised something that is no sentence; the log has the traceback
 └── RunError                        a run cannot go on; what was recorded stays usable
 
 Messages read "where: what was wrong, expected, got; what to do", lower case, no full stop.
@@ -62,6 +63,10 @@ class TranscriptError(FedsimError):
 
 class AttackError(FedsimError):
     """An attack cannot work on this update, or its optimisation diverged."""
+
+
+class AttackCrash(AttackError):
+    """An attack raised something else than a FedsimError, which is the cause of this."""
 
 
 class RunError(FedsimError):

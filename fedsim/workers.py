@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from fedsim.errors import AttackError, FedsimError
+from fedsim.errors import AttackCrash, AttackError, FedsimError
 
 Item = TypeVar("Item")
 
@@ -99,5 +99,5 @@ def _work(place: int, item: Any) -> None:
         work(item, progress)
     except FedsimError:
         raise
-    except Exception as error:  # a stranger's exception may not survive the way back
-        raise AttackError(f"{type(error).__name__}: {error}") from None
+    except Exception as error:  # a stranger's exception may not survive the way back; its traceback does, as text
+        raise AttackCrash(f"{type(error).__name__}: {error}") from error

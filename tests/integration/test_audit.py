@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import importlib
+import json
+import linecache
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,11 +24,12 @@ from fedsim.audit import Audit, attack_round, open_audit
 from fedsim.config import AttackFile, Config, check
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, DataError, KnowledgeError, TranscriptError
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, build_attacks
 from fedsim.findings import Reconstruction, load_finding, save_finding
 from fedsim.report import write_report
 from fedsim.run_folder import RunFolder, read_rows
 from fedsim.threat_model import grant
+from fedsim.transcript import Recorder, Transcript
 
 ATTACKS = [{"name": "sme", "iterations": 4}, {"name": "inverting-gradients", "label": "ig", "iterations": 4}]
 
@@ -151,7 +156,10 @@ def test_findings_of_other_settings_do_not_enter_the_mean(
     assert ("sme", 0) in scored
     assert ("sme", 2) not in scored
     assert ("ig", 2) in scored or "knowledge" in change["adversary"]
-    assert "sme/round-1-client-2-repeat-0.safetensors: not scored: made with other settings or knowledge" in caplog.text
+    assert (
+        "sme/round-1-client-2-repeat-0.safetensors: not scored: made with other settings, code or knowledge"
+        in caplog.text
+    )
 
 
 def test_attacks_that_the_file_no_longer_names_stay_scored(run: Path) -> None:
@@ -354,10 +362,30 @@ def test_a_damaged_round_costs_that_round_only(run: Path, harm: str) -> None:
     assert {row["round"] for row in audit.score() if row["victim"] == 2} == {"2"}
 
 
-def test_a_victim_who_is_not_in_the_round_fails_alone(run: Path) -> None:
-    failures = open_audit(run, attack_file([ATTACKS[0]], adversary={"victims": [0, 9], "rounds": [1]})).run()
-    assert failures == ["sme, round 1: client 9 is not recorded; recorded: [0, 1, 2, 3]"]
+def without(run: Path, number: int, client: int, failures: dict[int, str] | None = None) -> None:
+    """Record round `number` once more, without `client`."""
+    updates = [update for update in Transcript(run).only([number]).updates() if update.client != client]
+    Recorder(run / "transcript", resume=True).write(number, updates, failures)
+
+
+@pytest.mark.parametrize(
+    ("failed", "sentence"),
+    [({}, "client 2 is not recorded; recorded: [0, 1, 3]"), ({2: "gone"}, "client 2 failed there (gone)")],
+)
+def test_a_victim_who_is_not_in_the_round_fails_alone(run: Path, failed: dict[int, str], sentence: str) -> None:
+    without(run, 1, 2, failed)
+    failures = open_audit(run, attack_file([ATTACKS[0]], adversary={"victims": [0, 2], "rounds": [1]})).run()
+    assert failures == [f"sme, round 1: {sentence}"]
     assert list(findings(run)) == ["sme/round-1-client-0-repeat-0"]
+
+
+def test_a_victim_who_is_recorded_nowhere_is_an_error_before_any_work(run: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^adversary\.victims: client 9 is not recorded; recorded: \[0, 1, 2, 3\]$"
+    ) as caught:
+        open_audit(run, attack_file([ATTACKS[0]], adversary={"victims": [0, 9], "rounds": [1]})).run()
+    assert caught.value.exit_code == 2
+    assert not (run / "findings").exists()
 
 
 def test_a_round_that_is_not_recorded_is_an_error(run: Path) -> None:
@@ -463,6 +491,7 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module with attacks of somebody else, importable by name."""
     (tmp_path / "strangers_attacks.py").write_text(STRANGERS)
     monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("strangers_attacks", None)  # that of the test before
     return "strangers_attacks"
 
 
@@ -482,16 +511,22 @@ def test_a_strangers_attack_without_a_trace_is_scored(run: Path, strangers: str)
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("Raises", "bad, round 1, client 0: ZeroDivisionError: of a stranger"),
+        ("Raises", "bad, round 1, client 0: ZeroDivisionError: of a stranger ({file}:{line}; the traceback is in "),
         ("Nothing", "bad, Nothing returned NoneType, expected a Finding"),
     ],
+    ids=["raises", "nothing"],
 )
-def test_a_strangers_broken_attack_breaks_only_itself(run: Path, strangers: str, name: str, sentence: str) -> None:
+def test_a_strangers_broken_attack_breaks_only_itself(
+    run: Path, strangers: str, tmp_path: Path, name: str, sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = 1 + STRANGERS.splitlines().index('        raise ZeroDivisionError("of a stranger\\nin two lines")')
+    sentence = sentence.format(file=tmp_path / "strangers_attacks.py", line=line)
     bad = {"name": f"{strangers}:{name}", "label": "bad"}
     audit = open_audit(run, attack_file([bad, ATTACKS[0]], adversary={"rounds": [1], "victims": [0]}))
     [failure] = audit.run()
     assert failure.startswith(sentence)
     assert "\n" not in failure
+    assert ("Traceback" in caplog.text) == (name == "Raises")
     assert list(findings(run)) == ["sme/round-1-client-0-repeat-0"]
 
 
@@ -500,9 +535,101 @@ def test_a_claim_of_another_shape_is_not_scored_but_the_others_are(
 ) -> None:
     bad = {"name": f"{strangers}:TooMany", "label": "bad"}
     audit = open_audit(run, attack_file([bad, ATTACKS[0]], adversary={"rounds": [1], "victims": [0]}))
+    sentence = "bad, round 1, client 0: the attack claims {}, expected {}; mend the attack"
+    for _ in range(2):  # nothing of it is left that could spoil the next time
+        assert audit.run() == [sentence.format("data of shape (99, 1, 8, 8)", "(6, 1, 8, 8)")]
+        failures: list[str] = []
+        assert {row["attack"] for row in audit.score(failures)} == {"sme"}
+        assert failures == []
+    assert "not scored" not in caplog.text
+    assert list(findings(run)) == ["sme/round-1-client-0-repeat-0"]
+
+
+def test_a_claim_that_does_not_fit_the_truth_file_is_a_failure_that_names_the_attack(
+    run: Path, strangers: str, tmp_path: Path
+) -> None:
+    save_file({"data": torch.zeros(5, 1, 8, 8), "labels": torch.zeros(5, dtype=torch.long)}, tmp_path / "truth")
+    grey = {"name": f"{strangers}:Grey", "label": "grey"}
+    adversary = {"rounds": [1], "victims": [0]}
+    audit = open_audit(run, attack_file([grey], adversary=adversary, truth={"0": "truth"}), tmp_path)
     assert audit.run() == []
-    assert {row["attack"] for row in audit.score()} == {"sme"}
-    assert "not scored: truth: the victim held data of shape (6, 1, 8, 8)" in caplog.text
+    failures: list[str] = []
+    assert audit.score(failures) == []
+    [failure] = failures
+    assert failure.startswith(
+        "grey, round 1, client 0: not scored: truth: the victim held data of shape (5, 1, 8, 8), the attack claims (6, "
+    )
+
+
+def fresh(name: str) -> None:
+    """Let the module be imported anew, from its file and not from what Python made of it."""
+    del sys.modules[name]
+    linecache.clearcache()
+    importlib.invalidate_caches()
+
+
+def test_an_edited_plug_in_is_attacked_anew(
+    run: Path, strangers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the class's own file, or of one that it derives from; other attacks are kept."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    caplog.set_level("INFO")
+    (tmp_path / "strangers_heirs.py").write_text(
+        f"from {strangers} import Grey\nclass Heir(Grey):\n    'Inherit.'\n", encoding="utf-8"
+    )
+    grey = {"name": "strangers_heirs:Heir", "label": "grey"}
+    spec = attack_file([grey, ATTACKS[0]], adversary={"rounds": [1]})
+
+    def levels(spec: AttackFile) -> dict[int, float]:
+        audit = open_audit(run, spec)
+        assert audit.run() == []
+        kept = {r["victim"] for r in audit.score() if r["attack"] == "grey" and r["metric"] == "mse"}
+        return {v: findings(run)[f"grey/round-1-client-{v}-repeat-0"].data.max().item() for v in kept}
+
+    assert levels(spec) == {0: 0.5, 2: 0.5}
+    caplog.clear()
+    assert levels(spec) == {0: 0.5, 2: 0.5}
+    assert caplog.text.count("already there") == 4
+    edited = STRANGERS.replace("self.level)", "self.level / 2)")
+    (tmp_path / f"{strangers}.py").write_text(edited, encoding="utf-8")
+    for module in (strangers, "strangers_heirs"):
+        fresh(module)
+    caplog.clear()
+    one = attack_file([grey, ATTACKS[0]], adversary={"rounds": [1], "victims": [0]})
+    assert levels(one) == {0: 0.25}  # that of client 2 is of the code before, and would share the mean
+    assert "grey on client 0, round 1: attacked anew, for the code of strangers_heirs:Heir has changed" in caplog.text
+    assert caplog.text.count("already there") == 1
+    assert levels(spec) == {0: 0.25, 2: 0.25}
+
+
+def test_the_fingerprint_of_a_built_in_attack_knows_nothing_of_code(run: Path) -> None:
+    """Findings of earlier versions are still taken for done."""
+    audit = open_audit(run, attack_file([ATTACKS[0]], adversary={"rounds": [1], "victims": [0]}))
+    assert audit.run() == []
+    _, about = load_finding(run / "findings" / "sme" / "round-1-client-0-repeat-0.safetensors")
+    [(_, attack)] = build_attacks(audit.spec)
+    header = Transcript(run).header(1).plain()
+    text = json.dumps([repr(attack), audit.spec.adversary.knowledge.model_dump(), None, 0, [header]], sort_keys=True)
+    assert about["fingerprint"] == hashlib.sha256(text.encode()).hexdigest()
+    assert about["code"] is None
+
+
+def test_an_attack_whose_code_is_in_no_file_is_made_anew_each_time(
+    run: Path, strangers: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that was typed into a notebook."""
+    caplog.set_level("INFO")
+    module = ModuleType("of_a_notebook")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(STRANGERS, vars(module))
+    spec = attack_file([{"name": "of_a_notebook:Grey", "label": "grey"}], adversary={"rounds": [1], "victims": [0]})
+    for _ in range(2):
+        caplog.clear()
+        audit = open_audit(run, spec)
+        assert audit.run() == []
+        assert audit.score() != []
+        assert "already there" not in caplog.text
+    assert "attacked anew, for the code of of_a_notebook:Grey is in no file" in caplog.text
 
 
 def test_settings_of_the_run_are_those_of_the_file(run: Path) -> None:

@@ -1,0 +1,103 @@
+"""What a finding has to look like is said before it is kept, without the truth."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.attack import Knowledge, PartialRecords, Records
+from fedsim.claims import Owed
+from fedsim.errors import AttackError
+from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
+from fedsim.task import Task
+
+IMAGES, WORDS, NUMBERS = Task((1, 4, 4), 3), Task((5,), 3, vocabulary=9), Task((1, 4, 4), 0)
+BEFORE = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
+HELD = Records(inputs=torch.zeros(4, 6), labels=torch.zeros(4, dtype=torch.long))
+PARTIAL = PartialRecords(**vars(HELD), column="c", features=slice(0, 2), categories=("yes", "no"))
+SNAPSHOTS: dict[str, Any] = {"snapshots": torch.zeros(1, 2, 1, 4, 4), "snapshot_iterations": torch.tensor([0])}
+
+
+def owed(task: Task | None = IMAGES, count: int | None = 2, **known: Any) -> Owed:
+    knowledge = Knowledge(**known)
+    return Owed(where="round 1, client 0", knowledge=knowledge, before=BEFORE, task=task, count=count, clients=3)
+
+
+def data(*shape: int, labels: torch.Tensor | None = None, **more: Any) -> Reconstruction:
+    kinds = torch.zeros(shape[0], dtype=torch.long) if labels is None else labels
+    return Reconstruction(data=torch.zeros(shape), labels=kinds, **more)
+
+
+def typical(*shape: int) -> Representatives:
+    return Representatives(data=torch.zeros(shape), labels=torch.zeros(shape[0], dtype=torch.long))
+
+
+def words(*shape: int) -> Texts:
+    return Texts(tokens=torch.zeros(shape, dtype=torch.long), labels=torch.zeros(shape[0], dtype=torch.long))
+
+
+def inferred(of: Any, records: int, *candidates: int) -> Inference:
+    return Inference(of=of, candidates=torch.tensor(candidates), scores=torch.zeros(records, len(candidates)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "finding"),
+    [
+        (owed(), data(2, 1, 4, 4, **SNAPSHOTS)),
+        (owed(), typical(7, 1, 4, 4)),
+        (owed(WORDS), words(2, 5)),
+        (owed(NUMBERS), data(2, 1, 4, 4, labels=torch.zeros(2))),
+        (owed(None, None), data(9, 8)),
+        (owed(None, None, input_shape=(8,)), data(9, 8)),
+        (owed(), LocalModel(state=BEFORE)),
+        (owed(records=HELD), inferred("source", 4, 0, 2)),
+        (owed(partial_records=PARTIAL), inferred("attribute", 4, 0, 1)),
+    ],
+)
+def test_a_finding_of_the_right_form_passes(rule: Owed, finding: Finding) -> None:
+    rule.check(finding)
+
+
+@pytest.mark.parametrize(
+    ("rule", "finding", "sentence"),
+    [
+        (owed(), data(3, 2, 2), "data of shape (3, 2, 2), expected (2, 1, 4, 4)"),
+        (owed(), data(3, 1, 4, 4), "data of shape (3, 1, 4, 4), expected (2, 1, 4, 4)"),
+        (owed(), typical(7, 4, 4), "data of shape (7, 4, 4), expected (7, 1, 4, 4)"),
+        (owed(WORDS), words(2, 6), "data of shape (2, 6), expected (2, 5)"),
+        (owed(), words(2, 5), "data that are texts, expected numbers"),
+        (owed(WORDS), data(2, 5), "data that are numbers, expected texts"),
+        (owed(NUMBERS), data(2, 1, 4, 4), "labels that are classes, expected targets of a regression"),
+        (owed(None, None, input_shape=(8,)), data(9, 7), "data of shape (9, 7), expected (9, 8)"),
+        (
+            owed(count=1),
+            data(1, 1, 4, 4, **SNAPSHOTS),
+            "snapshots of shape (2, 1, 4, 4), expected (1, 1, 4, 4)",
+        ),
+        (owed(), LocalModel(state={"w": BEFORE["w"]}), "a model whose b is missing, expected of shape (2,)"),
+        (
+            owed(),
+            LocalModel(state={**BEFORE, "w": torch.zeros(3, 2)}),
+            "a model whose w is of shape (3, 2), expected of shape (2, 3)",
+        ),
+        (
+            owed(),
+            LocalModel(state={**BEFORE, "v": torch.zeros(1)}),
+            "a model whose v is of shape (1,), expected missing",
+        ),
+        (owed(records=HELD), inferred("source", 5, 0, 2), "scores of records numbering 5, expected 4"),
+        (owed(records=HELD), inferred("source", 4, 0, 3), "candidates [0, 3], expected numbers from 0 to 2"),
+        (
+            owed(partial_records=PARTIAL),
+            inferred("attribute", 4, 0, 1, 2),
+            "candidates [0, 1, 2], expected numbers from 0 to 1",
+        ),
+    ],
+)
+def test_a_finding_of_another_form_is_one_sentence(rule: Owed, finding: Finding, sentence: str) -> None:
+    whole = f"round 1, client 0: the attack claims {sentence}; mend the attack"
+    with pytest.raises(AttackError, match=f"^{re.escape(whole)}$"):
+        rule.check(finding)
