@@ -13,6 +13,7 @@ from fedsim.config import Config
 from fedsim.errors import InstallationError
 from fedsim.experiment import Experiment, resolve
 from fedsim.run_folder import RunFolder
+from fedsim.sealed import read_sealed
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,9 @@ def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwri
     config = resolve(config)
     Experiment(config).check()
     folder.prepare(resume=resume, overwrite=overwrite)
+    if resume and _is_finished(config, folder):
+        log.info("the run is finished: all %d rounds are done already", config.federation.rounds)
+        return
     if not resume:
         folder.write_experiment(config)
     context = _context(config, folder, resume)
@@ -67,6 +71,18 @@ def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwri
             gpus_per_actor=federation.gpus_per_actor if federation.device == "cuda" else 0.0,
             address=federation.address,
         )
+
+
+def _is_finished(config: Config, folder: RunFolder) -> bool:
+    """Whether nothing is left to train, for which no engine has to start.
+
+    Raises:
+        RunError: the checkpoint is damaged.
+    """
+    if not folder.checkpoint.is_file():
+        return False
+    header, _ = read_sealed(folder.checkpoint)
+    return int(header["round"]) >= config.federation.rounds
 
 
 def _context(config: Config, folder: RunFolder, resume: bool) -> Any:

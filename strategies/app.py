@@ -19,7 +19,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.config import load_config
+from fedsim.config import FederationTable, load_config
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
@@ -133,8 +133,8 @@ def _round(
         if aggregate is None:
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
             aggregate = arrays
-        every = federation.evaluate_every
-        measured = _evaluate(experiment, strategy, grid, number, aggregate) if every and number % every == 0 else []
+        due = _is_evaluated(number, federation)
+        measured = _evaluate(experiment, strategy, grid, number, aggregate) if due else []
     seconds = time.monotonic() - started
     server = next((row for row in measured if row["client"] == "server"), {"round": number, "client": "server"})
     server |= {"failed": len(failed), "seconds": round(seconds, 3)}
@@ -149,6 +149,12 @@ def _round(
         seconds,
     )
     return aggregate, measured or [server]
+
+
+def _is_evaluated(number: int, federation: FederationTable) -> bool:
+    """Every so many rounds, and after the last, whose model is the result."""
+    every = federation.evaluate_every
+    return every > 0 and (number % every == 0 or number == federation.rounds)
 
 
 def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Iterator[Message]:

@@ -7,8 +7,6 @@ pickled.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +15,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from fedsim.errors import RunError
-from fedsim.files import in_one_step
-
-Arrays = dict[str, NDArray[Any]]
+from fedsim.sealed import Arrays, read_sealed, write_sealed
 
 
 @dataclass(frozen=True)
@@ -59,15 +51,7 @@ class Checkpoint:
         """
         if not path.is_file():
             return None
-        try:
-            with safe_open(path, framework="np") as file:
-                sealed = json.loads(file.metadata()["fedsim"])
-                stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            if _digest(sealed["header"], stored) != sealed["sha256"]:
-                raise ValueError("its bytes are not those that were saved")
-            header = json.loads(sealed["header"])
-        except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
+        header, stored = read_sealed(path)
         _restore(strategy, header["memory"], stored)
         arrays = ArrayRecord({name: Array(stored[f"model/{name}"]) for name in header["model"]})
         return cls(header["round"], arrays, header["memory"], stored)
@@ -78,20 +62,8 @@ class Checkpoint:
         Raises:
             RunError: the disk is full or the folder cannot be written.
         """
-        header = json.dumps({"round": self.round, "model": list(self.arrays), "memory": self.memory})
-        sealed = {"header": header, "sha256": _digest(header, self.tensors)}
-        try:
-            with in_one_step(path) as temporary:
-                save_file(self.tensors, temporary, metadata={"fedsim": json.dumps(sealed)})
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{path}: cannot be written ({error}); make room and resume the run") from error
-
-
-def _digest(header: str, tensors: Arrays) -> str:
-    digest = hashlib.sha256(header.encode())
-    for key in sorted(tensors):
-        digest.update(tensors[key].tobytes())
-    return digest.hexdigest()
+        header = {"round": self.round, "model": list(self.arrays), "memory": self.memory}
+        write_sealed(path, header, self.tensors)
 
 
 def _memory(strategy: Strategy, tensors: Arrays, prefix: str = "") -> Iterator[tuple[str, Any]]:

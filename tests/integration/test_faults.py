@@ -15,9 +15,9 @@ import torch
 from flwr.app import Context, RecordDict
 
 import fedsim.engines.readiness
+import fedsim.sealed
 import fedsim.transcript
 import strategies.app
-import strategies.checkpoint
 from clients.app import app as client_app
 from fedsim.config import Config
 from fedsim.engines.serial import InProcessGrid
@@ -331,7 +331,7 @@ def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
             in_round_three = 2 * (1 + 4 + 4 * 4) + 7  # a header, the broadcast and four updates of four tensors
             patch.setattr(fedsim.transcript, "write_all", full(fedsim.transcript.write_all, place=in_round_three))
         elif where == "checkpoint":
-            patch.setattr(strategies.checkpoint, "save_file", full(strategies.checkpoint.save_file))
+            patch.setattr(fedsim.sealed, "save_file", full(fedsim.sealed.save_file))
         else:
             patch.setattr(Path, "write_text", full(Path.write_text, place=5))  # after experiment and versions
         with pytest.raises(RunError, match="No space left on device") as caught:

@@ -174,6 +174,57 @@ def test_a_finished_run_can_go_on_for_more_rounds(tiny_config: Tiny, serial_run:
     assert_same(serial_run(longer, tmp_path / "run", resume=True), whole)
 
 
+@pytest.mark.parametrize("engine", ["serial", "ray", "flower"])
+def test_no_engine_starts_for_a_finished_run(
+    engine: str,
+    tiny_config: Tiny,
+    serial_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def launch(*args: Any, **settings: Any) -> None:
+        raise AssertionError("an engine was started")
+
+    serial_run(tiny_config(), tmp_path / "run")
+    monkeypatch.setattr(f"fedsim.engines.{engine}.launch", launch)
+    caplog.set_level("INFO")
+    serial_run(tiny_config(federation={"engine": engine}), tmp_path / "run", resume=True)
+    assert "the run is finished: all 2 rounds are done already" in caplog.text
+    with pytest.raises(AssertionError, match="an engine was started"):
+        serial_run(tiny_config(federation={"engine": engine, "rounds": 3}), tmp_path / "run", resume=True)
+
+
+def test_the_last_round_is_evaluated_however_seldom_the_others_are(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    """And evaluating changes nothing that is recorded."""
+
+    def config(rounds: int, every: int) -> Config:
+        return tiny_config(
+            federation={"rounds": rounds, "evaluate_every": every}, partition={"test_fraction": 0.25, "name": "iid"}
+        )
+
+    def evaluated(folder: RunFolder) -> list[tuple[str, str]]:
+        return [(row["round"], row["client"]) for row in measured(folder) if row["accuracy"]]
+
+    def everyone(*numbers: int) -> list[tuple[str, str]]:
+        return [(str(n), client) for n in numbers for client in ("server", "0", "1", "2", "3")]
+
+    never = serial_run(config(5, 0), tmp_path / "never")
+    assert evaluated(never) == []
+    folder = serial_run(config(2, 3), tmp_path / "run")
+    assert evaluated(folder) == everyone(2)
+    serial_run(config(5, 3), tmp_path / "run", resume=True)
+    assert evaluated(folder) == everyone(2, 3, 5)
+    assert recorded(folder) == recorded(never)
+    seldom, always = serial_run(config(5, 50), tmp_path / "seldom"), serial_run(config(5, 1), tmp_path / "always")
+    assert evaluated(seldom) == everyone(5)
+    last = [row for row in measured(always) if row["round"] == "5"]
+    assert [row for row in measured(seldom) if row["round"] == "5"] == last
+    assert seldom.checkpoint.read_bytes() == never.checkpoint.read_bytes()
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "header"])
 def test_a_damaged_checkpoint_is_one_sentence_and_leaves_the_recording(
     damage: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path

@@ -1,0 +1,57 @@
+"""A file of arrays under one JSON header, with a SHA-256 of both; what a run goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fedsim.errors import RunError
+from fedsim.files import in_one_step
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def write_sealed(path: Path, header: Mapping[str, Any], arrays: Arrays) -> None:
+    """Write a sealed file in one step.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
+    text = json.dumps(header)
+    sealed = {"header": text, "sha256": _digest(text, arrays)}
+    try:
+        with in_one_step(path) as temporary:
+            save_file(arrays, temporary, metadata={"fedsim": json.dumps(sealed)})
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path}: cannot be written ({error}); make room and resume the run") from error
+
+
+def read_sealed(path: Path) -> tuple[dict[str, Any], Arrays]:
+    """The header and the arrays of a sealed file.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            sealed = json.loads(file.metadata()["fedsim"])
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        if _digest(sealed["header"], arrays) != sealed["sha256"]:
+            raise ValueError("its bytes are not those that were saved")
+        return json.loads(sealed["header"]), arrays
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
+
+
+def _digest(header: str, arrays: Arrays) -> str:
+    digest = hashlib.sha256(header.encode())
+    for key in sorted(arrays):
+        digest.update(arrays[key].tobytes())
+    return digest.hexdigest()
