@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedsim.messages import Update
     from fedsim.run_folder import RunFolder
     from fedsim.summary import Summary
+    from fedsim.transcript import Transcript
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
@@ -89,12 +90,12 @@ def run(
 
 @cli.command()
 def train(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file with a [states] table.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file with a \\[states] table.")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The folder for the states; one in the cache by default.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Train without an adversary and keep models at the rounds and epochs that [states] names."""
+    r"""Train without an adversary and keep models at the rounds and epochs that \[states] names."""
     from fedsim.config import load_config
     from fedsim.training_states import make_states
 
@@ -156,10 +157,14 @@ def geometry(
             f"{run}: was recorded elsewhere, so nobody here knows its clients' data; name a run of fedsim"
         )
     transcript = Transcript(run)
+    for number in rounds or ():
+        if number not in transcript.rounds:
+            raise ConfigError(f"geometry: round {number} is not recorded; recorded: {transcript.rounds}")
     found = list(recorded(Experiment(config), transcript, rounds or transcript.rounds[:1]))
     rows = [{"round": number, "client": client, **item.summary} for number, client, item in found]
     write_rows(run / "geometry.csv", list(rows[0]), rows)
-    table = Table("", "mean", "deviation", "lowest", "highest", title=f"{len(rows)} updates of {run}")
+    title = f"{_number(len(rows), 'update')}, {_rounds(number for number, _, _ in found)} of {run}"
+    table = Table("", "mean", "deviation", "lowest", "highest", title=escape(title))
     for name in found[0][2].summary:
         values = [float(row[name]) for row in rows]
         spread = fmean(values), pstdev(values), min(values), max(values)
@@ -168,7 +173,7 @@ def geometry(
     for name, panel in zip(("ratios", "cosines"), panels([item for _, _, item in found], style(0)), strict=True):
         path = run / f"geometry-{name}.png"
         path.write_bytes(draw(panel))
-        console.print(f"picture: {path}", soft_wrap=True)
+        console.print(f"picture: {path}", soft_wrap=True, markup=False)
 
 
 @cli.command()
@@ -190,7 +195,7 @@ def inspect(
     if hash:
         print(transcript.hash())  # noqa: T201
         return
-    table = Table("round", "client", "N", "reported", "update norm", title=str(transcript.folder))
+    table = Table("round", "client", "N", "reported", "update norm", title=escape(str(transcript.folder)))
     failures = []
     for number in transcript.rounds:
         try:
@@ -198,12 +203,14 @@ def inspect(
             for client in transcript.clients(number):
                 update = transcript.update(number, client)
                 reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
-                table.add_row(str(number), str(client), str(update.num_examples), reported, _norm(update))
+                table.add_row(str(number), str(client), str(update.num_examples), escape(reported), _norm(update))
             for client, why in header.failures.items():
                 table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", style="yellow")
         except FedsimError as error:
             failures.append(str(error))
     console.print(table)
+    if not failures:
+        console.print(f"intact: {_counted(transcript)}, each as it was recorded (by SHA-256)")
     _finish(failures)
 
 
@@ -227,7 +234,7 @@ def show_data(
     console.print(client_table(holdings))
     path = out or Path("runs") / f"data-{Path(name).stem}.png"
     draw_to(path, holdings)
-    console.print(f"picture: {path}", soft_wrap=True)
+    console.print(f"picture: {path}", soft_wrap=True, markup=False)
 
 
 @cli.command("list")
@@ -325,12 +332,12 @@ def _attack(audit: Audit) -> list[str]:
         def follow(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
             objective = values.get("objective", float("nan"))
             if job not in tasks:
-                what = f"{job.title}, client {job.victim}, round {job.round}"
+                what = escape(f"{job.title}, client {job.victim}, round {job.round}")
                 tasks[job] = bars.add_task(what, total=iterations, objective=objective)
             bars.update(tasks[job], completed=iteration, total=iterations, objective=objective)
 
         failures = audit.run(follow)
-    rows = audit.score()
+    rows = audit.score(failures)
     for attack, items in groupby(summarise(rows), key=lambda item: item.attack):
         console.print(_score_table(attack, items))
     return failures
@@ -339,7 +346,7 @@ def _attack(audit: Audit) -> list[str]:
 def _score_table(attack: str, items: Iterable[Summary]) -> Table:
     """One attack's scores; narrow enough for 80 columns."""
     metric, guess = Column("metric", no_wrap=True), Column("best guess", overflow="fold")
-    table = Table(metric, "score", "n", "floor", guess, "leak is", title=f"What leaked to {attack}")
+    table = Table(metric, "score", "n", "floor", guess, "leak is", title=escape(f"What leaked to {attack}"))
     missing = []
     for item in items:
         if item.missing:
@@ -347,8 +354,23 @@ def _score_table(attack: str, items: Iterable[Summary]) -> Table:
         else:
             floor = f"{item.floor:.4g}"
             table.add_row(item.metric, item.interval_text, str(item.count), floor, item.floor_guess, item.direction)
-    table.caption = "; ".join(missing)
+    table.caption = escape("; ".join(missing))
     return table
+
+
+def _counted(transcript: Transcript) -> str:
+    updates = sum(len(transcript.clients(number)) for number in transcript.rounds)
+    return f"{_number(updates, 'update')} of {_number(len(transcript.rounds), 'round')}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _rounds(numbers: Iterable[int]) -> str:
+    """`round 3`, or `rounds 1, 3`."""
+    chosen = sorted(set(numbers))
+    return f"round{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))}"
 
 
 def _norm(update: Update) -> str:
@@ -366,7 +388,7 @@ def _report(path: Path, audit: Audit | None = None) -> None:
     from fedsim.report import write_report
 
     written = write_report(path, audit)
-    console.print(f"report: {written}", soft_wrap=True)
+    console.print(f"report: {written}", soft_wrap=True, markup=False)
 
 
 def _finish(failures: list[str]) -> None:
@@ -392,11 +414,19 @@ def _logging_to(folder: RunFolder | None) -> Iterator[None]:
     logger.setLevel(logging.INFO)
     logger.propagate = False
     screen = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
+    screen.setFormatter(_Sentence())
     logger.handlers = [screen, *([_LogFile(folder.log)] if folder else [])]
     try:
         yield
     finally:
         logger.handlers, logger.propagate = [], True
+
+
+class _Sentence(logging.Formatter):
+    """A line for the screen; a traceback is for the file alone."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return record.getMessage()
 
 
 class _LogFile(logging.Handler):

@@ -208,6 +208,7 @@ def test_a_damaged_round_fails_with_code_1_and_the_other_is_attacked(here: Call,
     assert "report: " in result.stdout
     result = here("inspect", run)
     assert "is damaged" in complains(result, 1)
+    assert "intact" not in result.stdout
     assert re.findall(r"│ 2 +│ (\d)", result.stdout) == ["0", "1", "2"]
     assert "is damaged" in complains(here("inspect", "--hash", run), 1)
 
@@ -229,6 +230,7 @@ def test_inspect_says_what_is_recorded_and_its_hash(here: Call, home: Path, run:
     result = here("inspect", run)
     assert result.returncode == 0
     assert result.stdout.count("train_loss") == 6
+    assert "intact: 6 updates of 2 rounds, each as it was recorded (by SHA-256)" in result.stdout
     first, again = here("inspect", "--hash", run), here("inspect", "--hash", home / "runs" / "tiny" / "transcript")
     assert re.fullmatch(r"[0-9a-f]{64}\n", first.stdout)
     assert first.stdout == again.stdout
@@ -248,6 +250,7 @@ def test_a_finished_run_is_neither_overwritten_nor_lost(here: Call, home: Path, 
     stamp = (run / "transcript" / "round-000001.safetensors").stat().st_mtime_ns
     resumed = here("run", "--resume", run)
     assert resumed.returncode == 0, resumed.stderr
+    assert "the run is finished: all 2 rounds are done already" in resumed.stdout
     assert (run / "transcript" / "round-000001.safetensors").stat().st_mtime_ns == stamp
     fewer = ("--set", "federation.rounds=1", "--set", "adversary.rounds=[1]")
     anew = here("run", home / "tiny.toml", "--out", run, "--overwrite", *fewer)
@@ -271,6 +274,41 @@ def test_help_names_every_command() -> None:
     for command in ("run", "attack", "report", "inspect", "list", "show"):
         assert re.search(rf"\b{command}\b", result.stdout)
     assert fedsim().returncode == 2
+
+
+def test_help_keeps_what_stands_in_brackets(here: Call) -> None:
+    assert "at the rounds and epochs that [states] names" in here("train", "--help").stdout
+
+
+def test_geometry_names_the_rounds_that_it_is_of(here: Call, run: Path) -> None:
+    result = here("geometry", run)
+    assert f"3 updates, round 1 of {run}" in result.stdout
+    result = here("geometry", run, "--round", "2", "--round", "1")
+    assert f"6 updates, rounds 1, 2 of {run}" in result.stdout
+    said = complains(here("geometry", run, "--round", "7"), 2)
+    assert said == "geometry: round 7 is not recorded; recorded: [1, 2]"
+
+
+def test_a_crash_is_a_sentence_on_the_screen_and_a_traceback_in_the_log(
+    here: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_crash.py").write_text(
+        "from fedsim.attack import Attack\n"
+        "class Mine(Attack):\n"
+        "    'Break.'\n"
+        "    def _run(self, transcript, knowledge, victim, rng, progress):\n"
+        "        return {}['k']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "attack.toml").write_text('[adversary]\nworkers = 1\n[[attack]]\nname = "own_crash:Mine"\n')
+    result = here("attack", run, tmp_path / "attack.toml")
+    where = f"{tmp_path / 'own_crash.py'}:5"
+    assert (
+        complains(result, 1)
+        == f"own_crash:Mine, round 1, client 0: KeyError: 'k' ({where}; the traceback is in log.txt)"
+    )
+    assert "Traceback" not in result.stdout
+    assert "Traceback" in (run / "log.txt").read_text()
 
 
 def test_no_hyperparameter_is_a_flag(here: Call) -> None:
