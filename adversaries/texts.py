@@ -8,6 +8,7 @@ itself is left out of the matching, for it lies before the dummy data. What it g
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from fedsim.findings import Finding, Reconstruction, Texts
 from fedsim.messages import State, Update
 from fedsim.transcript import Transcript
 
+log = logging.getLogger("fedsim." + __name__)
 _NEEDS = frozenset({"model", "loss", "input_shape"})
 _EXCHANGED_BY = 2
 """Gradients that an exchange of words is judged by; more take longer."""
@@ -331,8 +333,9 @@ class TemporalTextInversion(OnTexts, TemporalInversion):
 
     Args:
         refinements: how often, after the last iteration, the estimate is set to the words nearest to it, texts of one
-            label exchange words (see `adversaries.word_exchange`), and the iterations go on from there, at half
-            the step size. The words with the smallest distance are claimed.
+            label exchange words (see `adversaries.word_exchange`), and as many iterations follow from there, at half
+            the step size; progress counts all, (1 + refinements) x iterations. The words with the smallest distance
+            are claimed.
 
     References:
         Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, 2023, App. B.4.2. Differs: as
@@ -360,6 +363,9 @@ class TemporalTextInversion(OnTexts, TemporalInversion):
             values, _ = evaluate(points.expand(min(_EXCHANGED_BY, len(scenes)), *points.shape))
             return float(values.mean())
 
+        if self.refinements:
+            turns = 1 + self.refinements
+            log.info("%s: %d turns of %d iterations each, counted together", scenes[0].where, turns, self.iterations)
         claims, curves, attack = [], [], self
         for turn in range(1 + self.refinements):
             found = super(TemporalTextInversion, attack)._invert(scenes, estimate, self._onward(progress, turn))
