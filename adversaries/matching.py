@@ -326,6 +326,10 @@ class _Run:
         due = (name for name in self._own if iteration % self._variables[name].every == 0)
         return ("dummy", *due)
 
+    def first(self, name: str) -> float:
+        """The value of a curve before the first step."""
+        return self.trace[name][0].mean().item()
+
     def last(self, name: str) -> float:
         """The latest value of a curve."""
         return self.trace[name][-1].mean().item()
@@ -396,6 +400,11 @@ def _not_diverged(runs: list[_Run], where: str, iteration: int) -> list[_Run]:
     kept = [run for run in runs if math.isfinite(run.last("objective")) and bool(run.dummy.isfinite().all())]
     if not kept:
         told = "NaN" if math.isnan(runs[0].last("objective")) else "infinite"
+        if not any(math.isfinite(run.first("objective")) for run in runs):
+            raise AttackError(
+                f"{where}: the objective is {told} before the first step, whatever the attack's step_size: at these "
+                "weights, most likely too large, the model makes NaN or infinite values; choose another round or victim"
+            )
         raise AttackError(
             f"{where}: the objective became {told} at iteration {iteration}; lower the attack's step_size"
         )

@@ -102,10 +102,11 @@ class TrainingTable(Table):
 class FederationTable(Table):
     """[federation]: how many clients and rounds, on which engine.
 
-    `evaluate_every` is the rounds between two evaluations (0 for none), `timeout` how many seconds a
-    round waits for its clients (and a little longer for what they have sent by then; an evaluation
-    waits as long again), `device` where clients train, `vectorise` whether clients with small
-    networks train several at once (`fedsim.cohort_training`) or each in a loop of its own.
+    `evaluate_every` is the rounds between two evaluations (0 for none at all; else the last round has
+    one, too), `timeout` how many seconds a round waits for its clients (and a little longer for what
+    they have sent by then; an evaluation waits as long again), `device` where clients train,
+    `vectorise` whether clients with small networks train several at once (`fedsim.cohort_training`)
+    or each in a loop of its own.
 
     Engine `ray`: `actors` is the number of Ray actors (default: one a core, on a cluster as many as
     fit), `address` a Ray cluster to join, `gpus_per_actor` the share of a GPU that each actor takes
