@@ -39,16 +39,25 @@ class Cosine:
     """One minus the cosine between the gradient and w_0 - w_T, over all parameters at once: L_sim of SME, Eq. 1.
 
     In [0, 2]; needs neither the learning rate nor the number of steps.
+
+    Attributes:
+        layers: factor of each tensor, of the gradient's and of the update's, in the model's order; None is 1 for all.
     """
+
+    layers: tuple[float, ...] | None = None
 
     def target(self, scene: Scene) -> list[Tensor]:
         """w_0 - w_T at length one."""
-        direction = scene.direction
+        direction = self._weighted(scene.direction)
         norm = length(direction)
         return [delta / norm for delta in direction]
 
+    def _weighted(self, tensors: Tensors) -> Tensors:
+        return tensors if self.layers is None else [w * t for w, t in zip(self.layers, tensors, strict=True)]
+
     def __call__(self, gradient: Tensors, target: Tensors) -> Tensor:
         """See `Distance`."""
+        gradient = self._weighted(gradient)
         inner = torch.stack([(g * t).sum() for g, t in zip(gradient, target, strict=True)]).sum()
         norm = length(gradient)
         return 1 - inner / norm.clamp_min(torch.finfo(norm.dtype).tiny)
@@ -83,7 +92,12 @@ class GaussianKernel:
     tensor's recorded gradient times its number of entries: with the variance alone the kernel of a large
     tensor would be flat wherever the dummy data start. A tensor of one entry has no variance and counts
     as far off until it is matched exactly.
+
+    Attributes:
+        layers: weight of each tensor in the mean, in the model's order; None weighs all the same.
     """
+
+    layers: tuple[float, ...] | None = None
 
     def target(self, scene: Scene) -> list[Tensor]:
         """The mean gradient."""
@@ -95,4 +109,6 @@ class GaussianKernel:
         for g, t in zip(gradient, target, strict=True):
             width = t.var(unbiased=False) * t.numel() + torch.finfo(t.dtype).tiny
             terms.append(1 - torch.exp(-(g - t).square().sum() / width))
-        return torch.stack(terms).mean()
+        found = torch.stack(terms)
+        weights = found.new_ones(len(terms)) if self.layers is None else found.new_tensor(self.layers)
+        return (weights * found).sum() / weights.sum()

@@ -58,6 +58,8 @@ def count_labels(
     name = _last_bias(model, probes)
     if update.gradient is None:
         moved = (before[name] - after[name]).double().cpu()
+        if not model.get_parameter(name).requires_grad and not moved.any():
+            raise _untrained(name)
         p = (_mean_softmax(model, before, probes) + _mean_softmax(model, after, probes)) / 2
         scale = _steps_times_rate(update.num_examples, knowledge) or (moved / p.clamp_min(1e-12)).max().item()
     else:
@@ -85,10 +87,13 @@ def sign_rule(scene: Scene, dummy: Tensor) -> Tensor:
     """
     if scene.num_examples != 1:
         raise AttackError(
-            f"idlg reads the label of one example from signs, N is {scene.num_examples}; grant the labels or "
-            "choose another attack"
+            f"{scene.where}: the label of one example is read from signs, N is {scene.num_examples}; grant the labels "
+            "or choose another attack"
         )
-    return scene.direction[scene.names.index(_last_bias(scene.model, scene.units.to_model(dummy)))].argmin().reshape(1)
+    name = _last_bias(scene.model, scene.units.to_model(dummy))
+    if name not in scene.names:
+        raise _untrained(name)
+    return scene.direction[scene.names.index(name)].argmin().reshape(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +133,8 @@ def last_layer(scene: Scene, dummy: Tensor) -> LastLayer:
     """
     prefix, features = _output_layer(scene.model, scene.units.to_model(dummy))
     own = [place for place, name in enumerate(scene.names) if name.rpartition(".")[0] == prefix]
+    if f"{prefix}.weight".removeprefix(".") not in scene.names:
+        raise _untrained(f"{prefix}.weight".removeprefix("."))
     before, gradient = ([tensors[place].double().cpu() for place in own] for tensors in (scene.before, scene.direction))
     bias = len(own) > 1
     return LastLayer(
@@ -338,6 +345,13 @@ def _last_bias(model: nn.Module, inputs: Tensor) -> str:
             "adversary.knowledge.labels = true"
         )
     return f"{name}.bias".removeprefix(".")
+
+
+def _untrained(name: str) -> KnowledgeError:
+    return KnowledgeError(
+        f"labels cannot be recovered: {name} of the last linear layer did not move; grant them with "
+        "adversary.knowledge.labels = true"
+    )
 
 
 @torch.no_grad()

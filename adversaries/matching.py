@@ -180,7 +180,12 @@ class GradientInversion(Attack):
         if recipe.normalised_by_batch:
             scene = replace(scene, model=normalising_by_batch(scene.model), by_batch=True)
         shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
-        check_inputs(scene, scene.before[0].new_zeros(shape))
+        classes = check_inputs(scene, scene.before[0].new_zeros(shape)).shape[1:]
+        if recipe.joint_labels is not None and (knowledge.num_classes,) != tuple(classes):
+            raise AttackError(
+                f"{where}: the model gives outputs of shape {tuple(classes)} for each example, num_classes is "
+                f"{knowledge.num_classes}; grant the right one"
+            )
         if recipe.joint_labels is None:
             labels = self._labels(scene, update, knowledge, rng).to(knowledge.device)
             scene = replace(scene, labels=labels.repeat(recipe.epochs))
@@ -270,7 +275,7 @@ def _objective(
         if weight:
             objective = objective + weight * prior(scene, dummy, consensus)
     slopes = torch.autograd.grad(objective, [values[name] for name in moving], materialize_grads=True)
-    if isinstance(recipe.distance, Cosine):
+    if recipe.distance == Cosine():
         l_sim = distance.detach()
     else:
         with torch.no_grad():  # SME compares attacks of all distances by it (Table 2)
@@ -311,7 +316,7 @@ class _Run:
         self._optimizer = _optimizer(recipe, groups)
         self._schedule = LambdaLR(self._optimizer, lambda iteration: recipe.schedule(iteration, iterations))
         self.trace: dict[str, list[Tensor]] = {"objective": [], "l_sim": []}
-        if not isinstance(recipe.distance, Cosine):
+        if recipe.distance != Cosine():
             self.trace["distance"] = []
         self.trace |= {name: [] for name, value in self._own.items() if name != "label_logits"}
         self._at: list[int] = []

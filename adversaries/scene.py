@@ -67,10 +67,10 @@ class Scene:
     Attributes:
         model: in evaluation mode; lends its architecture only.
         loss: what clients minimise.
-        names: of the model's parameters; `before` and `after` are in their order.
+        names: of the parameters that are trained; `before` and `after` are in their order.
         before: w_0.
         after: w_T; empty where a gradient was sent.
-        buffers: of the broadcast state, by name.
+        buffers: of the broadcast state, by name, and the parameters that are not trained.
         returned_buffers: of the state that the client returned; empty where she returned parameters alone.
         labels: `example`, class indices or targets of a regression; empty where they are found together
             with the data.
@@ -171,13 +171,15 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
             "attack a client that reports its num_examples"
         )
     device = knowledge.device
+    kept = frozen_parameters(model, before, after, gradient)
+    trained = [name for name in shapes if name not in kept]
     scene = Scene(
         model=model,
         loss=knowledge.loss,  # type: ignore[arg-type]
-        names=tuple(shapes),
-        before=[before[name].to(device) for name in shapes],
-        after=[] if gradient is not None else [after[name].to(device) for name in shapes],
-        buffers={name: before[name].to(device) for name in floating if name in before},
+        names=tuple(trained),
+        before=[before[name].to(device) for name in trained],
+        after=[] if gradient is not None else [after[name].to(device) for name in trained],
+        buffers={name: before[name].to(device) for name in (*floating, *kept) if name in before},
         returned_buffers={name: after[name].to(device) for name in floating if name in after},
         labels=torch.empty(0, dtype=torch.int64, device=device),
         units=Units.of(knowledge, before[next(iter(shapes))].to(device)),
@@ -185,7 +187,7 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
         learning_rate=knowledge.learning_rate,
         local_epochs=knowledge.local_epochs if gradient is None else 1,
         batch_size=knowledge.batch_size if gradient is None else update.num_examples,
-        sent=None if gradient is None else [gradient[name].to(device) for name in shapes],
+        sent=None if gradient is None else [gradient[name].to(device) for name in trained],
         by_batch=by_batch,
         where=where,
     )
@@ -193,6 +195,14 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
         still = "w_T equals w_0" if gradient is None else "the gradient is zero"
         raise AttackError(f"{where}: {still}, there is nothing to match")
     return scene
+
+
+def frozen_parameters(model: nn.Module, before: State, after: State, gradient: State | None) -> list[str]:
+    """Names of parameters that the model does not train and that did not move: there is nothing to match in them."""
+    still = (name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+    if gradient is not None:
+        return [name for name in still if not gradient[name].any()]
+    return [name for name in still if torch.equal(before[name], after[name])]
 
 
 def normalising_by_batch(model: nn.Module) -> nn.Module:
@@ -232,7 +242,7 @@ def known_steps(knowledge: Knowledge | Scene, num_examples: int) -> int | None:
 
 
 class NamedStates(NamedTuple):
-    """An update under the names of a model.
+    """An update under the names of a model, in float32 where it was sent in half precision.
 
     Attributes:
         shapes: of the model's parameters.
@@ -265,14 +275,19 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
     if update.gradient is not None:
         gradient = by_name(update.gradient, shapes)
         after = by_name(update.after, {name: real[name] for name in floating if name in update.after})
-    if before is None or after is None or (gradient is None and update.gradient is not None):
-        odd = update.before if before is None or update.gradient is None else update.gradient
-        recorded = _described((name, t.shape) for name, t in odd.items())
-        raise TranscriptError(
-            f"{where}: the recorded {'gradients' if odd is update.gradient else 'weights'} ({recorded}) are not those "
-            f"of the model ({_described(shapes.items())}); attack with the model of that federation"
-        )
-    return NamedStates(shapes=shapes, floating=floating, before=before, after=after, gradient=gradient)
+    if before is None:
+        raise _of_another_model(where, "weights w_0", update.before, orders)
+    if gradient is None and update.gradient is not None:
+        raise _of_another_model(where, "gradients", update.gradient, (shapes,))
+    if after is None:
+        raise _of_another_model(where, "weights w_T", update.after, orders)
+    return NamedStates(
+        shapes=shapes,
+        floating=floating,
+        before=_whole(before),
+        after=_whole(after),
+        gradient=None if gradient is None else _whole(gradient),
+    )
 
 
 def _named(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | None:
@@ -280,7 +295,24 @@ def _named(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | 
     return next((named for names in orders if (named := by_name(state, names)) is not None), None)
 
 
-def _described(shapes: Iterable[tuple[str, torch.Size]]) -> str:
-    everything = list(shapes)
-    first = ", ".join(f"{name} {tuple(shape)}" for name, shape in everything[:2])
-    return f"{len(everything)} tensors: {first}, ..."
+def _whole(state: State) -> State:
+    """In half precision a slope of a slope is noise."""
+    return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in state.items()}
+
+
+def _of_another_model(
+    where: str, what: str, state: State, orders: Sequence[Mapping[str, torch.Size]]
+) -> TranscriptError:
+    """Names the first tensor that differs from the model's parameters, or else tells how many there are."""
+    shapes = next((names for names in orders if len(names) == len(state)), orders[-1])
+    if all(key.isdigit() for key in state):
+        state = dict(zip(shapes, (state[key] for key in sorted(state, key=int)), strict=False))
+    told = f"are {len(state)} tensors, the model has {len(shapes)}"
+    for name, shape in orders[-1].items():
+        if name not in state:
+            told = f"have no {name}, the model has one of shape {tuple(shape)}"
+            break
+        if state[name].shape != shape:
+            told = f"have {name} of shape {tuple(state[name].shape)}, the model {tuple(shape)}"
+            break
+    return TranscriptError(f"{where}: the recorded {what} {told}; attack with the model of that federation")

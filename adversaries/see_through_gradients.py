@@ -76,9 +76,11 @@ class SeeThroughGradients(GradientInversion):
         kept = {f"{name}.running_mean".removeprefix(".") for name in layers} & scene.returned_buffers.keys()
         if self.bn_weight and (not layers or len(kept) < len(layers)):
             what = "the client returned no statistics of theirs" if layers else "the model has none"
-            raise AttackError(f"see-through-gradients has a prior on BatchNorm layers, and {what}; set bn_weight = 0")
+            raise AttackError(f"{scene.where}: bn_weight is a prior on BatchNorm layers, and {what}; set bn_weight = 0")
         if self.exact_statistics and scene.steps != 1:
-            raise AttackError(f"exact_statistics follow from one local step, not from {scene.steps}; set it to false")
+            raise AttackError(
+                f"{scene.where}: exact_statistics follow from one local step, not from {scene.steps}; set it to false"
+            )
         return Recipe(
             distance=SquaredL2(),
             priors=[

@@ -17,19 +17,19 @@ Call = tuple[str, nn.Module, tuple[Tensor, ...], Tensor]
 
 
 @torch.no_grad()
-def check_inputs(scene: Scene, dummy: Tensor) -> None:
-    """See that the model takes data of this shape.
+def check_inputs(scene: Scene, dummy: Tensor) -> Tensor:
+    """See that the model takes data of this shape, and return what it makes of them.
 
     Raises:
         AttackError: it does not.
     """
     try:
-        scene.outputs(scene.before, dummy)
+        return scene.outputs(scene.before, dummy)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:
         raise AttackError(
-            f"the model does not take inputs of shape {tuple(dummy.shape)} ({_line(error)}); "
+            f"{scene.where}: the model does not take inputs of shape {tuple(dummy.shape)} ({_line(error)}); "
             "check input_shape, and that the model is that of the federation"
         ) from error
 
@@ -60,17 +60,18 @@ def check_slope(
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, IndexError) as error:
-        raise AttackError(_why_not(scene, dummy, labels, error)) from error
-    if not distance.isfinite() or not distance:
+        raise AttackError(f"{scene.where}: {_why_not(scene, dummy, labels, error)}") from error
+    if not distance.isfinite():
         return
     slope = leaves["dummy"].grad
     if slope is None or not slope.any():
-        raise AttackError(_why_flat(scene, dummy))
+        raise AttackError(f"{scene.where}: {_why_flat(scene, dummy)}")
     if not slope.isfinite().all():
         blamed = next((call for call in _calls(scene, dummy) if _second_derivative(call) == "infinite"), None)
         whose = f"layer {_named(blamed)} has no finite second derivative there" if blamed else "no layer is to blame"
         raise AttackError(
-            f"the slope of the distance in the dummy data is NaN or infinite: {whose}; attack another model"
+            f"{scene.where}: the slope of the distance in the dummy data is NaN or infinite: {whose}; attack another "
+            "model"
         )
 
 

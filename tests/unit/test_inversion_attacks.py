@@ -595,7 +595,7 @@ def test_a_restart_that_diverges_is_left_behind(
 
 def test_an_attack_all_of_whose_restarts_diverge_is_an_error(run: Run, starts: Starts) -> None:
     starts([torch.full((1, *SHAPE), math.nan)])
-    with pytest.raises(AttackError, match="objective became NaN at iteration 0; lower the attack's step_size"):
+    with pytest.raises(AttackError, match="the objective is NaN before the first step, whatever the attack's step_size"):
         run(InvertingGradients(restarts=2), victim())
 
 
@@ -814,12 +814,12 @@ class Fused(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (Hard, r"^the output of layer '2' \(Hard\) does not change with the dummy data \(its slope is exactly zero\)"),
-        (Cut, r"^the output of layer '2' \(Cut\) does not change with the dummy data"),
-        (Dead, r"^the output of layer '2' \(Dead\) does not change with .* or one in which it is not dead$"),
+        (Hard, r"^round 1, client 5: the output of layer '2' \(Hard\) does not change with the dummy data \(its slope is exactly zero\)"),
+        (Cut, r"^round 1, client 5: the output of layer '2' \(Cut\) does not change with the dummy data"),
+        (Dead, r"^round 1, client 5: the output of layer '2' \(Dead\) does not change with .* or one in which it is not dead$"),
         (Bent, r"NaN or infinite: layer '2' \(Bent\) has no finite second derivative there; attack another model$"),
-        (Once, r"^layer '2' \(Once\) cannot be differentiated twice \(.*\), as matching gradients must; attack a"),
-        (Fused, r"^layer '2' \(Fused\) cannot be differentiated twice \(.*\), as matching gradients must; attack a"),
+        (Once, r"^round 1, client 5: layer '2' \(Once\) cannot be differentiated twice \(.*\), as matching gradients must; attack a"),
+        (Fused, r"^round 1, client 5: layer '2' \(Fused\) cannot be differentiated twice \(.*\), as matching gradients must; attack a"),
     ],
     ids=["step", "cut", "dead", "bent", "once", "fused attention"],
 )
@@ -883,17 +883,17 @@ def test_a_parameter_that_the_model_does_not_use_is_no_obstacle(run: Run) -> Non
         (
             {"input_shape": (1, 7, 7)},
             AttackError,
-            r"^the model does not take inputs of shape \(1, 1, 7, 7\) \(.*\); check input_shape, and that the model",
+            r"^round 1, client 5: the model does not take inputs of shape \(1, 1, 7, 7\) \(.*\); check input_shape, and that the model",
         ),
         (
             {"input_shape": (1, 7, 7), "labels": None},
             AttackError,
-            r"^the model does not take inputs of shape \(1, 1, 7, 7\)",
+            r"^round 1, client 5: the model does not take inputs of shape \(1, 1, 7, 7\)",
         ),
         (
             {"labels": torch.tensor([12])},
             AttackError,
-            r"^the loss does not take outputs of shape \(1, 10\) with the labels \(.*12.*\); check the loss and the",
+            r"^round 1, client 5: the loss does not take outputs of shape \(1, 10\) with the labels \(.*12.*\); check the loss and the",
         ),
         (
             {"labels": torch.tensor([1, 2])},
@@ -932,7 +932,7 @@ def test_an_update_of_nothing_or_nan_is_refused(
 
 
 def test_idlg_without_labels_reads_one_example(run: Run) -> None:
-    with pytest.raises(AttackError, match="idlg reads the label of one example from signs, N is 3; grant the labels"):
+    with pytest.raises(AttackError, match="the label of one example is read from signs, N is 3; grant the labels or"):
         run(ImprovedDeepLeakage(), victim(count=3), labels=None)
 
 
