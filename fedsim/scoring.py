@@ -100,7 +100,8 @@ def score(
     The guesses are as many images as the victim held: uniform noise, mid-grey, and where `public`
     data are known, random ones of them, their mean image, and their class means for the labels that the
     finding claims. Of texts they are random public ones, for each claimed label the most frequent token at each place
-    and the likeliest tokens whatever their places, and the most frequent words.
+    and the likeliest tokens whatever their places, and the most frequent words. Labels are guessed as in
+    `every_class_as_often`.
 
     Args:
         rng: draws the noise and the random public images.
@@ -204,6 +205,18 @@ def label_accuracy(claimed: Tensor, true: Tensor) -> float:
     return int(overlap.sum()) / len(true)
 
 
+def every_class_as_often(true: Tensor, classes: int) -> float:
+    """`label_accuracy` expected of guessing each of `classes` equally often.
+
+    Of N labels that is floor(N / classes) of every class; as many classes as are left over, drawn at random without
+    replacement, get one more.
+    """
+    often, left = divmod(len(true), classes)
+    counts = true.bincount(minlength=classes)
+    sure, likely = int(counts.clamp(max=often).sum()), int((counts > often).sum())
+    return (sure + likely * left / classes) / len(true)
+
+
 def _guesses(finding: Reconstruction, public: Public | None, rng: torch.Generator) -> dict[str, Tensor]:
     shape = finding.data.shape
     guesses = {"noise": torch.rand(shape, generator=rng), "mid-grey": torch.full(shape, 0.5)}
@@ -256,11 +269,10 @@ def _similarity(trace: Tensor) -> Score:
 
 def _label_score(claimed: Tensor, true: Tensor, public: Public | None) -> Score:
     classes = int(max(claimed.max(), true.max(), public.labels.max() if public else 0)) + 1
-    balanced = torch.arange(len(true)) % classes
     return Score(
         metric="label_accuracy",
         value=label_accuracy(claimed, true),
-        floor=label_accuracy(balanced, true),
+        floor=every_class_as_often(true, classes),
         floor_guess="every class as often",
         ceiling=1.0,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from fedsim.errors import AttackError, DataError, TranscriptError
 from fedsim.findings import Reconstruction, load_finding, save_finding
-from fedsim.scoring import Public, Score, Truth, label_accuracy, score
+from fedsim.scoring import Public, Score, Truth, every_class_as_often, label_accuracy, score
 
 
 def images(count: int, seed: int = 0, size: int = 8) -> Tensor:
@@ -141,8 +143,35 @@ def test_granted_labels_are_not_scored() -> None:
     assert "label_accuracy" not in judge(finding, labels_granted=True)
 
 
-def test_guessing_every_class_as_often_is_the_floor_of_labels() -> None:
-    assert judge(Reconstruction(data=images(4, seed=5), labels=LABELS))["label_accuracy"].floor == 0.75
+@pytest.mark.parametrize(
+    ("true", "classes"),
+    [
+        ([0, 1, 2, 3], 6),
+        ([5, 5, 5, 5], 6),
+        ([5, 4, 5, 4], 6),
+        ([0, 1, 1, 2, 2, 2, 2], 3),
+        ([0, 1, 2], 3),
+        ([0, 0, 0, 2, 2], 4),
+    ],
+)
+def test_the_floor_of_labels_is_the_mean_over_all_guesses_of_every_class_as_often(
+    true: list[int], classes: int
+) -> None:
+    often, left = divmod(len(true), classes)
+    guesses = [[*range(classes)] * often + list(more) for more in itertools.combinations(range(classes), left)]
+    hits = [sum((Counter(guess) & Counter(true)).values()) / len(true) for guess in guesses]
+    assert every_class_as_often(torch.tensor(true), classes) == pytest.approx(sum(hits) / len(hits))
+
+
+def test_the_floor_of_labels_does_not_depend_on_what_classes_are_called() -> None:
+    finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
+    floors = set()
+    for labels in ([0, 0, 1, 2], [9, 9, 8, 7]):
+        rng = torch.Generator().manual_seed(1)
+        truth = Truth(data=TRUTH.data, labels=torch.tensor(labels))
+        (item,) = [s for s in score(finding, truth, public=PUBLIC, rng=rng) if s.metric == "label_accuracy"]
+        floors.add((round(item.floor, 12), item.floor_guess))
+    assert floors == {(0.3, "every class as often")}  # 4 of 10 classes are guessed, 3 of them are there
 
 
 def test_a_trace_adds_the_attacks_own_loss_with_its_start_as_floor() -> None:
