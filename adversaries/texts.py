@@ -440,6 +440,7 @@ class EmbeddingRows(Attack):
     )
     needs: ClassVar[frozenset[str]] = _NEEDS
     texts: ClassVar[bool] = True
+    main_metric: ClassVar[str] = "words_found"
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress

@@ -137,12 +137,14 @@ class Attack(ABC):
         needs: names of `Knowledge` fields without which it cannot work.
         temporal: whether one run reads several rounds of the victim; otherwise it reads one update.
         texts: whether it is made for texts, whose inputs are tokens, instead of data of numbers.
+        main_metric: the metric of `scores.csv` that the report judges it by first of all; empty for the first one.
     """
 
     paper: ClassVar[Paper]
     needs: ClassVar[frozenset[str]] = frozenset()
     temporal: ClassVar[bool] = False
     texts: ClassVar[bool] = False
+    main_metric: ClassVar[str] = ""
 
     @property
     def builds_on(self) -> str | None:

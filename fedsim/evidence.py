@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,18 @@ log = logging.getLogger(__name__)
 
 IMAGES = 16
 """Most images shown of a finding."""
-TEXTS = 8
-"""Most texts shown of a finding."""
+TEXTS, WORDS = 8, 300
+"""Most texts shown of a finding, and most words where it is a set of them."""
 _VERIFIED = 10**9
 """Bytes; a larger recording is not read whole for a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """One claimed word; `right` says whether it stands in its place, and is true where nobody knows."""
+    """One claimed word.
+
+    `right` says whether it stands in its place, of a set of words whether it is there; true where nobody knows.
+    """
 
     text: str
     right: bool
@@ -40,7 +44,7 @@ class Word:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A true text, empty where nobody knows it, and the words of the claimed one assigned to it."""
+    """A true text, empty where nobody knows it, and the words of the claimed one assigned to it; or sets of words."""
 
     true: str
     claimed: Sequence[Word]
@@ -50,7 +54,8 @@ class Pair:
 class Found:
     """What the page needs of one finding; `known` says whether the truth stands beside it.
 
-    `images` counts the examples, of which `picture` or `texts` shows the first.
+    `images` counts the examples, of which `picture` or `texts` shows the first. Where the finding is a `bag`, it tells
+    which words there are and no texts: `texts` is one pair of sets, and `images` counts the claimed words.
     """
 
     about: Mapping[str, Any]
@@ -59,6 +64,7 @@ class Found:
     images: int
     known: bool
     texts: Sequence[Pair] = ()
+    bag: bool = False
 
     @property
     def width(self) -> int:
@@ -121,7 +127,8 @@ def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str]) -> l
             finding, about = load_finding(path)
             if isinstance(finding, Texts):
                 names = audit.experiment.dataset.tokens if audit and audit.experiment else ()
-                found.append(_read(finding, about, _truth(finding, about, audit, notes), names))
+                read = _read_words if _main_metric(about) == "words_found" else _read
+                found.append(read(finding, about, _truth(finding, about, audit, notes), names))
             elif isinstance(finding, Reconstruction):
                 truth = _truth(finding, about, audit, notes)
                 found.append(_look_at(finding, about, path.with_suffix(".png"), truth))
@@ -170,11 +177,8 @@ def _truth(
 
 
 def _read(finding: Texts, about: Mapping[str, Any], truth: Truth | None, names: Sequence[str]) -> Found:
-    """A finding of texts; a token without a name is shown as its number."""
-
-    def word(token: int) -> str:
-        return names[token] if token < len(names) else str(token)
-
+    """A finding of texts."""
+    word = partial(_word, names)
     pairs = []
     if truth is None:
         for text in finding.tokens[:TEXTS].tolist():
@@ -193,6 +197,33 @@ def _read(finding: Texts, about: Mapping[str, Any], truth: Truth | None, names: 
         known=truth is not None,
         texts=pairs,
     )
+
+
+def _read_words(finding: Texts, about: Mapping[str, Any], truth: Truth | None, names: Sequence[str]) -> Found:
+    """A finding of texts that tells only which words occur: each once, in the order in which they are claimed."""
+    padding = truth.padding if truth else None
+    claimed = list(dict.fromkeys(token for token in finding.tokens.flatten().tolist() if token != padding))
+    true = list(dict.fromkeys(token for token in truth.data.flatten().tolist() if token != padding)) if truth else []
+    held = set(true)
+    words = [Word(text=_word(names, token), right=truth is None or token in held) for token in claimed[:WORDS]]
+    return Found(
+        about=_needed(about),
+        curves=_curves(finding),
+        picture=b"",
+        images=len(claimed),
+        known=truth is not None,
+        texts=[Pair(true=" ".join(_word(names, token) for token in true[:WORDS]), claimed=words)],
+        bag=True,
+    )
+
+
+def _word(names: Sequence[str], token: int) -> str:
+    """What a token is called; one without a name is shown as its number."""
+    return names[token] if token < len(names) else str(token)
+
+
+def _main_metric(about: Mapping[str, Any]) -> str:
+    return str(getattr(_attack_class(str(about["plugin"])), "main_metric", ""))
 
 
 def _curves(finding: Finding) -> dict[str, Any]:
@@ -232,11 +263,13 @@ def attack_classes(audit: Audit | None, found: Sequence[Found]) -> dict[str, Any
     """Title to class, None where nobody knows it; the order fixes the colours."""
     names = {table.title: table.name for table in audit.spec.attack} if audit else {}
     names |= {str(item.about["attack"]): str(item.about["plugin"]) for item in found}
-    classes: dict[str, Any] = {}
-    for title, name in names.items():
-        try:
-            classes[title] = registry.load("attacks", name)
-        except FedsimError as error:
-            log.warning("%s", error)
-            classes[title] = None
-    return classes
+    return {title: _attack_class(name) for title, name in names.items()}
+
+
+def _attack_class(name: str) -> Any:
+    """None where nobody knows it."""
+    try:
+        return registry.load("attacks", name)
+    except FedsimError as error:
+        log.warning("%s", error)
+        return None

@@ -25,7 +25,17 @@ from fedsim.audit import Audit
 from fedsim.config import Config, PluginTable
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, FedsimError
-from fedsim.evidence import IMAGES, TEXTS, Found, Recording, attack_classes, own_audit, read_findings, read_recording
+from fedsim.evidence import (
+    IMAGES,
+    TEXTS,
+    WORDS,
+    Found,
+    Recording,
+    attack_classes,
+    own_audit,
+    read_findings,
+    read_recording,
+)
 from fedsim.run_folder import RunFolder, read_rows, write_text
 from fedsim.summary import Summary, summarise
 
@@ -69,8 +79,9 @@ def write_report(path: Path, audit: Audit | None = None) -> Path:
     recording = read_recording(folder, notes)
     found = read_findings(folder, audit, notes)
     ceilings = {str(f.about["attack"]) for f in found if f.about["settings"].get("source") == OPTIMAL}
-    leaks = _leaks(read_rows(folder.scores), ceilings)
     attacks = attack_classes(audit, found)
+    main = {title: str(getattr(cls, "main_metric", "")) for title, cls in attacks.items()}
+    leaks, measured = _leaks(read_rows(folder.scores), ceilings, main), read_rows(folder.metrics)
     styles = {title: figures.style(place) for place, title in enumerate(attacks)}
     floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
     html = _template().render(
@@ -81,17 +92,19 @@ def write_report(path: Path, audit: Audit | None = None) -> Path:
         leaks={leak.summary.attack: [o for o in leaks if o.summary.attack == leak.summary.attack] for leak in leaks},
         lonely=bool(leaks) and all(leak.victims < 2 for leak in leaks),
         headline=_headline(leaks),
+        accuracy=_final_accuracy(measured),
         threats=_threats(audit, found, attacks),
+        single=_single(found),
         found=found,
         pictured=[item for item in found if item.picture],
         read=[item for item in found if item.texts],
-        most={"pictures": PICTURES, "images": IMAGES, "texts": TEXTS, "rounds": ROUNDS},
+        most={"pictures": PICTURES, "images": IMAGES, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
         styles={title: style for title, style in styles.items() if title in {f.about["attack"] for f in found}},
         training_legend={
             "server, on the public test set": figures.SERVER,
             "clients, each on what it holds out: mean, lowest to highest": figures.CLIENTS,
         },
-        training=figures.training_panels(read_rows(folder.metrics)),
+        training=figures.training_panels(measured),
         attacking=figures.attack_panels([(str(f.about["attack"]), f.curves) for f in found], styles, floor),
         recording=recording,
         own=audit is not None and audit.experiment is not None,
@@ -114,10 +127,18 @@ def _template() -> Any:
     return environment.get_template("report.html.j2")
 
 
-def _leaks(rows: Sequence[Mapping[str, str]], ceilings: Set[str] = frozenset()) -> list[Leak]:
-    """Of each attack and metric; `ceilings` are attacks upon models that only the evaluator has."""
+def _leaks(rows: Sequence[Mapping[str, str]], ceilings: Set[str], main: Mapping[str, str]) -> list[Leak]:
+    """Of each attack and metric.
+
+    Args:
+        rows: of `scores.csv`.
+        ceilings: attacks upon models that only the evaluator has.
+        main: attack to its main metric, which comes first.
+    """
+    items = summarise(rows)
+    order = list(dict.fromkeys(item.attack for item in items))
     leaks = []
-    for item in summarise(rows):
+    for item in sorted(items, key=lambda item: (order.index(item.attack), item.metric != main.get(item.attack))):
         same = [row for row in rows if (row["attack"], row["metric"]) == (item.attack, item.metric)]
         verdict, remark = ("", _CEILING) if item.attack in ceilings else read_off(item)
         name = _METRICS.get(item.metric, item.metric.replace("_", " "))
@@ -148,7 +169,10 @@ def read_off(item: Summary) -> tuple[str, str]:
 
 
 def _headline(leaks: Sequence[Leak]) -> str:
-    """The answer in a sentence for each kind of attack, by the first metric of each that measures leakage."""
+    """The answer in a sentence for each kind of attack, by the first metric of each that measures leakage.
+
+    The main metric of an attack comes first among `leaks`.
+    """
     judged: dict[str, list[Leak]] = {}
     told: set[str] = set()
     for leak in leaks:
@@ -166,8 +190,40 @@ def _headline(leaks: Sequence[Leak]) -> str:
     return " ".join(sentences)
 
 
+def _final_accuracy(rows: Sequence[Mapping[str, str]]) -> str:
+    """What the recorded model is good for, out of `metrics.csv`, in a sentence; empty where nothing was evaluated.
+
+    By the last evaluated round, on the public test set; where the server has no such figure, as the plain mean over
+    clients, each on what she holds out.
+    """
+    for name, unit in (("accuracy", ".1%"), ("loss", ".4g")):
+        known = [row for row in rows if row.get(name)]
+        last = max((int(row["round"]) for row in known), default=0)
+        own = {row["client"]: float(row[name]) for row in known if int(row["round"]) == last}
+        server = own.pop("server", None)
+        if server is not None:
+            return f"The model's final {name} on the public test set is {server:{unit}} (after round {last})."
+        if own:
+            mean, held = float(np.mean(list(own.values()))), f"on what {len(own)} clients hold out"
+            return f"The model's final {name} {held} is {mean:{unit}} on average (after round {last})."
+    return ""
+
+
+def _single(found: Sequence[Found]) -> tuple[str, str] | None:
+    """What one example is called and where to look at it; None where no finding claims examples."""
+    if any(item.picture for item in found):
+        return "image", "the pictures"
+    if any(item.texts for item in found):
+        return "text", "the texts"
+    return ("example", "image-scores.csv") if any(item.images for item in found) else None
+
+
 def _threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Everything that can be granted: what it is, whom it was granted, who needs it."""
+    """Everything that can be granted: what it is, whom it was granted, who needs it.
+
+    Attacks declare only what they cannot do without. Each is handed all that is granted, so that who has something
+    without needing it may use it.
+    """
     granted = {str(item.about["attack"]): set(item.about["granted"]) for item in found}
     if not granted and audit:
         table = audit.spec.adversary.knowledge
@@ -177,13 +233,16 @@ def _threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, 
     for name, after in zip(KNOWLEDGE, [*KNOWLEDGE[1:], "models"], strict=True):
         about = re.search(rf" {name}: (.*?) {after}: ", text)
         having = [title for title, names in granted.items() if name in names]
+        needed = [title for title, cls in attacks.items() if cls and name in cls.needs]
+        handed = having if having != [""] else list(attacks)
         threats.append(
             {
                 "name": name,
                 "about": about[1].rstrip(".") if about else "",
                 "granted": bool(having),
                 "only": having if len(having) < len(granted) else [],
-                "needed": [title for title, cls in attacks.items() if cls and name in cls.needs],
+                "needed": needed,
+                "may_use": [title for title in attacks if title in handed and title not in needed],
             }
         )
     return threats if granted else []

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 
 from fedsim import figures
 from fedsim.attack import Paper
-from fedsim.audit import Audit
+from fedsim.audit import SCORES, Audit
 from fedsim.config import AttackFile, AttackTable, Config, PluginTable
 from fedsim.errors import ConfigError
 from fedsim.experiment import Experiment
-from fedsim.findings import Reconstruction, save_finding
+from fedsim.findings import Reconstruction, Texts, save_finding
 from fedsim.messages import Update
 from fedsim.report import bibtex, read_off, write_report
 from fedsim.run_folder import RunFolder, write_rows
@@ -71,6 +71,28 @@ def claim(folder, data, *, attack="sme", number=1, victim=0, repeat=0, granted=(
     return place.with_suffix(".png")
 
 
+def measure(folder, rows):
+    names = ("round", "client", "accuracy", "loss")
+    write_rows(folder.metrics, names, [dict(zip(names, row, strict=True)) for row in rows])
+
+
+def judge(folder, lines):
+    """Rows of `scores.csv` out of (attack, metric, value, floor, guess), each for three victims."""
+    rows = [
+        dict(zip(SCORES, (attack, victim, 1, 0, metric, value + victim / 1000, floor, guess), strict=False))
+        | {"nearest_public": "", "ceiling": 1, "higher_is_better": True, "missing": ""}
+        for attack, metric, value, floor, guess in lines
+        for victim in range(3)
+    ]
+    write_rows(folder.scores, SCORES, rows)
+
+
+def claim_texts(folder, tokens, *, attack):
+    finding = Texts(tokens=torch.tensor(tokens), labels=torch.zeros(len(tokens), dtype=torch.long))
+    about = {"attack": attack, "plugin": attack, "round": 1, "victim": 0, "repeat": 0, "granted": ["model", "labels"]}
+    save_finding(finding, folder.findings / attack / "round-1-client-0-repeat-0.safetensors", about)
+
+
 @pytest.fixture
 def folder(tmp_path):
     run = RunFolder(tmp_path / "run")
@@ -96,8 +118,9 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     folder.write_experiment(config())
     record(folder)
     png = claim(folder, held.flip(0))
-    rows = [{"round": r, "client": c, "accuracy": 0.5, "loss": 1.0} for r in (1, 2) for c in ("server", 0, 1)]
-    write_rows(folder.metrics, ("round", "client", "accuracy", "loss"), rows)
+    right = {(2, "server"): 0.75}
+    rows = [(r, c, right.get((r, c), 0.5), 1.0) for r in (1, 2) for c in ("server", 0, 1)]
+    measure(folder, rows)
     Audit(folder=folder, spec=AttackFile(), experiment=Experiment(config()), beside=folder.path).score()
     html = page(folder)
     text = text_of(html)
@@ -109,7 +132,9 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
         "2 clients, 3 rounds, fedavg",
         "Defenses none",
         "model builds the architecture that the server broadcasts the weights of granted sme",
-        "labels the victim's labels in ascending order withheld –",
+        "labels the victim's labels in ascending order withheld – –",
+        "The model's final accuracy on the public test set is 75.0% (after round 2).",
+        "a single image may leak where the mean does not, so look at the pictures",
         "3 rounds,",
         "Zhu, Yao, Blaschko: Surrogate Model Extension (SME)",
         "@inproceedings{zhu2023surrogate",
@@ -117,6 +142,133 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
         assert words in text
     assert html.count("<img") == 1 + 2 + 3  # pictures, training, objective and L_sim and PSNR
     assert "hidden = [" in text  # the experiment file, verbatim
+
+
+def test_each_attack_is_judged_by_its_main_metric(folder):
+    """`embedding-rows` tells which words there are; that it does not know their places is not its failure."""
+    record(folder)
+    claim_texts(folder, [[1, 2], [3, 4]], attack="embedding-rows")
+    claim_texts(folder, [[1, 2], [3, 4]], attack="dlg-text")
+    metrics = ("recover_rate", "tokens_found", "words_found")
+    words = [
+        ("embedding-rows", name, value, 0.5, "frequent words")
+        for name, value in zip(metrics, (0.1, 0.6, 0.9), strict=True)
+    ]
+    texts = [
+        ("dlg-text", name, value, 0.5, "frequent words") for name, value in zip(metrics, (0.8, 0.6, 0.2), strict=True)
+    ]
+    judge(folder, words + texts)
+    text = text_of(page(folder))
+    assert (
+        "By words found, 1 of 1 attack came closer to what the victims held than the best guess: embedding-rows. "
+        "By recover rate, 1 of 1 attack came closer to what the victims held than the best guess: dlg-text."
+    ) in text
+    assert "embedding-rows words found 0.901" in text
+    assert "dlg-text recover rate 0.801" in text
+
+
+def test_a_main_metric_that_could_not_be_computed_leaves_the_others(folder):
+    record(folder)
+    claim_texts(folder, [[1, 2]], attack="embedding-rows")
+    judge(folder, [("embedding-rows", "tokens_found", 0.6, 0.5, "frequent words")])
+    assert "By tokens found, 1 of 1 attack" in text_of(page(folder))
+
+
+@pytest.fixture
+def texts_of_a_stranger(folder, tmp_path):
+    """An audit whose client 0 held [[7, 8, 9], [7, 5, 0]], where 0 is padding."""
+    record(folder)
+    held = {"tokens": torch.tensor([[7, 8, 9], [7, 5, 0]]), "labels": torch.zeros(2, dtype=torch.long)}
+    save_file(held | {"padding": torch.tensor(0)}, tmp_path / "truth.safetensors")
+    spec = AttackFile(attack=[AttackTable(name="embedding-rows")], truth={"0": "truth.safetensors"})
+    return Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path)
+
+
+def test_a_bag_of_words_is_shown_as_a_set_and_not_as_texts_with_errors(folder, texts_of_a_stranger):
+    claim_texts(folder, [[9, 8, 7], [4, 0, 9]], attack="embedding-rows")
+    html = page(folder, texts_of_a_stranger)
+    assert "True: words of all texts Claimed: words of all texts 7 8 9 5 9 8 7 4" in text_of(html)
+    assert re.findall("<del>(.*?)</del>", html) == ["4"]
+    assert "shown as a set, and those that are in none of the true texts are struck out" in text_of(html)
+    assert "matched one-to-one" not in text_of(html)
+
+
+def test_claimed_texts_are_compared_place_by_place(folder, texts_of_a_stranger):
+    claim_texts(folder, [[9, 5, 0], [7, 8, 8]], attack="dlg-text")
+    html = page(folder, texts_of_a_stranger)
+    assert re.findall("<del>(.*?)</del>", html) == ["8", "9"]
+    assert "matched one-to-one" in text_of(html)
+    assert "shown as a set" not in text_of(html)
+
+
+def test_the_notes_of_a_run_on_texts_speak_of_texts(folder, texts_of_a_stranger):
+    claim_texts(folder, [[9, 8, 7], [4, 0, 9]], attack="embedding-rows")
+    judge(folder, [("embedding-rows", "words_found", 0.9, 0.5, "frequent words")])
+    text = text_of(page(folder, texts_of_a_stranger))
+    assert "a single text may leak where the mean does not, so look at the texts" in text
+    assert not re.search("images?|pictures?|PSNR of", text.split("What leaked")[1].split("Threat model")[0])
+
+
+def test_too_many_words_are_cut_and_said_to_be(folder):
+    record(folder)
+    claim_texts(folder, [list(range(1, 401))], attack="embedding-rows")
+    text = text_of(page(folder))
+    assert "the first 300 of 400 words" in text
+    assert "299 300" in text
+    assert " 301 " not in text
+
+
+def test_the_verdict_stands_beside_its_floor_and_a_long_guess_may_wrap(folder):
+    record(folder)
+    claim(folder, torch.rand(3, 1, 2, 2))
+    judge(folder, [("sme", "ssim", 0.9, 0.5, "a guess of a rather long name")])
+    html = page(folder)
+    (line,) = re.findall(r"<tr>\s*<th rowspan.*?</tr>", html, re.DOTALL)
+    cells = re.findall(r"<td(.*?)>(.*?)</td>", line, re.DOTALL)
+    floor, verdict = (next(i for i, cell in enumerate(cells) if word in cell[1]) for word in ("rather long", "leaks"))
+    assert verdict == floor + 1
+    assert "number" not in "".join(cells[floor])
+    assert "nowrap" not in re.findall(r"thead th {(.*?)}", html)[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (
+            [(1, "server", 0.1, 2.0), (2, "server", "", ""), (2, 0, 0.5, 1.0)],
+            "accuracy on what 1 clients hold out is 50.0%",
+        ),
+        ([(1, "server", "", 2.5), (3, "server", "", 1.5)], "final loss on the public test set is 1.5 (after round 3)"),
+        ([(9, "server", 0.5, 2.0), (10, "server", 0.25, 2.0)], "on the public test set is 25.0% (after round 10)"),
+        ([(1, 0, 0.5, 1.0), (1, 1, 1.0, 1.0)], "what 2 clients hold out is 75.0% on average (after round 1)"),
+    ],
+)
+def test_the_final_accuracy_stands_in_the_headline(folder, rows, sentence):
+    record(folder)
+    measure(folder, rows)
+    assert sentence in text_of(page(folder)).split("What leaked")[0]
+
+
+def test_a_run_that_was_never_evaluated_claims_no_accuracy(folder):
+    record(folder)
+    measure(folder, [(1, "server", "", "")])
+    assert "The model's final" not in text_of(page(folder))
+
+
+def test_who_may_use_what_is_granted_is_told_apart_from_who_needs_it(folder):
+    record(folder)
+    claim(folder, torch.rand(3, 1, 2, 2), granted=["model", "labels"])
+    claim(folder, torch.rand(3, 1, 2, 2), attack="sra-gradient", granted=["model", "batch_size"])
+    text = text_of(page(folder))
+    assert "labels the victim's labels in ascending order to sme only – sme" in text
+    assert "batch_size B, examples in one local step to sra-gradient only sra-gradient –" in text
+    assert "builds the architecture that the server broadcasts the weights of granted sme, sra-gradient –" in text
+
+
+def test_before_any_attack_all_may_use_what_is_granted(folder):
+    folder.write_experiment(config())
+    record(folder)
+    assert "number of classes granted – sme" in text_of(page(folder))
 
 
 def test_a_claim_about_a_table_has_no_picture_and_no_psnr(folder):
