@@ -236,7 +236,11 @@ class AttackFile(Table):
         return truth
 
     @model_validator(mode="after")
-    def _titles_differ(self) -> AttackFile:
+    def _attacks_make_sense(self) -> AttackFile:
+        for name, chosen in (("victims", self.adversary.victims), ("rounds", self.adversary.rounds)):
+            if chosen == []:
+                what = "clients" if name == "victims" else name
+                raise ValueError(f"adversary.{name}: the list is empty; leave the key out, or name {what}")
         titles = [table.title for table in self.attack]
         for title in titles:
             if titles.count(title) > 1:

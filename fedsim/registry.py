@@ -203,8 +203,13 @@ def _place(location: Sequence[int | str], tables: Any) -> list[str]:
     for part in location:
         if isinstance(tables, Mapping if isinstance(part, str) else Sequence):
             place.append(str(part))
-            tables = tables.get(part) if isinstance(tables, Mapping) else tables[int(part)]
+            tables = tables.get(part) if isinstance(tables, Mapping) else _item(tables, int(part))
     return place
+
+
+def _item(values: Sequence[Any], place: int) -> Any:
+    """None where a list is too short for its type."""
+    return values[place] if place < len(values) else None
 
 
 def _json(settings: Mapping[str, Any]) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -9,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedsim import registry
 from fedsim.attack import KNOWLEDGE, Knowledge, PartialRecords, Records
 from fedsim.config import AdversaryTable
 from fedsim.datasets import Column
-from fedsim.errors import ConfigError, DataError
+from fedsim.errors import ConfigError, DataError, PluginError
 from fedsim.experiment import Experiment
 from fedsim.scoring import Truth
 
@@ -36,11 +39,17 @@ def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path
         PluginError: the model does not load.
     """
     own = _protocol(experiment) if experiment else {"loss": cross_entropy}
+    written = adversary.knowledge.model_fields_set
     values: dict[str, Any] = {"device": _device(adversary.device)}
     for name in KNOWLEDGE:
         setting = getattr(adversary.knowledge, name)
         if name in PRIVATE or setting is False:
             continue
+        if setting is True and experiment is None and name in written and name not in own:
+            raise ConfigError(
+                f"adversary.knowledge.{name}: a recording made elsewhere has none to grant; write it out, or leave the "
+                "key out"
+            )
         values[name] = own.get(name) if setting is True else _written_out(name, setting, beside)
     return Knowledge(**values)
 
@@ -154,12 +163,45 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
 
 def _written_out(name: str, setting: Any, beside: Path) -> Any:
     if name == "model":
-        return registry.load_object(setting, beside)
+        return _factory(setting, beside)
+    fits, expected = _EXPECTED[name]
+    if not fits(setting):
+        raise ConfigError(f"adversary.knowledge.{name}: expected {expected}, got {setting}")
     if name == "value_range":
-        if len(setting) != 2 or not setting[0] < setting[1]:
-            raise ConfigError(f"adversary.knowledge.value_range: expected [lowest, highest], got {setting}")
         return [setting[0]], [setting[1]]
     return tuple(setting) if name == "input_shape" else setting
+
+
+def _factory(setting: str, beside: Path) -> Any:
+    """A callable that builds the model, tried once."""
+    build = registry.load_object(setting, beside)
+    try:
+        built = build()
+    except Exception as error:  # whatever a user's code raises
+        raise PluginError(f"adversary.knowledge.model: {setting} raised {type(error).__name__}: {error}") from error
+    if not isinstance(built, nn.Module):
+        raise PluginError(
+            f"adversary.knowledge.model: {setting} gives {type(built).__name__}, expected a function that builds a "
+            "torch.nn.Module"
+        )
+    return build
+
+
+def _finite(values: Sequence[float]) -> bool:
+    return all(math.isfinite(value) for value in values)
+
+
+_EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "input_shape": (lambda sizes: len(sizes) > 0 and min(sizes) > 0, "sizes of at least 1"),
+    "num_classes": (lambda count: count >= 2, "at least 2"),
+    "value_range": (lambda ends: len(ends) == 2 and _finite(ends) and ends[0] < ends[1], "[lowest, highest]"),
+    "input_mean": (_finite, "finite values"),
+    "input_std": (lambda scales: _finite(scales) and min(scales, default=1) > 0, "finite values above 0"),
+    "learning_rate": (lambda rate: 0 < rate < math.inf, "a finite value above 0"),
+    "local_epochs": (lambda epochs: epochs >= 1, "at least 1"),
+    "batch_size": (lambda size: size >= 1, "at least 1"),
+}
+"""What a value that is written out must be."""
 
 
 def _device(name: str) -> torch.device:

@@ -23,7 +23,7 @@ from torch import nn
 from fedsim.audit import Audit, attack_round, open_audit
 from fedsim.config import AttackFile, Config, check
 from fedsim.datasets import Dataset, Examples
-from fedsim.errors import ConfigError, DataError, KnowledgeError, TranscriptError
+from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError, TranscriptError
 from fedsim.experiment import Experiment, build_attacks
 from fedsim.findings import Reconstruction, load_finding, save_finding
 from fedsim.report import write_report
@@ -318,6 +318,12 @@ def test_a_missing_truth_file_is_an_error_before_any_work(run: Path) -> None:
         ({"input_shape": False, "loss": False}, KnowledgeError, "needs input_shape, loss, which"),
         ({"value_range": [1.0, 0.0]}, ConfigError, r"value_range: expected \[lowest, highest\], got \[1.0, 0.0\]"),
         ({"value_range": [1.0]}, ConfigError, r"value_range: expected \[lowest, highest\]"),
+        ({"local_epochs": -1}, ConfigError, r"^adversary\.knowledge\.local_epochs: expected at least 1, got -1$"),
+        ({"batch_size": 0}, ConfigError, r"^adversary\.knowledge\.batch_size: expected at least 1, got 0$"),
+        ({"learning_rate": -0.1}, ConfigError, "learning_rate: expected a finite value above 0, got -0.1"),
+        ({"num_classes": 1}, ConfigError, "num_classes: expected at least 2, got 1"),
+        ({"input_shape": [1, -8]}, ConfigError, r"input_shape: expected sizes of at least 1, got \[1, -8\]"),
+        ({"input_std": [0.0]}, ConfigError, r"input_std: expected finite values above 0, got \[0.0\]"),
         ({"model": "no_such:thing"}, LookupError, "'no_such:thing' does not load: ModuleNotFoundError"),
     ],
 )
@@ -327,6 +333,35 @@ def test_a_threat_model_that_does_not_hold_is_an_error_before_any_work(
     with pytest.raises(kind, match=sentence):
         open_audit(run, attack_file(adversary={"knowledge": knowledge})).run()
     assert not (run / "findings").exists()
+
+
+@pytest.mark.parametrize(
+    ("knowledge", "kind", "sentence"),
+    [
+        ({"model": "net_of_nothing:number"}, PluginError, "net_of_nothing:number gives int, expected a function that"),
+        ({"model": "net_of_nothing:broken"}, PluginError, "net_of_nothing:broken raised KeyError: 'width'"),
+        (
+            {"model": "net_of_nothing:build", "learning_rate": True},
+            ConfigError,
+            "a recording made elsewhere has none to",
+        ),
+    ],
+)
+def test_what_is_written_out_wrongly_for_a_bare_recording_is_an_error_before_any_work(
+    run: Path, tmp_path: Path, knowledge: dict[str, Any], kind: type[Exception], sentence: str
+) -> None:
+    (run / "experiment.toml").unlink()
+    broken = "\n\ndef number():\n    return 3\n\n\ndef broken():\n    return {}['width']\n"
+    (tmp_path / "net_of_nothing.py").write_text(NET + broken)
+    with pytest.raises(kind, match=sentence):
+        open_audit(run, attack_file(adversary={"knowledge": knowledge}), tmp_path).run()
+    assert not (run / "findings").exists()
+
+
+@pytest.mark.parametrize("name", ["victims", "rounds"])
+def test_a_list_of_nobody_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"adversary\.{name}: the list is empty; leave the key out, or name"):
+        attack_file(adversary={name: []})
 
 
 def test_a_device_that_is_not_there_is_an_error_before_any_work(run: Path) -> None:

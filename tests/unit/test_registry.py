@@ -83,6 +83,7 @@ class Settings:
     count: int = 1
     rate: float = 0.5
     shape: tuple[int, ...] = ()
+    ends: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -103,6 +104,7 @@ class Plain:
         (Settings, {"count": "1"}, "here.count: input should be a valid integer, got '1'"),
         (Settings, {"rate": "fast"}, "here.rate: input should be a valid number, got 'fast'"),
         (Settings, {"shape": [1, 2.5]}, "here.shape.1: input should be a valid integer, got 2.5"),
+        (Settings, {"ends": [1.0]}, "here.ends.1: field required, got [1.0]"),
         (Settings, {"count": -1}, "here: count: expected at least 0"),
         (Plain, {"b": "y"}, "here: 'it' needs a, which is not set"),
         (Plain, {"a": -1}, "here: 'it' refuses these settings: a is negative"),
