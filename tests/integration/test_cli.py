@@ -282,9 +282,9 @@ def test_help_keeps_what_stands_in_brackets(here: Call) -> None:
 
 def test_geometry_names_the_rounds_that_it_is_of(here: Call, run: Path) -> None:
     result = here("geometry", run)
-    assert f"3 updates, round 1 of {run}" in result.stdout
+    assert "3 updates, round 1 of" in result.stdout
     result = here("geometry", run, "--round", "2", "--round", "1")
-    assert f"6 updates, rounds 1, 2 of {run}" in result.stdout
+    assert "6 updates, rounds 1, 2 of" in result.stdout
     said = complains(here("geometry", run, "--round", "7"), 2)
     assert said == "geometry: round 7 is not recorded; recorded: [1, 2]"
 

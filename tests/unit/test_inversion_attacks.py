@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from adversaries.distances import Cosine, Distance, GaussianKernel, SquaredL2
 from adversaries.inverting_gradients import InvertingGradients
 from adversaries.labels import sign_rule
 from adversaries.long_strides import LongStrides
-from adversaries.matching import GradientInversion, Recipe, _objective
+from adversaries.matching import GradientInversion, Recipe, _not_diverged, _objective
 from adversaries.places import AlongStrides, AlongTraining, AtBroadcast, OnLine, Place
 from adversaries.priors import (
     BatchNormStatistics,
@@ -595,8 +596,23 @@ def test_a_restart_that_diverges_is_left_behind(
 
 def test_an_attack_all_of_whose_restarts_diverge_is_an_error(run: Run, starts: Starts) -> None:
     starts([torch.full((1, *SHAPE), math.nan)])
-    with pytest.raises(AttackError, match="the objective is NaN before the first step, whatever the attack's step_size"):
+    with pytest.raises(
+        AttackError, match="the objective is NaN before the first step, whatever the attack's step_size"
+    ):
         run(InvertingGradients(restarts=2), victim())
+
+
+@pytest.mark.parametrize(
+    ("first", "sentence"),
+    [
+        (1.0, "^here: the objective became NaN at iteration 7; lower the attack's step_size$"),
+        (math.nan, "^here: the objective is NaN before the first step, .* weights, .* another round or victim$"),
+    ],
+)
+def test_steps_that_are_too_large_are_told_from_weights_that_are(first: float, sentence: str) -> None:
+    lost: Any = SimpleNamespace(first=lambda name: first, last=lambda name: math.nan, dummy=torch.zeros(1))
+    with pytest.raises(AttackError, match=sentence):
+        _not_diverged([lost], "here", 7)
 
 
 def test_patience_ends_the_attack_on_a_plateau(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -814,12 +830,24 @@ class Fused(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (Hard, r"^round 1, client 5: the output of layer '2' \(Hard\) does not change with the dummy data \(its slope is exactly zero\)"),
+        (
+            Hard,
+            r"^round 1, client 5: the output of layer '2' \(Hard\) does not change with the dummy data \(its slope is exactly zero\)",
+        ),
         (Cut, r"^round 1, client 5: the output of layer '2' \(Cut\) does not change with the dummy data"),
-        (Dead, r"^round 1, client 5: the output of layer '2' \(Dead\) does not change with .* or one in which it is not dead$"),
+        (
+            Dead,
+            r"^round 1, client 5: the output of layer '2' \(Dead\) does not change with .* or one in which it is not dead$",
+        ),
         (Bent, r"NaN or infinite: layer '2' \(Bent\) has no finite second derivative there; attack another model$"),
-        (Once, r"^round 1, client 5: layer '2' \(Once\) cannot be differentiated twice \(.*\), as matching gradients must; attack a"),
-        (Fused, r"^round 1, client 5: layer '2' \(Fused\) cannot be differentiated twice \(.*\), as matching gradients must; attack a"),
+        (
+            Once,
+            r"^round 1, client 5: layer '2' \(Once\) cannot be differentiated twice \(.*\), as matching gradients must; attack a",
+        ),
+        (
+            Fused,
+            r"^round 1, client 5: layer '2' \(Fused\) cannot be differentiated twice \(.*\), as matching gradients must; attack a",
+        ),
     ],
     ids=["step", "cut", "dead", "bent", "once", "fused attention"],
 )
