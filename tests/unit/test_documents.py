@@ -14,6 +14,7 @@ from fedsim.attack import Knowledge
 from fedsim.findings import Reconstruction
 from fedsim.messages import Update
 from fedsim.registry import load_object
+from fedsim.run_folder import write_rows
 from fedsim.transcript import Recorder, Transcript
 
 ROOT = Path(__file__).parent.parent.parent
@@ -56,3 +57,26 @@ def test_the_attack_that_the_page_composes_works(tmp_path: Path) -> None:
     finding = attack.run(Transcript(tmp_path), known, victim=0, rng=torch.Generator().manual_seed(0))
     assert isinstance(finding, Reconstruction)
     assert finding.trace["objective"][-1] < finding.trace["objective"][0]
+
+
+def test_the_lines_that_compare_runs_print_accuracy_and_scores_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "summarise" in block]
+    score = {"attack": "sme", "round": 1, "repeat": 0, "metric": "psnr", "floor": 12, "floor_guess": "public mean"}
+    score |= {"ceiling": "", "higher_is_better": True, "missing": ""}
+    for name, accuracy, psnr in (("undefended", 0.9, 20), ("defended", "", 11)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        measured = [{"round": r, "client": c, "accuracy": accuracy} for r in (1, 2) for c in ("server", 0)]
+        write_rows(tmp_path / "runs" / name / "metrics.csv", ("round", "client", "accuracy"), measured)
+        rows = [score | {"victim": victim, "value": psnr + victim} for victim in (0, 2)]
+        write_rows(tmp_path / "runs" / name / "scores.csv", list(rows[0]), rows)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == [
+        "runs/undefended accuracy 0.9",
+        "  sme psnr 21 ± 13 (n = 2) floor 12 (public mean)",
+        "runs/defended accuracy not measured",
+        "  sme psnr 12 ± 13 (n = 2) floor 12 (public mean)",
+    ]
