@@ -17,12 +17,14 @@ from torch.func import functional_call
 from adversaries.input_span import InputSpan, first_layer, row_span
 from adversaries.local_updates import PAPER, LocalUpdates, read_updates
 from adversaries.matching import by_cosine, check_positive
+from adversaries.model_sources import matched
 from adversaries.scene import normalising_by_batch
 from fedsim.attack import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError, RunError
 from fedsim.findings import Finding, LocalModel
 from fedsim.lone_training import train_alone
 from fedsim.messages import by_name
+from fedsim.training import load_state
 from fedsim.transcript import Transcript
 
 log = logging.getLogger("fedsim." + __name__)
@@ -223,7 +225,9 @@ class _Client:
     def __init__(self, updates: LocalUpdates, knowledge: Knowledge) -> None:
         assert knowledge.model is not None
         assert knowledge.loss is not None
-        self.model: nn.Module = normalising_by_batch(copy.deepcopy(knowledge.model())).eval().to(knowledge.device)
+        model = copy.deepcopy(knowledge.model())
+        load_state(model, matched(model, updates.last.before, updates.where)[0])  # buffers that it computes with, too
+        self.model: nn.Module = normalising_by_batch(model).eval().to(knowledge.device)
         self.loss = knowledge.loss
         self.where = updates.where
         self.count = len(updates.rounds)

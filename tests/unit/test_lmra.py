@@ -22,7 +22,7 @@ from adversaries.local_updates import Span, read_updates
 from fedsim.attack import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import LocalModel
-from fedsim.messages import Update
+from fedsim.messages import State, Update
 from fedsim.randomness import generator, seeded
 from fedsim.transcript import Recorder, Transcript
 
@@ -456,7 +456,42 @@ def test_dummy_data_are_made_to_move_models_as_the_client_does_and_trained_on(re
 
 def test_dummy_data_need_the_model_of_the_messages_and_its_inputs(record: Record) -> None:
     transcript, attack = record(federated(4)), DummyDataReconstruction(iterations=2, training_iterations=2)
-    with pytest.raises(AttackError, match="of another architecture than the model; check the model"):
+    with pytest.raises(AttackError, match="4 tensors are not the weights of the model, which has 4; attack"):
         attacked(attack, transcript, **KNOWN | {"model": lambda: seeded_network(hidden=9)})
     with pytest.raises(AttackError, match=r"does not take inputs of shape \(30, 7\)"):
         attacked(attack, transcript, **KNOWN | {"input_shape": (7,)})
+
+
+class Scaled(nn.Module):
+    """A network that computes with a buffer which is no statistic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+        self.register_buffer("scale", torch.tensor(1.0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.net(inputs * self.scale)
+        return found
+
+
+def scaled(updates: list[Update], scale: float | None) -> list[Update]:
+    """The same under the names of `Scaled`, with this buffer, or without."""
+    more = {} if scale is None else {"scale": torch.tensor(scale)}
+
+    def renamed(state: State) -> State:
+        return {f"net.{name}": tensor for name, tensor in state.items()} | more
+
+    return [dataclasses.replace(u, before=renamed(u.before), after=renamed(u.after)) for u in updates]
+
+
+def test_dummy_data_go_through_the_buffers_that_are_shared_and_need_them(record: Record) -> None:
+    attack = DummyDataReconstruction(iterations=20, training_iterations=5)
+    known = KNOWN | {"model": Scaled}
+    plain, *others = (
+        attacked(attack, record(scaled(federated(4), scale)), **known).trace["objective"] for scale in (1.0, 1.0, 3.0)
+    )
+    assert torch.equal(plain, others[0])
+    assert not torch.equal(plain, others[1])
+    with pytest.raises(AttackError, match="computes with scale, which clients of this federation do not share"):
+        attacked(attack, record(scaled(federated(4), None)), **known)
