@@ -142,7 +142,7 @@ def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., RunFolder]
     folder = run({**DECODER, "factor": -1.0}, attack("aia-model", "decoder", label="aia"))
     failures = open_audit(folder.path, None).run()
     assert failures == [
-        "decoder, round 1-5, client 2: RuntimeError: it did not work",
+        f"decoder, round 1-5, client 2: RuntimeError: it did not work ({__file__}:{44}; the traceback is in log.txt)",
         "aia, source: 'decoder' decoded no model of client 2; see why it failed there, or choose another source",
     ]
     assert len(list((folder.findings / "aia").glob("*.safetensors"))) == 2
