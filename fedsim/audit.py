@@ -325,7 +325,9 @@ class Audit:
         headers = [transcript.header(number).plain() for number in job.rounds]
         granted = self.spec.adversary.knowledge.model_dump()
         code = [] if (own := code_hash(type(job.attack))) is None else [{"code": own}]
-        text = json.dumps([repr(job.attack), granted, labels, self.seed, headers, *upstream, *code], sort_keys=True)
+        outside = [] if self.experiment else _records_hash(knowledge)  # a run's own records do not change
+        parts = [repr(job.attack), granted, labels, self.seed, headers, *upstream, *code, *outside]
+        text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _settings(self) -> dict[str, Any]:
@@ -696,6 +698,13 @@ def snapshots_psnr(finding: Reconstruction, truth: Truth) -> list[float]:
         return []
     paired = (data[metrics.match(data, truth.data)] for data in finding.snapshots)
     return [metrics.psnr(data, truth.data).mean().item() for data in paired]
+
+
+def _records_hash(knowledge: Knowledge) -> list[str]:
+    """Of the records that are granted, where there are any."""
+    held = [table for table in (knowledge.records, knowledge.partial_records) if table is not None]
+    tensors = [tensor.contiguous().numpy() for table in held for tensor in (table.inputs, table.labels)]
+    return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors]
 
 
 def _chosen_rounds(transcript: Transcript, adversary: AdversaryTable, only: Iterable[int] | None) -> Sequence[int]:

@@ -172,15 +172,34 @@ def test_a_victim_who_is_no_client(run: Callable[..., RunFolder]) -> None:
     folder = run(DECODER)
     adversary = {"victims": [1, 7], "rounds": "all", "workers": 1, "knowledge": {"records": True}}
     spec = check(AttackFile, {"adversary": adversary, "attack": [DECODER]}, "attack.toml")
-    failures = open_audit(folder.path, spec).run()
-    assert failures == ["decoder, client 7: is recorded in none of the rounds 1-5; attack another client"]
-    assert len(list((folder.findings / "decoder").glob("*.safetensors"))) == 1
+    with pytest.raises(ConfigError, match=r"^adversary\.victims: client 7 is not recorded; recorded: \[0, 1, 2\]$"):
+        open_audit(folder.path, spec).run()
 
 
 def test_a_source_that_decodes_no_model(run: Callable[..., RunFolder]) -> None:
     folder = run(attack("sia"), attack("aia-model", "sia"))
     failures = open_audit(folder.path, None).run()
     assert failures[0].endswith("attack.aia-model.source: 'sia' claims no local models; name an attack that does")
+
+
+def test_findings_about_other_records_of_an_outside_client_are_not_there_already(
+    run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    folder = run()
+    knowledge = {"records": True, "value_range": [0.0, 1.0]}
+    tables = {
+        "adversary": {"knowledge": knowledge, "victims": [0], "rounds": "all", "workers": 1},
+        "attack": [DECODER],
+        "truth": {"0": "truth.safetensors"},
+    }
+    spec = check(AttackFile, tables, "a.toml")
+    written = []
+    for value in (0.0, 0.0, 1.0):
+        save_file({"data": torch.full((4, 6), value), "labels": torch.zeros(4).long()}, tmp_path / "truth.safetensors")
+        Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path).run()
+        [path] = folder.findings.glob("**/*.safetensors")
+        written.append(path.stat().st_mtime_ns)
+    assert written[0] == written[1] < written[2]
 
 
 def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[..., RunFolder], tmp_path: Path) -> None:
