@@ -832,21 +832,21 @@ class Fused(nn.Module):
     [
         (
             Hard,
-            r"^round 1, client 5: the output of layer '2' \(Hard\) does not change with the dummy data \(its slope is exactly zero\)",
+            r"^.*, client 5: the output of layer '2' \(Hard\) does not change with the dummy data",
         ),
-        (Cut, r"^round 1, client 5: the output of layer '2' \(Cut\) does not change with the dummy data"),
+        (Cut, r"^.*, client 5: the output of layer '2' \(Cut\) does not change with the dummy data"),
         (
             Dead,
-            r"^round 1, client 5: the output of layer '2' \(Dead\) does not change with .* or one in which it is not dead$",
+            r"^.*, client 5: the output of layer '2' \(Dead\) does not change with .* in which it is not dead$",
         ),
         (Bent, r"NaN or infinite: layer '2' \(Bent\) has no finite second derivative there; attack another model$"),
         (
             Once,
-            r"^round 1, client 5: layer '2' \(Once\) cannot be differentiated twice \(.*\), as matching gradients must; attack a",
+            r"^.*, client 5: layer '2' \(Once\) cannot be differentiated twice \(.*\), as matching gradients must;",
         ),
         (
             Fused,
-            r"^round 1, client 5: layer '2' \(Fused\) cannot be differentiated twice \(.*\), as matching gradients must; attack a",
+            r"^.*, client 5: layer '2' \(Fused\) cannot be differentiated twice \(.*\), as matching gradients must;",
         ),
     ],
     ids=["step", "cut", "dead", "bent", "once", "fused attention"],
@@ -911,17 +911,17 @@ def test_a_parameter_that_the_model_does_not_use_is_no_obstacle(run: Run) -> Non
         (
             {"input_shape": (1, 7, 7)},
             AttackError,
-            r"^round 1, client 5: the model does not take inputs of shape \(1, 1, 7, 7\) \(.*\); check input_shape, and that the model",
+            r"^.*, client 5: the model does not take inputs of shape \(1, 1, 7, 7\) \(.*\); check input_shape, and",
         ),
         (
             {"input_shape": (1, 7, 7), "labels": None},
             AttackError,
-            r"^round 1, client 5: the model does not take inputs of shape \(1, 1, 7, 7\)",
+            r"^.*, client 5: the model does not take inputs of shape \(1, 1, 7, 7\)",
         ),
         (
             {"labels": torch.tensor([12])},
             AttackError,
-            r"^round 1, client 5: the loss does not take outputs of shape \(1, 10\) with the labels \(.*12.*\); check the loss and the",
+            r"^.*, client 5: the loss does not take outputs of shape \(1, 10\) with the labels \(.*12.*\); check",
         ),
         (
             {"labels": torch.tensor([1, 2])},
