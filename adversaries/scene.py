@@ -271,16 +271,17 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
     floating = [name for name, _ in model.named_buffers() if name in real]
     # Federations send all that a model keeps, all but integer counters, or the parameters alone.
     orders = ({name: t.shape for name, t in kept.items()}, real, shapes)
-    before, after, gradient = _named(update.before, orders), _named(update.after, orders), None
+    returned = orders if update.gradient is None else ({n: real[n] for n in floating if n in update.after},)
+    before, after, gradient = _named(update.before, orders), _named(update.after, returned), None
     if update.gradient is not None:
         gradient = by_name(update.gradient, shapes)
-        after = by_name(update.after, {name: real[name] for name in floating if name in update.after})
     if before is None:
         raise _of_another_model(where, "weights w_0", update.before, orders)
     if gradient is None and update.gradient is not None:
         raise _of_another_model(where, "gradients", update.gradient, (shapes,))
     if after is None:
-        raise _of_another_model(where, "weights w_T", update.after, orders)
+        what = "weights w_T" if update.gradient is None else "buffers beside the gradient"
+        raise _of_another_model(where, what, update.after, returned)
     return NamedStates(
         shapes=shapes,
         floating=floating,
