@@ -184,9 +184,7 @@ def _headline(leaks: Sequence[Leak]) -> str:
         better = [leak.summary.attack for leak in own if leak.verdict in ("leaks", "beyond the floor")]
         who = f": {', '.join(better)}" if better else ""
         count = f"{len(better) or 'none'} of {len(own)} attack{'s' * (len(own) > 1)}"
-        sentences.append(
-            f"By {metric.split(',')[0]}, {count} came closer to what the victims held than the best guess{who}."
-        )
+        sentences.append(f"By {metric.split(',')[0]}, {count} did better than the best guess{who}.")
     return " ".join(sentences)
 
 

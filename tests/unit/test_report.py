@@ -126,7 +126,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     text = text_of(html)
     assert png.is_file()
     for words in (
-        "By PSNR, 1 of 1 attack came closer to what the victims held than the best guess: sme.",
+        "By PSNR, 1 of 1 attack did better than the best guess: sme.",
         "One victim was attacked, which proves nothing about the others",
         "mlp (hidden [4]): 310 parameters",
         "2 clients, 3 rounds, fedavg",
@@ -160,8 +160,8 @@ def test_each_attack_is_judged_by_its_main_metric(folder):
     judge(folder, words + texts)
     text = text_of(page(folder))
     assert (
-        "By words found, 1 of 1 attack came closer to what the victims held than the best guess: embedding-rows. "
-        "By recover rate, 1 of 1 attack came closer to what the victims held than the best guess: dlg-text."
+        "By words found, 1 of 1 attack did better than the best guess: embedding-rows. "
+        "By recover rate, 1 of 1 attack did better than the best guess: dlg-text."
     ) in text
     assert "embedding-rows words found 0.901" in text
     assert "dlg-text recover rate 0.801" in text
