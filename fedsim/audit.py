@@ -26,7 +26,7 @@ from torch import Tensor
 from fedsim import metrics
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Progress
 from fedsim.claims import Owed
-from fedsim.config import AdversaryTable, AttackFile
+from fedsim.config import AdversaryTable, AttackFile, Config
 from fedsim.datasets import Dataset
 from fedsim.errors import AttackCrash, AttackError, ConfigError, DataError, FedsimError, KnowledgeError, did_you_mean
 from fedsim.experiment import Experiment, build_attacks, data_folder
@@ -151,7 +151,8 @@ class Audit:
                 for a call without it.
 
         Raises:
-            ConfigError: a round that is to be attacked, or a victim, is recorded nowhere; nothing was attacked.
+            ConfigError: a round that is to be attacked, or a victim of an attack file, is recorded nowhere; nothing
+                was attacked.
         """
         self.check()
         transcript = Transcript(self.folder.path)
@@ -184,7 +185,8 @@ class Audit:
         adversary = self.spec.adversary
         present: dict[int, list[int]] = {}
         chosen = _chosen_rounds(transcript, adversary, rounds)
-        if rounds is None:  # a run that still goes on has not seen all clients
+        # A run that still goes on has not seen all clients, and one that samples them may never see some.
+        if rounds is None and not isinstance(self.spec, Config):
             _check_victims(transcript, adversary, chosen)
         for number in chosen:
             try:

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedsim.audit import Audit, attack_round, open_audit
-from fedsim.config import AttackFile, Config, check
+from fedsim.config import AdversaryTable, AttackFile, Config, check
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError, TranscriptError
 from fedsim.experiment import Experiment, build_attacks
@@ -412,6 +412,20 @@ def test_a_victim_who_is_not_in_the_round_fails_alone(run: Path, failed: dict[in
     failures = open_audit(run, attack_file([ATTACKS[0]], adversary={"victims": [0, 2], "rounds": [1]})).run()
     assert failures == [f"sme, round 1: {sentence}"]
     assert list(findings(run)) == ["sme/round-1-client-0-repeat-0"]
+
+
+def test_a_victim_whom_the_run_never_sampled_fails_alone(run: Path) -> None:
+    for number in (1, 2):
+        without(run, number, 2)
+    config = RunFolder(run).read_experiment()
+    assert config is not None
+    attacks = attack_file([ATTACKS[0]]).attack
+    own = config.model_copy(
+        update={"adversary": AdversaryTable(victims=[0, 2], rounds=[1], workers=1), "attack": attacks}
+    )
+    [failure] = open_audit(run, own).run()
+    assert failure.endswith("client 2 is not recorded; recorded: [0, 1, 3]")
+    assert len(findings(run)) == 1
 
 
 def test_a_victim_who_is_recorded_nowhere_is_an_error_before_any_work(run: Path) -> None:
