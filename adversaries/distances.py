@@ -110,5 +110,5 @@ class GaussianKernel:
             width = t.var(unbiased=False) * t.numel() + torch.finfo(t.dtype).tiny
             terms.append(1 - torch.exp(-(g - t).square().sum() / width))
         found = torch.stack(terms)
-        weights = found.new_ones(len(terms)) if self.layers is None else found.new_tensor(self.layers)
+        weights = found.new_tensor(self.layers or (1.0,) * len(terms))
         return (weights * found).sum() / weights.sum()

@@ -133,8 +133,8 @@ def last_layer(scene: Scene, dummy: Tensor) -> LastLayer:
     """
     prefix, features = _output_layer(scene.model, scene.units.to_model(dummy))
     own = [place for place, name in enumerate(scene.names) if name.rpartition(".")[0] == prefix]
-    if f"{prefix}.weight".removeprefix(".") not in scene.names:
-        raise _untrained(f"{prefix}.weight".removeprefix("."))
+    if (name := f"{prefix}.weight".removeprefix(".")) not in scene.names:
+        raise _untrained(name)
     before, gradient = ([tensors[place].double().cpu() for place in own] for tensors in (scene.before, scene.direction))
     bias = len(own) > 1
     return LastLayer(

@@ -226,17 +226,13 @@ class _Client:
         assert knowledge.model is not None
         assert knowledge.loss is not None
         model = copy.deepcopy(knowledge.model())
-        load_state(model, matched(model, updates.last.before, updates.where)[0])  # buffers that it computes with, too
+        load_state(model, matched(model, updates.state(updates.before[0]), updates.where)[0])
         self.model: nn.Module = normalising_by_batch(model).eval().to(knowledge.device)
         self.loss = knowledge.loss
         self.where = updates.where
         self.count = len(updates.rounds)
         self._updates = updates
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        first = self._at(updates.before[0])
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(first[name])
 
     def look(self, example: Tensor) -> None:
         """Learn what the model makes of such data, and what the messages say of her inputs.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from adversaries.local_updates import rounds_of
 from adversaries.scene import normalising_by_batch
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
-from fedsim.errors import AttackError, ConfigError
+from fedsim.errors import AttackError, ConfigError, first_line
 from fedsim.messages import State, Update, by_name, non_finite
 from fedsim.training import load_state, statistics_of
 from fedsim.transcript import Transcript
@@ -177,8 +177,8 @@ def outputs(model: nn.Module, inputs: Tensor, where: str) -> Tensor:
         raise
     except (RuntimeError, ValueError, IndexError) as error:
         raise AttackError(
-            f"{where}: the model does not take inputs of shape {tuple(inputs.shape)} ({_why(error)}); check that the "
-            "records and the model are those of the federation"
+            f"{where}: the model does not take inputs of shape {tuple(inputs.shape)} ({first_line(error)}); check that "
+            "the records and the model are those of the federation"
         ) from error
     if not made.isfinite().all():
         raise AttackError(
@@ -201,17 +201,11 @@ def losses(loss: Callable[[Tensor, Tensor], Tensor], made: Tensor, labels: Tenso
         kind = str(labels.dtype).removeprefix("torch.")
         raise AttackError(
             f"{where}: the loss does not take labels of type {kind} beside outputs of shape {tuple(made.shape)} "
-            f"({_why(error)}); check that the records and the model are those of the federation"
+            f"({first_line(error)}); check that the records and the model are those of the federation"
         ) from error
     if found.isnan().any():
         raise AttackError(f"{where}: the loss of known records is NaN; check their labels, or attack another victim")
     return found
-
-
-def _why(error: Exception) -> str:
-    """The first line of what it says."""
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
 
 
 def known(records: Records, device: torch.device) -> tuple[Tensor, Tensor]:

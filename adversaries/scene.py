@@ -171,15 +171,15 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
             "attack a client that reports its num_examples"
         )
     device = knowledge.device
-    kept = frozen_parameters(model, before, after, gradient)
-    trained = [name for name in shapes if name not in kept]
+    frozen = _frozen(model, before, after, gradient)
+    trained = [name for name in shapes if name not in frozen]
     scene = Scene(
         model=model,
         loss=knowledge.loss,  # type: ignore[arg-type]
         names=tuple(trained),
         before=[before[name].to(device) for name in trained],
         after=[] if gradient is not None else [after[name].to(device) for name in trained],
-        buffers={name: before[name].to(device) for name in (*floating, *kept) if name in before},
+        buffers={name: before[name].to(device) for name in (*floating, *frozen) if name in before},
         returned_buffers={name: after[name].to(device) for name in floating if name in after},
         labels=torch.empty(0, dtype=torch.int64, device=device),
         units=Units.of(knowledge, before[next(iter(shapes))].to(device)),
@@ -197,7 +197,7 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
     return scene
 
 
-def frozen_parameters(model: nn.Module, before: State, after: State, gradient: State | None) -> list[str]:
+def _frozen(model: nn.Module, before: State, after: State, gradient: State | None) -> list[str]:
     """Names of parameters that the model does not train and that did not move: there is nothing to match in them."""
     still = (name for name, parameter in model.named_parameters() if not parameter.requires_grad)
     if gradient is not None:

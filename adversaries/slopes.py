@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from adversaries.scene import Scene
-from fedsim.errors import AttackError
+from fedsim.errors import AttackError, first_line
 from fedsim.randomness import generator
 
 Call = tuple[str, nn.Module, tuple[Tensor, ...], Tensor]
@@ -29,7 +29,7 @@ def check_inputs(scene: Scene, dummy: Tensor) -> Tensor:
         raise
     except (RuntimeError, ValueError, IndexError) as error:
         raise AttackError(
-            f"{scene.where}: the model does not take inputs of shape {tuple(dummy.shape)} ({_line(error)}); "
+            f"{scene.where}: the model does not take inputs of shape {tuple(dummy.shape)} ({first_line(error)}); "
             "check input_shape, and that the model is that of the federation"
         ) from error
 
@@ -81,16 +81,16 @@ def _why_not(scene: Scene, dummy: Tensor, labels: Tensor, error: Exception) -> s
         scene.loss(outputs, labels)
     except (RuntimeError, ValueError, IndexError) as failure:
         return (
-            f"the loss does not take outputs of shape {tuple(outputs.shape)} with the labels ({_line(failure)}); "
+            f"the loss does not take outputs of shape {tuple(outputs.shape)} with the labels ({first_line(failure)}); "
             "check the loss and the labels"
         )
     for call in _calls(scene, dummy):
         if _second_derivative(call) == "none":
             return (
-                f"layer {_named(call)} cannot be differentiated twice ({_line(error)}), as matching gradients must; "
-                "attack a model without it"
+                f"layer {_named(call)} cannot be differentiated twice ({first_line(error)}), as matching gradients "
+                "must; attack a model without it"
             )
-    return f"the objective cannot be differentiated ({_line(error)}); attack another model"
+    return f"the objective cannot be differentiated ({first_line(error)}); attack another model"
 
 
 def _why_flat(scene: Scene, dummy: Tensor) -> str:
@@ -159,8 +159,3 @@ def _probe(output: Tensor) -> Tensor:
 def _named(call: Call) -> str:
     name, module, *_ = call
     return f"'{name}' ({type(module).__name__})" if name else f"({type(module).__name__})"
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

@@ -46,7 +46,7 @@ from fedsim.plugin_code import UNREADABLE, code_hash, place_of
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
-from fedsim.threat_model import check_private, grant, grant_private, private
+from fedsim.threat_model import check_model, check_private, grant, grant_private, private
 from fedsim.transcript import Transcript
 from fedsim.workers import in_processes
 
@@ -129,6 +129,7 @@ class Audit:
             ConfigError, PluginError, KnowledgeError: before any work.
         """
         knowledge = grant(self.spec.adversary, self.experiment, self.beside)
+        check_model(self.spec.adversary, knowledge)
         granted = private(self.spec.adversary)
         self._stages()
         for table, attack in build_attacks(self.spec):
@@ -234,7 +235,8 @@ class Audit:
             return
         started = time.monotonic()
         finding = self._found(transcript, job, knowledge, progress)
-        self._owed(transcript, job, knowledge, first).check(finding)
+        before = transcript.update(first, job.victim).before if isinstance(finding, LocalModel) else None
+        self._owed(transcript, job, knowledge, first, before).check(finding)
         about = {
             "attack": job.title,
             "plugin": job.plugin,
@@ -273,7 +275,7 @@ class Audit:
             place = place_of(error, type(job.attack))
             raise AttackCrash(f"{_first_line(error)} ({place}; the traceback is in log.txt)") from error
 
-    def _owed(self, transcript: Transcript, job: Job, knowledge: Knowledge, first: int) -> Owed:
+    def _owed(self, transcript: Transcript, job: Job, knowledge: Knowledge, first: int, before: State | None) -> Owed:
         """The form that the finding of `job` has to have."""
         header = transcript.header(first)
         reply = next(reply for reply in header.replies if reply.client == job.victim)
@@ -282,7 +284,7 @@ class Audit:
         return Owed(
             where=f"round {job.round}, client {job.victim}",
             knowledge=knowledge,
-            before=transcript.update(first, job.victim).before,
+            before=before,
             task=self.experiment.dataset.task if self.experiment else None,
             count=reply.num_examples if counted else None,
             clients=self.experiment.config.federation.clients if self.experiment else None,

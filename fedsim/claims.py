@@ -20,7 +20,7 @@ class Owed:
     Attributes:
         where: round and client, for messages.
         knowledge: what the attack was handed.
-        before: the state that the server sent.
+        before: the state that the server sent, which a local model is measured by.
         task: of the federation behind the recording.
         count: examples that the victim reported.
         clients: of the federation.
@@ -28,7 +28,7 @@ class Owed:
 
     where: str
     knowledge: Knowledge
-    before: State
+    before: State | None = None
     task: Task | None = None
     count: int | None = None
     clients: int | None = None
@@ -63,6 +63,8 @@ class Owed:
         self._expect("labels that are", kinds[finding.labels.is_floating_point()], kinds[not self.task.num_classes])
 
     def _check_state(self, state: State) -> None:
+        if self.before is None:
+            return
         for name in (*self.before, *state):
             got, expected = (_shape(of.get(name)) for of in (state, self.before))
             self._expect(f"a model whose {name} is", got, expected)

@@ -238,9 +238,8 @@ class AttackFile(Table):
     @model_validator(mode="after")
     def _attacks_make_sense(self) -> AttackFile:
         for name, chosen in (("victims", self.adversary.victims), ("rounds", self.adversary.rounds)):
-            if chosen == []:
-                what = "clients" if name == "victims" else name
-                raise ValueError(f"adversary.{name}: the list is empty; leave the key out, or name {what}")
+            if isinstance(chosen, list):
+                _check_not_empty(f"adversary.{name}", chosen, "clients" if name == "victims" else name)
         titles = [table.title for table in self.attack]
         for title in titles:
             if titles.count(title) > 1:
@@ -296,10 +295,14 @@ class Config(AttackFile):
         return self
 
 
-def _check_choice(where: str, chosen: list[int], count: int, what: str) -> None:
-    first = 0 if what == "clients" else 1
+def _check_not_empty(where: str, chosen: list[int], what: str) -> None:
     if not chosen:
         raise ValueError(f"{where}: the list is empty; leave the key out, or name {what}")
+
+
+def _check_choice(where: str, chosen: list[int], count: int, what: str) -> None:
+    first = 0 if what == "clients" else 1
+    _check_not_empty(where, chosen, what)
     if len(chosen) > count:
         raise ValueError(f"{where}: {len(chosen)} {what} named, but federation.{what} is {count}")
     for item in chosen:

@@ -73,6 +73,12 @@ class RunError(FedsimError):
     """The run cannot go on. Rounds already recorded stay usable."""
 
 
+def first_line(error: Exception) -> str:
+    """Of what a stranger's exception says, or its type where it says nothing; no full stop."""
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A remark that offers the nearest known name, or lists them all."""
     names = sorted(known)

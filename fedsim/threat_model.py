@@ -54,6 +54,23 @@ def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path
     return Knowledge(**values)
 
 
+def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
+    """Raise PluginError where a model that is written out does not build."""
+    setting = adversary.knowledge.model
+    if not isinstance(setting, str):
+        return
+    assert knowledge.model is not None
+    try:
+        built = knowledge.model()
+    except Exception as error:  # whatever a user's code raises
+        raise PluginError(f"adversary.knowledge.model: {setting} raised {type(error).__name__}: {error}") from error
+    if not isinstance(built, nn.Module):
+        raise PluginError(
+            f"adversary.knowledge.model: {setting} gives {type(built).__name__}, expected a function that builds a "
+            "torch.nn.Module"
+        )
+
+
 def private(adversary: AdversaryTable) -> list[str]:
     """What `grant_private` will add."""
     return [name for name in PRIVATE if getattr(adversary.knowledge, name) is not False]
@@ -163,28 +180,13 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
 
 def _written_out(name: str, setting: Any, beside: Path) -> Any:
     if name == "model":
-        return _factory(setting, beside)
+        return registry.load_object(setting, beside)
     fits, expected = _EXPECTED[name]
     if not fits(setting):
         raise ConfigError(f"adversary.knowledge.{name}: expected {expected}, got {setting}")
     if name == "value_range":
         return [setting[0]], [setting[1]]
     return tuple(setting) if name == "input_shape" else setting
-
-
-def _factory(setting: str, beside: Path) -> Any:
-    """A callable that builds the model, tried once."""
-    build = registry.load_object(setting, beside)
-    try:
-        built = build()
-    except Exception as error:  # whatever a user's code raises
-        raise PluginError(f"adversary.knowledge.model: {setting} raised {type(error).__name__}: {error}") from error
-    if not isinstance(built, nn.Module):
-        raise PluginError(
-            f"adversary.knowledge.model: {setting} gives {type(built).__name__}, expected a function that builds a "
-            "torch.nn.Module"
-        )
-    return build
 
 
 def _finite(values: Sequence[float]) -> bool:
