@@ -27,6 +27,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Column, Table
 
 from fedsim import registry
+from fedsim.allocator import keep_freed_memory
 from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
 
 if TYPE_CHECKING:
@@ -288,6 +289,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
+    keep_freed_memory()
     sentence, code = _outcome()
     if sentence:
         _say(sentence)
