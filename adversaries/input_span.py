@@ -44,6 +44,10 @@ class InputSpan:
         """`example ...` of `example rank`."""
         return (coordinates @ self.basis.to(coordinates)).reshape(len(coordinates), *self.shape)
 
+    def within(self, weight: Tensor) -> Tensor:
+        """W in coordinates, `output rank`: what it makes of coordinates is what W makes of their inputs."""
+        return weight @ self.basis.to(weight).T
+
     def project(self, weight: Tensor, origin: Tensor) -> Tensor:
         """The point of `origin` + span that is nearest to `weight`, `output input` both.
 

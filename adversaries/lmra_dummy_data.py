@@ -24,6 +24,7 @@ from fedsim.errors import AttackError, ConfigError, RunError
 from fedsim.findings import Finding, LocalModel
 from fedsim.lone_training import train_alone
 from fedsim.messages import by_name
+from fedsim.randomness import generator
 from fedsim.training import load_state
 from fedsim.transcript import Transcript
 
@@ -190,7 +191,7 @@ class DummyDataReconstruction(Attack):
             chosen[0] = chosen[0] if step % 2 else 0
             optimizer.zero_grad()
             total = 0.0
-            made = client.inputs(dummy)
+            made = client.fed(dummy)
             data = made.detach().requires_grad_()  # slopes of all messages are gathered here, then go on once
             for place in chosen:
                 distance = client.distance(place, data, client.labels(labels, sharpness)) / len(chosen)
@@ -243,21 +244,45 @@ class _Client:
         self.example = example.to(next(self.model.parameters()))
         self.outputs = self._outputs(self.example)
         self.span = self._span()
+        self._compact = self._in_coordinates(self.span) if self.span is not None else None
+
+    def _in_coordinates(self, span: InputSpan) -> tuple[Tensor, Tensor] | None:
+        """`message output rank`, the first layer as it was broadcast and as it moved, for a model fed with coordinates.
+
+        None where that computes something else: where more than this layer sees the inputs, or asks for their shape.
+        """
+        coordinates = torch.randn(self.coordinates, generator=generator("coordinates")).to(self.example)
+        weight = {span.weight: span.within(self.model.get_parameter(span.weight))}
+        with torch.no_grad():
+            expected = self.model(span.inputs(coordinates))
+            try:
+                found = functional_call(self.model, weight, (coordinates,))
+            except (RuntimeError, ValueError, IndexError):
+                return None
+        if found.shape != expected.shape or (found - expected).norm() > 1e-3 * expected.norm():
+            return None
+        before, after = self._first(span.weight)
+        return span.within(before.to(self.example)), span.within((before - after).to(self.example))
 
     def _span(self) -> InputSpan | None:
         weight = first_layer(self.model, self.example)
         if weight is None:
             return None
-        before, after = (
-            torch.stack([self._named(row)[weight] for row in rows])
-            for rows in (self._updates.before, self._updates.after)
-        )
+        before, after = self._first(weight)
         basis = row_span(before, after, self._updates.last.num_examples)
         if basis is None:
             log.info("%s: all inputs are possible", self.where)
             return None
         log.info("%s: her inputs span %d of %d dimensions", self.where, *basis.shape)
         return InputSpan(weight=weight, basis=basis.to(self.example.device), shape=tuple(self.example.shape[1:]))
+
+    def _first(self, weight: str) -> tuple[Tensor, Tensor]:
+        """`message output input`, that weight as it was broadcast, and as she returned it."""
+        before, after = (
+            torch.stack([self._named(row)[weight] for row in rows])
+            for rows in (self._updates.before, self._updates.after)
+        )
+        return before, after
 
     @property
     def coordinates(self) -> tuple[int, ...]:
@@ -272,6 +297,10 @@ class _Client:
     def inputs(self, coordinates: Tensor) -> Tensor:
         """Dummy data."""
         return coordinates if self.span is None else self.span.inputs(coordinates)
+
+    def fed(self, coordinates: Tensor) -> Tensor:
+        """What `distance` takes: the coordinates themselves where they will do, which are fewer numbers."""
+        return coordinates if self._compact is not None else self.inputs(coordinates)
 
     def returned(self) -> Tensor:
         """`parameter`, the last model that she returned, less what others' data made of its first layer."""
@@ -309,9 +338,16 @@ class _Client:
         return (values * sharpness).softmax(1) if values.shape[1] > 1 else values.squeeze(1)
 
     def distance(self, place: int, dummy: Tensor, labels: Tensor) -> Tensor:
-        """One minus the cosine between the loss's gradient at theta_t and theta_t - theta_c,t."""
-        weights = {name: t.detach().requires_grad_() for name, t in self._at(self._updates.before[place]).items()}
+        """One minus the cosine between the loss's gradient at theta_t and theta_t - theta_c,t.
+
+        In coordinates it is the same: both lie in the span, but for rounding, and its basis is orthonormal.
+        """
+        weights = self._at(self._updates.before[place])
         moved = self._at(self._updates.before[place] - self._updates.after[place])
+        if self._compact is not None:
+            assert self.span is not None
+            weights[self.span.weight], moved[self.span.weight] = (rows[place] for rows in self._compact)
+        weights = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
         loss = self.loss(functional_call(self.model, weights, (dummy,)), labels)
         gradient = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
         pairs = list(zip(gradient, moved.values(), strict=True))

@@ -211,3 +211,41 @@ def test_a_convolutional_network_is_decoded_without_it(tmp_path: Path) -> None:
     updates = federated(new=conv)
     claimed = found(tmp_path, updates, new=conv, mix=1e-6).state
     assert all(torch.allclose(claimed[name], tensor, atol=1e-4) for name, tensor in updates[-1].after.items())
+
+
+FED: list[tuple[int, ...]] = []
+
+
+class Fed(nn.Module):
+    """The network of `mlp`, which notes what shape of inputs it is fed with."""
+
+    def __init__(self, asks: str) -> None:
+        super().__init__()
+        self.asks = asks
+        for name, layer in mlp().named_children():
+            self.add_module(name, layer)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        FED.append(tuple(inputs.shape))
+        first, second = self.get_submodule("1"), self.get_submodule("3")
+        flat = inputs.view(-1, PIXELS) if self.asks == "shape" else inputs.flatten(1)
+        outputs: Tensor = second(first(flat).relu())
+        return outputs + inputs.flatten(1).mean(1, keepdim=True) if self.asks == "inputs again" else outputs
+
+
+def test_matching_happens_in_coordinates_and_finds_the_same(tmp_path: Path) -> None:
+    FED.clear()
+    compact = found(tmp_path / "compact", federated(), new=lambda: Fed("nothing"), mix=1.0).state
+    assert FED.count((IMAGES, IMAGES)) >= 16  # two sets, four steps, two messages
+    FED.clear()
+    whole = found(tmp_path / "whole", federated(), new=lambda: Fed("shape"), mix=1.0).state
+    assert FED.count((IMAGES, IMAGES)) <= 1  # to see whether coordinates will do
+    for name, tensor in whole.items():
+        assert torch.allclose(compact[name], tensor, atol=1e-4), name
+
+
+def test_a_network_that_uses_inputs_elsewhere_too_is_fed_with_inputs(tmp_path: Path) -> None:
+    FED.clear()
+    found(tmp_path, federated(), new=lambda: Fed("inputs again"))
+    assert FED.count((IMAGES, IMAGES)) <= 1
+    assert FED.count((IMAGES, 3, 4, 4)) >= 16
