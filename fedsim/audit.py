@@ -329,7 +329,7 @@ class Audit:
         headers = [transcript.header(number).plain() for number in job.rounds]
         granted = self.spec.adversary.knowledge.model_dump()
         code = [] if (own := code_hash(type(job.attack))) is None else [{"code": own}]
-        outside = [] if self.experiment else _records_hash(knowledge)  # a run's own records do not change
+        outside = [] if self.experiment else _outside(knowledge)  # a run's own do not change
         parts = [repr(job.attack), granted, labels, self.seed, headers, *upstream, *code, *outside]
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -704,11 +704,12 @@ def snapshots_psnr(finding: Reconstruction, truth: Truth) -> list[float]:
     return [metrics.psnr(data, truth.data).mean().item() for data in paired]
 
 
-def _records_hash(knowledge: Knowledge) -> list[str]:
-    """Of the records that are granted, where there are any."""
+def _outside(knowledge: Knowledge) -> list[str]:
+    """Hashes of what an attack file only names: the records that are granted, and the code of the model."""
     held = [table for table in (knowledge.records, knowledge.partial_records) if table is not None]
     tensors = [tensor.contiguous().numpy() for table in held for tensor in (table.inputs, table.labels)]
-    return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors]
+    code = code_hash(knowledge.model) if knowledge.model is not None else None
+    return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors] + ([code] if code else [])
 
 
 def _chosen_rounds(transcript: Transcript, adversary: AdversaryTable, only: Iterable[int] | None) -> Sequence[int]:

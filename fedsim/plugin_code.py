@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import traceback
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -15,16 +16,16 @@ UNREADABLE = "unreadable"
 
 
 @cache
-def code_hash(cls: type) -> str | None:
-    """SHA-256 of the files of `cls` and of the classes that it derives from, but for fedsim's and Python's own.
+def code_hash(code: Callable[..., object]) -> str | None:
+    """SHA-256 of the files of a function or a class and its bases, but for fedsim's and Python's own.
 
-    A file counts as it is when this is first asked about the class, so ask soon after the import. Modules that these
+    A file counts as it is when this is first asked about them, so ask soon after the import. Modules that these
     files import do not count.
 
     Returns:
-        None where nothing but fedsim's own code is left, `UNREADABLE` where a class is in no file.
+        None where nothing but fedsim's own code is left, `UNREADABLE` where some is in no file.
     """
-    names = _modules(cls)
+    names = _modules(code)
     if not names:
         return None
     digest = hashlib.sha256()
@@ -49,7 +50,7 @@ def place_of(error: BaseException, cls: type) -> str:
     return frames[-1][1] if frames else "nowhere"
 
 
-def _modules(cls: type) -> list[str]:
-    """The modules of `cls` and of the classes it derives from, but for fedsim's and Python's own."""
-    names = dict.fromkeys(kind.__module__ for kind in cls.__mro__)
+def _modules(code: Callable[..., object]) -> list[str]:
+    """The modules of a function, or of a class and those that it derives from, but for fedsim's and Python's own."""
+    names = dict.fromkeys(kind.__module__ for kind in getattr(code, "__mro__", (code,)))
     return [name for name in names if name.partition(".")[0] not in OWN | sys.stdlib_module_names]

@@ -254,6 +254,41 @@ def test_a_bare_recording_with_knowledge_written_out_gives_the_same_findings(run
     assert bare.score() == []  # nobody says what the clients held
 
 
+TANH = """
+def build():
+    from torch.nn import Tanh
+    net = _build()
+    net[-2] = Tanh()
+    return net
+"""
+
+
+def test_an_edited_model_is_attacked_anew(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one that an attack file names: its architecture may fit as before and compute something else."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    caplog.set_level("INFO")
+    (run / "experiment.toml").unlink()
+    knowledge = {"model": "net_that_changes:build", "input_shape": [1, 8, 8], "value_range": [-2.0, 2.0]}
+    spec = attack_file([ATTACKS[0]], adversary={"knowledge": knowledge, "rounds": [1], "victims": [0]})
+
+    def work(source: str) -> Reconstruction:
+        (tmp_path / "net_that_changes.py").write_text(source)
+        sys.modules.pop("net_that_changes", None)
+        importlib.invalidate_caches()
+        caplog.clear()
+        assert open_audit(run, spec, tmp_path).run() == []
+        return findings(run)["sme/round-1-client-0-repeat-0"]
+
+    first = work(NET)
+    assert same(work(NET), first)
+    assert "already there" in caplog.text
+    edited = NET.replace("def build", "def _build") + TANH
+    assert not same(work(edited), first)
+    assert "already there" not in caplog.text
+
+
 def test_truth_files_score_a_recording_made_elsewhere(run: Path, tmp_path: Path) -> None:
     audit = open_audit(run, None)
     truth = audit.truth(0, 1)
