@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from adversaries.input_span import InputSpan, first_layer, row_span
 from adversaries.local_updates import PAPER, LocalUpdates, read_updates
-from adversaries.matching import by_cosine, check_positive
+from adversaries.matching import by_cosine, check_not_negative, check_positive
 from adversaries.model_sources import matched
 from adversaries.scene import normalising_by_batch
 from fedsim.attack import Attack, Knowledge, Paper, Progress
@@ -31,6 +31,7 @@ from fedsim.transcript import Transcript
 log = logging.getLogger("fedsim." + __name__)
 
 _MOST = 128
+_FACTOR_STEP_SIZE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,9 @@ class DummyDataReconstruction(Attack):
     where a free one is arbitrary; the dummy data themselves look like nothing. Labels are soft at first and sharpened,
     since a client trains to labels that are certain. What is claimed lies between the model that she returned last and
     the mean, see `mix`: their errors differ, and a point between them can be nearer to the truth than either.
+
+    The targets of a regression have no natural size, as probabilities have, and a cosine hardly tells it. There the
+    updates' lengths are matched, too, but for one factor that all messages share: how far the client steps.
 
     Where the network's first layer is linear and takes the inputs themselves, the messages tell the linear span of her
     inputs exactly (`adversaries.input_span`). Then dummy data are sought within it, by their coordinates, and the
@@ -80,6 +84,8 @@ class DummyDataReconstruction(Attack):
             it is sqrt(n / r) times as large, which moves data as far in the root mean square.
         label_step_size: of Adam for the logits of dummy labels, or the targets of a regression.
         sharpness: what the logits are multiplied by at the end; it grows from 1.
+        length_weight: in a regression, of the squared difference between the logarithms of an update's length over that
+            of the gradient and of the shared factor.
         training_iterations: steps of training alone.
         mix: share of the model trained on dummy data in what is claimed, in (0, 1]; the rest is the client's
             last-returned model, parameter by parameter.
@@ -97,6 +103,7 @@ class DummyDataReconstruction(Attack):
     step_size: float = 0.1
     label_step_size: float = 0.1
     sharpness: float = 10.0
+    length_weight: float = 0.1
     training_iterations: int = 300
     mix: float = 0.2
 
@@ -111,6 +118,7 @@ class DummyDataReconstruction(Attack):
         if self.examples is not None and self.examples < 2:
             raise ConfigError(f"examples: expected at least 2, got {self.examples}")
         check_positive(self, "spread", "step_size", "label_step_size")
+        check_not_negative(self, "length_weight")
         if not 0 < self.mix <= 1:
             raise ConfigError(f"mix: expected a share in (0, 1], got {self.mix}")
         if not 1 <= self.sharpness < math.inf:
@@ -153,7 +161,7 @@ class DummyDataReconstruction(Attack):
         """Random coordinates of dummy data, and labels."""
         dummy = self.spread * torch.randn(client.coordinates, generator=rng).to(client.example)
         labels = torch.randn(client.outputs.shape, generator=rng).to(client.outputs)
-        return dummy, labels * 0.1 if labels.shape[1] > 1 else labels
+        return dummy, labels * 0.1 if client.classifies else labels
 
     def _train(self, client: _Client, dummy: Tensor, labels: Tensor) -> tuple[Tensor, list[float]]:
         """The earliest broadcast model, trained on dummy data, and its loss by step."""
@@ -178,25 +186,28 @@ class DummyDataReconstruction(Attack):
         told: Callable[[int, Mapping[str, float]], None],
     ) -> list[float]:
         """Move dummy data and labels until they move the models as the client does; returns the distances."""
-        count = client.count
+        weight = 0.0 if client.classifies else self.length_weight
+        factor = client.distance(client.moved[0], client.fed(dummy), client.labels(labels, 1.0))[1].detach()
         optimizer = torch.optim.Adam(
             [{"params": [dummy.requires_grad_()], "lr": self.step_size * client.stretch},
-             {"params": [labels.requires_grad_()], "lr": self.label_step_size}]
+             {"params": [labels.requires_grad_()], "lr": self.label_step_size},
+             {"params": [factor.requires_grad_()], "lr": _FACTOR_STEP_SIZE}]
         )  # fmt: skip
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: by_cosine(step, self.iterations))
         curve: list[float] = []
         for step in range(self.iterations):
             sharpness = self.sharpness ** (step / self.iterations)
-            chosen = torch.randint(count, (self.messages,), generator=rng).tolist()
-            chosen[0] = chosen[0] if step % 2 else 0
+            drawn = torch.randint(len(client.moved), (self.messages,), generator=rng).tolist()
+            chosen = [client.moved[place] for place in [drawn[0] if step % 2 else 0, *drawn[1:]]]
             optimizer.zero_grad()
             total = 0.0
             made = client.fed(dummy)
             data = made.detach().requires_grad_()  # slopes of all messages are gathered here, then go on once
             for place in chosen:
-                distance = client.distance(place, data, client.labels(labels, sharpness)) / len(chosen)
-                distance.backward()  # type: ignore[no-untyped-call]
-                total += distance.item()
+                distance, longer = client.distance(place, data, client.labels(labels, sharpness))
+                objective = (distance + weight * (longer - factor).square()) / len(chosen)
+                objective.backward()  # type: ignore[no-untyped-call]
+                total += objective.item()
             made.backward(data.grad)  # type: ignore[no-untyped-call]
             if not math.isfinite(total):
                 raise AttackError(f"{client.where}: matching diverged at step {step + 1}; lower the attack's step_size")
@@ -217,7 +228,7 @@ class _Client:
         model: holds the earliest broadcast model; BatchNorm layers normalise by the batch.
         loss: what she minimises.
         where: begins an error.
-        count: how many messages there are.
+        moved: places of the messages in which she moved the model.
         example: `example ...`, any data of the shape of dummy data.
         outputs: `example output` of them.
         span: what is known of her inputs, or None.
@@ -231,7 +242,7 @@ class _Client:
         self.model: nn.Module = normalising_by_batch(model).eval().to(knowledge.device)
         self.loss = knowledge.loss
         self.where = updates.where
-        self.count = len(updates.rounds)
+        self.moved = (updates.before != updates.after).any(1).nonzero().squeeze(1).tolist()
         self._updates = updates
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
 
@@ -294,6 +305,11 @@ class _Client:
         """See `InputSpan.stretch`."""
         return 1.0 if self.span is None else self.span.stretch
 
+    @property
+    def classifies(self) -> bool:
+        """Whether labels are classes; else they are targets."""
+        return self.outputs.shape[1] > 1
+
     def inputs(self, coordinates: Tensor) -> Tensor:
         """Dummy data."""
         return coordinates if self.span is None else self.span.inputs(coordinates)
@@ -335,10 +351,10 @@ class _Client:
 
     def labels(self, values: Tensor, sharpness: float) -> Tensor:
         """What the loss takes: probabilities of logits, or targets where the model has one output."""
-        return (values * sharpness).softmax(1) if values.shape[1] > 1 else values.squeeze(1)
+        return (values * sharpness).softmax(1) if self.classifies else values.squeeze(1)
 
-    def distance(self, place: int, dummy: Tensor, labels: Tensor) -> Tensor:
-        """One minus the cosine between the loss's gradient at theta_t and theta_t - theta_c,t.
+    def distance(self, place: int, dummy: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """One minus the cosine between the loss's gradient at theta_t and theta_t - theta_c,t, and log of their ratio.
 
         In coordinates it is the same: both lie in the span, but for rounding, and its basis is orthonormal.
         """
@@ -352,9 +368,12 @@ class _Client:
         gradient = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
         pairs = list(zip(gradient, moved.values(), strict=True))
         product = torch.stack([(a * b).sum() for a, b in pairs]).sum()
-        lengths = [torch.stack([t.square().sum() for t in side]).sum() for side in zip(*pairs, strict=True)]
         tiny = torch.finfo(product.dtype).tiny
-        return 1 - product / (lengths[0] * lengths[1]).clamp_min(tiny).sqrt()
+        length, moves = (
+            torch.stack([t.square().sum() for t in side]).sum().clamp_min(tiny).sqrt()
+            for side in zip(*pairs, strict=True)
+        )
+        return 1 - product / (length * moves).clamp_min(tiny), (moves / length).log()
 
     def vector(self, model: nn.Module) -> Tensor:
         """`parameter` of such a model; what it does not name is as she returned it last."""

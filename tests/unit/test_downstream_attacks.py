@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.attribute_inference import GradientAttributeInference, ModelAttributeInference, spread
+from adversaries.priors import total_variation
 from adversaries.sample_reconstruction import GradientSampleReconstruction, ModelSampleReconstruction
 from adversaries.source_inference import SourceInference
 from fedsim.attack import OPTIMAL, Attack, Knowledge, PartialRecords, Records
@@ -258,6 +259,29 @@ def test_attributes_of_a_tiny_client_are_read_off_exact_gradients(seed: int, rec
     assert torch.equal(found.claimed, kinds)
     curve = found.trace["objective"]
     assert curve[-1] < 0.02 * curve[0]
+
+
+def test_the_search_moves_many_records_as_far_as_few(record: Record) -> None:
+    """The mean cosine's slope for one of n records is of the size 1 / n."""
+    for count in (8, 400):
+        records, partial, _ = table(count, dtype=torch.float64)
+        transcript = record(steps(records, 2))
+        known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
+        found = infer(GradientAttributeInference(iterations=15, learning_rate=0.5), transcript, known)
+        curve = found.trace["objective"]
+        assert curve[-1] < 0.1 * curve[0]
+
+
+def test_an_objective_that_stays_ends_the_search(record: Record) -> None:
+    records, partial, _ = table(4, dtype=torch.float64)
+    known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
+    transcript = record(steps(records, 2))
+    told: list[tuple[int, int]] = []
+    found = GradientAttributeInference(iterations=500, learning_rate=1.0, patience=3).run(
+        transcript, known, victim=0, rng=generator(0), progress=lambda at, of, values: told.append((at, of))
+    )
+    assert 20 < len(found.trace["objective"]) < 400
+    assert told[-1] == (500, 500)
 
 
 def test_a_gradient_that_was_sent_is_read_like_the_step_along_it(record: Record) -> None:
@@ -559,6 +583,24 @@ def test_as_many_images_as_a_batch_are_claimed_from_the_chosen_round(record: Rec
         assert len(first.data) == len(first.labels) == expected
         assert torch.equal(typical(GradientSampleReconstruction(iterations=2), transcript, known).data, first.data)
         assert not torch.equal(first.data, third.data)
+
+
+def test_total_variation_smooths_what_is_matched_to_a_gradient(record: Record) -> None:
+    transcript = record([trained(2)[2]])
+    rough, smoothed = (
+        typical(GradientSampleReconstruction(tv_weight=weight, iterations=100), transcript).data
+        for weight in (0.0, 1.0)
+    )
+    assert total_variation(smoothed) < 0.5 * total_variation(rough)
+
+
+def test_adam_takes_smaller_steps_in_the_end_and_sgd_does_not() -> None:
+    def shares(optimizer: Any) -> list[float]:
+        schedule = GradientSampleReconstruction(optimizer=optimizer)._recipe(None).schedule  # type: ignore[arg-type]
+        return [schedule(step, 80) for step in (0, 31, 51, 71)]
+
+    assert shares("adam") == pytest.approx([1, 0.1, 0.01, 0.001])
+    assert shares("sgd") == [1, 1, 1, 1]
 
 
 # What is refused, in one sentence each.

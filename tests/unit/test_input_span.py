@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.input_span import InputSpan, first_layer, row_span
-from adversaries.lmra_dummy_data import DummyDataReconstruction
+from adversaries.lmra_dummy_data import DummyDataReconstruction, _Client
 from fedsim.attack import Knowledge
 from fedsim.findings import LocalModel
 from fedsim.messages import Update
@@ -211,6 +211,25 @@ def test_a_convolutional_network_is_decoded_without_it(tmp_path: Path) -> None:
     updates = federated(new=conv)
     claimed = found(tmp_path, updates, new=conv, mix=1e-6).state
     assert all(torch.allclose(claimed[name], tensor, atol=1e-4) for name, tensor in updates[-1].after.items())
+
+
+def test_a_step_in_coordinates_is_stretched_and_every_other_one_sees_the_first_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, Tensor]] = []
+    original = _Client.distance
+
+    def noted(self: _Client, place: int, dummy: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append((place, dummy.detach().clone()))
+        return original(self, place, dummy, labels)
+
+    monkeypatch.setattr(_Client, "distance", noted)
+    found(tmp_path, federated())
+    steps = seen[1:9]  # of the first set: after a look at the start four steps, two messages each
+    assert [place for place, _ in steps[0::4]] == [0, 0]
+    assert {place for place, _ in steps} != {0}
+    moved = (steps[2][1] - steps[0][1]).abs().max()  # by the first step of Adam, whose size is its rate
+    assert moved == pytest.approx(0.1 * (PIXELS / IMAGES) ** 0.5, rel=0.02)
 
 
 FED: list[tuple[int, ...]] = []

@@ -24,6 +24,7 @@ from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import LocalModel
 from fedsim.messages import State, Update
 from fedsim.randomness import generator, seeded
+from fedsim.task import squared_error
 from fedsim.transcript import Recorder, Transcript
 
 Record = Callable[[Sequence[Update]], Transcript]
@@ -181,7 +182,7 @@ def test_models_that_differ_by_no_more_than_rounding_are_too_alike(record: Recor
     start = messages(1, 3, torch.float32)[0].before
     updates = []
     for number in range(1, 13):
-        noise = 1e-7 * torch.randn(7, generator=generator("noise", number))
+        noise = 2e-7 * torch.randn(7, generator=generator("noise", number))
         before = (flat(start) + noise).float()
         after = trained(before.double(), *least_squares()[:2], 3).float()
         updates.append(Update(round=number, client=3, before=state(before), after=state(after), num_examples=40))
@@ -435,6 +436,7 @@ def test_too_few_messages_and_a_client_who_does_not_move_are_refused(record: Rec
         (DummyDataReconstruction, {"iterations": 0}, "iterations: expected at least 1, got 0"),
         (DummyDataReconstruction, {"mix": 0.0}, "mix: expected a share in"),
         (DummyDataReconstruction, {"sharpness": 0.5}, "sharpness: expected a finite value of at least 1"),
+        (DummyDataReconstruction, {"length_weight": -1.0}, "length_weight: expected a finite value of at least 0"),
         (DummyDataReconstruction, {"step_size": 0.0}, "step_size: expected a finite value above 0"),
     ],
 )
@@ -452,6 +454,60 @@ def test_dummy_data_are_made_to_move_models_as_the_client_does_and_trained_on(re
     assert whole.trace["training_loss"][-1] < whole.trace["training_loss"][0]
     assert torch.allclose(flat(part.state), torch.lerp(last, flat(whole.state), 0.2), atol=1e-6)
     assert (flat(whole.state) - last).norm() > 0.1
+
+
+def test_the_models_of_several_sets_are_averaged(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, original = [], DummyDataReconstruction._train
+
+    def noted(self: DummyDataReconstruction, *arguments: Any) -> Any:
+        found = original(self, *arguments)
+        trained.append(found[0])
+        return found
+
+    monkeypatch.setattr(DummyDataReconstruction, "_train", noted)
+    attack = DummyDataReconstruction(sets=3, iterations=5, training_iterations=5, mix=1.0)
+    found = attacked(attack, record(federated(4)), **KNOWN)
+    assert len(trained) == 3
+    assert not torch.allclose(trained[0], trained[1], atol=1e-4)
+    assert torch.allclose(flat(found.state), torch.stack(trained).mean(0), atol=1e-6)
+
+
+def test_a_message_in_which_she_moved_nothing_is_left_out(record: Record) -> None:
+    updates = federated(5)
+    idle = dataclasses.replace(updates[2], round=9, after=dict(updates[2].before))
+    attack = DummyDataReconstruction(iterations=6, training_iterations=3, sets=1)
+    last = dataclasses.replace(updates[4], round=10)
+    without, with_it = (attacked(attack, record(each), **KNOWN) for each in (updates, [*updates[:4], idle, last]))
+    assert torch.equal(flat(with_it.state), flat(without.state))
+
+
+def one_output() -> nn.Module:
+    with seeded("regression"):
+        return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def test_the_size_of_a_regressions_targets_is_told_by_the_lengths_of_updates(record: Record) -> None:
+    inputs, _ = data(0)
+    targets = 6 * inputs[:, 0] + 9
+    model, updates = one_output(), []
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for number in range(1, 11):
+        weights = before
+        for _ in range(3):
+            leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
+            loss = squared_error(functional_call(model, leaves, (inputs,)), targets)
+            slopes = torch.autograd.grad(loss, list(leaves.values()))
+            weights = {n: t.detach() - 0.01 * s for (n, t), s in zip(leaves.items(), slopes, strict=True)}
+        updates.append(Update(round=number, client=0, before=before, after=weights, num_examples=30))
+        before = {name: (before[name] + weights[name]) / 2 for name in before}
+    known = {"model": one_output, "loss": squared_error, "input_shape": (5,)}
+
+    def error(weight: float) -> float:
+        attack = DummyDataReconstruction(length_weight=weight, mix=1.0, sets=2)
+        found = attacked(attack, record(updates), **known)
+        return float(squared_error(functional_call(one_output(), dict(found.state), (inputs,)), targets))
+
+    assert error(1.0) < 0.5 * error(0.0)
 
 
 def test_dummy_data_need_the_model_of_the_messages_and_its_inputs(record: Record) -> None:
