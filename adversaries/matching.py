@@ -137,6 +137,10 @@ class GradientInversion(Attack):
         """What is attacked; its `num_examples` is how many examples are looked for."""
         return single_update(transcript, victim)
 
+    def _scene(self, update: Update, knowledge: Knowledge) -> Scene:
+        """What is matched, and the model it is matched on."""
+        return scene_of(update, knowledge)
+
     def _labels(self, scene: Scene, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
         """Labels that are granted, or else counted from the last layer."""
         where = f"round {update.round}, client {update.client}"
@@ -161,7 +165,7 @@ class GradientInversion(Attack):
         code, so their last is that of the last iterate but one.
         """
         update = self._update(transcript, knowledge, victim)
-        scene = scene_of(update, knowledge)
+        scene = self._scene(update, knowledge)
         recipe = self._recipe(scene)
         where = f"round {update.round}, client {update.client}"
         steps = known_steps(scene, update.num_examples)
@@ -170,7 +174,7 @@ class GradientInversion(Attack):
             log.warning(
                 "%s on %s: assumes one local step, the update is of %s; expect little", type(self).__name__, where, told
             )
-        if not recipe.normalised_by_batch and trained_by_batch(update, scene.model):
+        if not (recipe.normalised_by_batch or scene.by_batch) and trained_by_batch(update, scene.model):
             log.warning(
                 "%s on %s: the client's BatchNorm layers normalised by the batch, this attack normalises by the "
                 "running statistics; expect little",

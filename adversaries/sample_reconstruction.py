@@ -23,7 +23,7 @@ from adversaries.matching import (
 )
 from adversaries.model_sources import ModelAttack, outputs
 from adversaries.priors import TotalVariation, total_variation
-from adversaries.scene import Scene
+from adversaries.scene import Scene, normalising_by_batch, scene_of, trained_by_batch
 from fedsim.attack import Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction, Representatives
@@ -149,7 +149,8 @@ class GradientSampleReconstruction(GradientInversion):
     Minimises one minus the cosine between the gradient of B dummy images with labels of theirs, at w_t, and w_t - w_T,
     plus the weighted total variation (Eq. 4). The images are said to be typical of the classes that their labels,
     logits that are moved together with the pixels, say in the end. An update of many steps is of more images than B,
-    and no gradient at w_t: this is the baseline that the paper compares model inversion with.
+    and no gradient at w_t: this is the baseline that the paper compares model inversion with. BatchNorm layers
+    normalise as the client's did, by the batch where she returned other running statistics or shares none.
 
     Args:
         round: which inspected round is read; by default the first in which the victim took part.
@@ -201,6 +202,12 @@ class GradientSampleReconstruction(GradientInversion):
         chosen = rounds[0] if self.round is None else self.round
         update = single_update(transcript.only([chosen]), victim)
         return replace(update, num_examples=min(knowledge.batch_size, update.num_examples))
+
+    def _scene(self, update: Update, knowledge: Knowledge) -> Scene:
+        assert knowledge.model is not None
+        by_batch = trained_by_batch(update, knowledge.model())
+        scene = scene_of(update, knowledge, by_batch=by_batch)
+        return replace(scene, model=normalising_by_batch(scene.model)) if by_batch else scene
 
     def _recipe(self, scene: Scene) -> Recipe:
         return Recipe(

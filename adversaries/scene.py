@@ -160,7 +160,8 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
     assert knowledge.loss is not None
     model = knowledge.model().to(knowledge.device).eval()
     shapes, floating, before, after, gradient = named_states(update, model, where)
-    if not by_batch and (missing := [name for name in floating if name not in before]):
+    excused = _running(model) if by_batch else []
+    if missing := [name for name in floating if name not in before and name not in excused]:
         raise AttackError(
             f"the model normalises with {missing[0]}, which clients of this federation do not share; "
             "this attack needs a model without such buffers, or one that shares them"
@@ -220,13 +221,19 @@ def trained_by_batch(update: Update, model: nn.Module) -> bool:
     They did where she returned other running statistics than she was sent. Where statistics do not travel nothing
     tells, and there is nothing else to normalise by.
     """
-    names = [f"{name}.running_mean".removeprefix(".") for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
+    names = _running(model)
     if not names:
         return False
     states = named_states(update, model, f"round {update.round}, client {update.client}")
     if any(name not in states.before for name in names):
         return True
     return any(name in states.after and not torch.equal(states.after[name], states.before[name]) for name in names)
+
+
+def _running(model: nn.Module) -> list[str]:
+    """Names of the running statistics of its BatchNorm layers."""
+    layers = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    return [f"{name}.{kind}".removeprefix(".") for name in layers for kind in ("running_mean", "running_var")]
 
 
 def _by_batch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -269,8 +276,11 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
     shapes = {name: p.shape for name, p in model.named_parameters()}
     real = {name: t.shape for name, t in kept.items() if t.is_floating_point()}
     floating = [name for name, _ in model.named_buffers() if name in real]
-    # Federations send all that a model keeps, all but integer counters, or the parameters alone.
-    orders = ({name: t.shape for name, t in kept.items()}, real, shapes)
+    # Federations send all that a model keeps, all but integer counters, not the running statistics either, or the
+    # parameters alone.
+    running = _running(model)
+    unnormalised = {name: shape for name, shape in real.items() if name not in running}
+    orders = ({name: t.shape for name, t in kept.items()}, real, unnormalised, shapes)
     returned = orders if update.gradient is None else ({n: real[n] for n in floating if n in update.after},)
     before, after, gradient = _named(update.before, orders), _named(update.after, returned), None
     if update.gradient is not None:

@@ -585,6 +585,42 @@ def test_as_many_images_as_a_batch_are_claimed_from_the_chosen_round(record: Rec
         assert not torch.equal(first.data, third.data)
 
 
+class Offset(nn.Module):
+    """BatchNorm, and a buffer that is no statistic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.register_buffer("shift", torch.tensor(0.5))
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Sigmoid(), nn.Linear(32, 10))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.net(inputs + self.shift)
+        return outputs
+
+
+def trained_by_batch(withheld: str) -> Update:
+    """An update of one step in training on four images, without the buffers whose names hold that."""
+    data, labels, _ = trained(4)
+    model = Offset()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    cross_entropy(model(4 * data - 1), labels).backward()
+    moved = {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    states = (before, dict(model.state_dict()) | moved)
+    kept = ({name: t for name, t in each.items() if not withheld or withheld not in name} for each in states)
+    return message(1, 0, *kept, num_examples=4)
+
+
+def test_batch_norm_normalises_as_it_did_for_the_client(record: Record) -> None:
+    known = dataclasses.replace(ABOUT_IMAGES, model=Offset, batch_size=4)
+    attack = GradientSampleReconstruction(tv_weight=0.0, iterations=150)
+    shared, withheld = (typical(attack, record([trained_by_batch(name)]), known) for name in ("", "running"))
+    assert torch.equal(shared.data, withheld.data)
+    assert shared.trace["objective"][-1] < 0.1 * shared.trace["objective"][0]
+    with refused("the model normalises with shift, which clients of this federation do not share"):
+        run(attack, record([trained_by_batch("shift")]), known)
+
+
 def test_total_variation_smooths_what_is_matched_to_a_gradient(record: Record) -> None:
     transcript = record([trained(2)[2]])
     rough, smoothed = (
