@@ -22,6 +22,8 @@ from fedsim.messages import State, Update, by_name
 _PROBES = 512
 _TURNS = 20
 
+_REMEDY = "grant them with adversary.knowledge.labels = true, and set align = false where there is such a setting"
+
 
 @torch.no_grad()
 def count_labels(
@@ -348,10 +350,7 @@ def _last_bias(model: nn.Module, inputs: Tensor) -> str:
 
 
 def _untrained(name: str) -> KnowledgeError:
-    return KnowledgeError(
-        f"labels cannot be recovered: {name} of the last linear layer did not move; grant them with "
-        "adversary.knowledge.labels = true"
-    )
+    return KnowledgeError(f"labels cannot be recovered: {name} of the last linear layer did not move; {_REMEDY}")
 
 
 @torch.no_grad()
@@ -373,17 +372,16 @@ def _output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    remedy = "grant them with adversary.knowledge.labels = true, and set align = false where there is such a setting"
     linear = [call for call in called if isinstance(call[1], nn.Linear)]
     last = next((call for call in reversed(linear) if torch.equal(call[3], outputs)), None)
     if last is None:
         end = "changes what its last linear layer gives" if linear else "has no linear layer"
         if called and not isinstance(called[-1][1], nn.Linear):
             end = f"ends in {type(called[-1][1]).__name__}, not in a linear layer"
-        raise KnowledgeError(f"labels cannot be recovered: the model {end}; {remedy}")
+        raise KnowledgeError(f"labels cannot be recovered: the model {end}; {_REMEDY}")
     if outputs.ndim < 2 or outputs.shape[1] == 1:
         raise KnowledgeError(
-            f"labels cannot be recovered: they are targets of a regression, which nothing gives away; {remedy}"
+            f"labels cannot be recovered: they are targets of a regression, which nothing gives away; {_REMEDY}"
         )
     return last[0], last[2][0]
 

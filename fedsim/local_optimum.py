@@ -63,12 +63,14 @@ def local_optimum(
 
     Raises:
         ConfigError: `iterations` or `batch_size` is not positive.
-        DataError: `start` is of another architecture.
+        DataError: `start` is of another architecture, or there are no examples.
         RunError: training diverged.
     """
     for name, value in (("iterations", iterations), ("batch_size", batch_size)):
         if not value > 0:
             raise ConfigError(f"{name}: expected more than 0, got {value}")
+    if not len(inputs):
+        raise DataError("local optimum: the client holds no examples; attack one who does")
     begin = state_for(model, start)
     if begin is None:
         raise DataError("local optimum: the first state is of another architecture than the model; check the model")

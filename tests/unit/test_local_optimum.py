@@ -181,6 +181,7 @@ def test_states_are_taken_by_name_or_by_order() -> None:
     [
         (ConfigError, "iterations: expected more than 0, got 0", {"iterations": 0}),
         (ConfigError, "batch_size: expected more than 0, got 0", {"batch_size": 0}),
+        (DataError, "the client holds no examples", {"inputs": INPUTS[:0], "labels": PLAIN[:0]}),
         (DataError, "another architecture", {"start": {"weight": torch.ones(3)}}),
         (RunError, "unstable even with a step size of 0.0003; standardise", {"inputs": INPUTS * float("inf")}),
     ],
