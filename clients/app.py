@@ -166,12 +166,12 @@ def _shares(experiment: Experiment, message: Message, clients: Sequence[int], se
     data, seed, number = experiment.data, experiment.seed, _round(message)
     return [
         Share(
-            inputs=data.to_model(inputs),
+            inputs=inputs,
             labels=labels,
             key=_key(experiment, message, client),
             order=batches_of_round(len(labels), settings, seed=seed, client=client, number=number),
         )
-        for client, (inputs, labels) in zip(clients, data.train_parts(clients), strict=True)
+        for client, (inputs, labels) in zip(clients, data.fed(clients), strict=True)
     ]
 
 

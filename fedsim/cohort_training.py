@@ -168,14 +168,14 @@ class _Plan:
     """Who uses which examples in which step.
 
     Attributes:
-        inputs: `client example ...`, filled up with zeros.
-        labels: `client example`.
+        inputs: `example ...` of each client.
+        labels: `client example`, filled up with zeros.
         index: `client step place`, into the examples.
         weights: `client step place`, one over the size of the batch, zero where there is no example.
         steps: `client`, how many steps each takes.
     """
 
-    inputs: Tensor
+    inputs: Sequence[Tensor]
     labels: Tensor
     index: Tensor
     weights: Tensor
@@ -196,14 +196,16 @@ class _Plan:
         weights = torch.zeros(index.shape)
         index[taken] = filled
         weights[taken] = (torch.arange(filled.shape[1]) < widths[:, None]) / widths[:, None]
-        inputs = pad_sequence([share.inputs for share in shares], batch_first=True)
+        inputs = [share.inputs for share in shares]
         labels = pad_sequence([share.labels for share in shares], batch_first=True)
         return cls(inputs, labels, index, weights, steps)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """`client place ...` each: inputs, labels, weights."""
-        rows, index = torch.arange(len(self.index))[:, None], self.index[:, step]
-        return self.inputs[rows, index], self.labels[rows, index], self.weights[:, step]
+        index = self.index[:, step]
+        # Client by client: of all her examples a copy would be made, once a round, where it takes one of a batch.
+        inputs = torch.stack([own[rows] for own, rows in zip(self.inputs, index, strict=True)])
+        return inputs, self.labels.gather(1, index), self.weights[:, step]
 
     def training(self, step: int) -> Tensor:
         """`client`, whether she has not finished yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,8 @@ from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, PluginError
 from fedsim.partitions import Indices, Partition
 from fedsim.randomness import numpy_generator
+
+_MOST = 128 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,25 @@ class FederatedData:
         sizes = [len(share) for share in shares]
         return list(zip(torch.split(inputs, sizes), torch.split(labels, sizes), strict=True))
 
+    def fed(self, clients: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Training examples of each of `clients`, inputs in model units; not to be changed in place.
+
+        Those asked for last are kept, up to 128 MB: clients who train in every round need not be prepared anew.
+        """
+        found = {client: self._kept[client] for client in clients if client in self._kept}
+        missing = [client for client in clients if client not in found]
+        for client, (inputs, labels) in zip(missing, self.train_parts(missing) if missing else (), strict=True):
+            own = self.to_model(inputs)
+            # What was gathered is one piece of memory for all clients.
+            found[client] = own.clone() if own is inputs else own, labels.clone()
+        for client in clients:
+            self._kept.keep(client, found[client])
+        return [found[client] for client in clients]
+
+    @cached_property
+    def _kept(self) -> _Kept:
+        return _Kept()
+
     def test(self, client: int) -> tuple[Tensor, Tensor]:
         """What `client` holds out, in the data set's value range; may be empty."""
         return _take(self.dataset.train, self._assigned[client][1])
@@ -132,6 +154,22 @@ class FederatedData:
         ends = (torch.full((1, channels, *[1] * len(axes)), end) for end in self.dataset.value_range)
         low, high = (self.to_model(end).flatten().tolist() for end in ends)
         return low, high
+
+
+class _Kept(OrderedDict[int, tuple[Tensor, Tensor]]):
+    """Inputs and labels of some clients, those asked for last at the end, of at most `_MOST` bytes."""
+
+    held = 0
+
+    def keep(self, client: int, examples: tuple[Tensor, Tensor]) -> None:
+        """Hold these, and drop those that were not asked for the longest where they become too many."""
+        if client not in self:
+            self.held += examples[0].nbytes
+        self[client] = examples
+        self.move_to_end(client)
+        while self.held > _MOST:
+            _, (inputs, _) = self.popitem(last=False)
+            self.held -= inputs.nbytes
 
 
 def _take(examples: Examples, index: Indices) -> tuple[Tensor, Tensor]:

@@ -252,3 +252,31 @@ def test_sorted_files_and_rare_categories_do_not_spoil_the_scale() -> None:
     mean, std = data.moments()
     assert mean == pytest.approx(inputs.mean(0).tolist(), abs=1e-3)
     assert std[0] == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("standardise", [True, False])
+def test_clients_are_fed_with_their_examples_in_model_units(digits: Dataset, standardise: bool) -> None:
+    data = shared(digits, standardise=standardise)
+    for clients in ([2, 0, 4], [0], [2, 2], [3, 4]):
+        for client, (inputs, labels) in zip(clients, data.fed(clients), strict=True):
+            own, expected = data.train(client)
+            assert torch.equal(inputs, data.to_model(own))
+            assert torch.equal(labels, expected)
+
+
+def test_clients_who_train_again_are_not_prepared_again_as_long_as_memory_lasts(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = shared(digits)
+    sizes = [data.train(client)[0].nbytes for client in range(5)]
+    monkeypatch.setattr("fedsim.federated_data._MOST", sum(sizes[:3]) + 1)
+    first = {client: data.fed([client])[0][0] for client in (0, 1, 2)}
+    assert all(data.fed([client])[0][0] is first[client] for client in (0, 1, 2))
+    assert data.fed([1])[0][0] is first[1]
+    data.fed([3])  # 0 was not asked for the longest
+    assert data.fed([1])[0][0] is first[1]
+    assert data.fed([0])[0][0] is not first[0]
+    everything = data.fed(range(5))
+    assert len(everything) == 5
+    assert data._kept.held == sum(inputs.nbytes for inputs, _ in data._kept.values()) <= sum(sizes[:3]) + 1
+    assert all(inputs.untyped_storage().nbytes() == inputs.nbytes for inputs, _ in data._kept.values())
