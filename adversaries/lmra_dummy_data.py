@@ -70,8 +70,7 @@ class DummyDataReconstruction(Attack):
     distance to the true optimum of two clients of AT&T, seed 1; `mix` in earlier runs on few clients, and it was the
     best there again; `length_weight` on the six clients of flights, seed 1, among 0.03, 0.1, 0.3 and 1. Messages hardly
     tell: on every tenth of them, held out, one set of dummy data ended at a distance of 0.14 to 0.27 with all settings
-    that were tried, and the client's own data are at 0.04 to 0.24 in the five rounds looked at, for her mini-batches are
-    noisy.
+    that were tried, and the client's own data are at 0.04 to 0.24 in five rounds, for her mini-batches are noisy.
 
     Args:
         examples: how many dummy examples. None takes as many as the client reported, at most 128.
