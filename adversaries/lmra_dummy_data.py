@@ -32,6 +32,7 @@ log = logging.getLogger("fedsim." + __name__)
 
 _MOST = 128
 _FACTOR_STEP_SIZE = 0.05
+_ROUNDING = 0.01  # of a cosine, with updates that are small beside the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +137,11 @@ class DummyDataReconstruction(Attack):
         for _ in range(self.sets):
             told = partial(self._tell, progress, len(trained))
             dummy, labels = self._start(client, rng)
-            distances = self._match(client, dummy, labels, rng, told)
+            matching = self._match(client, dummy, labels, rng, told)
             model, losses = self._train(client, dummy, labels)
             told(self._steps, {"objective": losses[-1]})
             trained.append(model)
-            curves.append((distances, losses))
+            curves.append((matching, losses))
         found = torch.lerp(client.returned(), torch.stack(trained).mean(0), self.mix)
         objective, training_loss = (torch.tensor(curve).mean(0) for curve in zip(*curves, strict=True))
         return LocalModel(state=updates.state(found), trace={"objective": objective, "training_loss": training_loss})
@@ -184,9 +185,11 @@ class DummyDataReconstruction(Attack):
         rng: torch.Generator,
         told: Callable[[int, Mapping[str, float]], None],
     ) -> list[float]:
-        """Move dummy data and labels until they move the models as the client does; returns the distances."""
+        """Move dummy data and labels until they move the models as the client does; returns the objective by step."""
         weight = 0.0 if client.classifies else self.length_weight
-        factor = client.distance(client.moved[0], client.fed(dummy), client.labels(labels, 1.0))[1].detach()
+        factor = client.distance(client.moved[0], client.fed(dummy), client.labels(labels, 1.0), client.first)[
+            1
+        ].detach()
         optimizer = torch.optim.Adam(
             [{"params": [dummy.requires_grad_()], "lr": self.step_size * client.stretch},
              {"params": [labels.requires_grad_()], "lr": self.label_step_size},
@@ -203,7 +206,7 @@ class DummyDataReconstruction(Attack):
             made = client.fed(dummy)
             data = made.detach().requires_grad_()  # slopes of all messages are gathered here, then go on once
             for place in chosen:
-                distance, longer = client.distance(place, data, client.labels(labels, sharpness))
+                distance, longer = client.distance(place, data, client.labels(labels, sharpness), client.first)
                 objective = (distance + weight * (longer - factor).square()) / len(chosen)
                 objective.backward()  # type: ignore[no-untyped-call]
                 total += objective.item()
@@ -231,6 +234,7 @@ class _Client:
         example: `example ...`, any data of the shape of dummy data.
         outputs: `example output` of them.
         span: what is known of her inputs, or None.
+        first: see `_in_coordinates`.
     """
 
     def __init__(self, updates: LocalUpdates, knowledge: Knowledge) -> None:
@@ -254,25 +258,27 @@ class _Client:
         self.example = example.to(next(self.model.parameters()))
         self.outputs = self._outputs(self.example)
         self.span = self._span()
-        self._compact = self._in_coordinates(self.span) if self.span is not None else None
+        self.first = self._in_coordinates(self.span) if self.span is not None else None
 
     def _in_coordinates(self, span: InputSpan) -> tuple[Tensor, Tensor] | None:
         """`message output rank`, the first layer as it was broadcast and as it moved, for a model fed with coordinates.
 
         None where that computes something else: where more than this layer sees the inputs, or asks for their shape.
         """
-        coordinates = torch.randn(self.coordinates, generator=generator("coordinates")).to(self.example)
-        weight = {span.weight: span.within(self.model.get_parameter(span.weight))}
-        with torch.no_grad():
-            expected = self.model(span.inputs(coordinates))
-            try:
-                found = functional_call(self.model, weight, (coordinates,))
-            except (RuntimeError, ValueError, IndexError):
-                return None
-        if found.shape != expected.shape or (found - expected).norm() > 1e-3 * expected.norm():
-            return None
         before, after = self._first(span.weight)
-        return span.within(before.to(self.example)), span.within((before - after).to(self.example))
+        first = span.within(before.to(self.example)), span.within((before - after).to(self.example))
+        rng = generator("coordinates")
+        coordinates = torch.randn(self.coordinates, generator=rng).to(self.example)
+        labels = self.labels(torch.randn(self.outputs.shape, generator=rng).to(self.outputs), 1.0)
+        for place in (self.moved[0], self.moved[-1]):
+            whole, _ = self.distance(place, span.inputs(coordinates), labels)
+            try:
+                own, _ = self.distance(place, coordinates, labels, first)
+            except Exception:  # it never promised to take such a shape
+                return None
+            if not abs(own - whole) < _ROUNDING:
+                return None
+        return first
 
     def _span(self) -> InputSpan | None:
         weight = first_layer(self.model, self.example)
@@ -306,7 +312,7 @@ class _Client:
 
     @property
     def classifies(self) -> bool:
-        """Whether labels are classes; else they are targets."""
+        """Whether the model has several outputs, which are taken for classes; one is taken for a regression's."""
         return self.outputs.shape[1] > 1
 
     def inputs(self, coordinates: Tensor) -> Tensor:
@@ -315,7 +321,7 @@ class _Client:
 
     def fed(self, coordinates: Tensor) -> Tensor:
         """What `distance` takes: the coordinates themselves where they will do, which are fewer numbers."""
-        return coordinates if self._compact is not None else self.inputs(coordinates)
+        return coordinates if self.first is not None else self.inputs(coordinates)
 
     def returned(self) -> Tensor:
         """`parameter`, the last model that she returned, less what others' data made of its first layer."""
@@ -352,16 +358,19 @@ class _Client:
         """What the loss takes: probabilities of logits, or targets where the model has one output."""
         return (values * sharpness).softmax(1) if self.classifies else values.squeeze(1)
 
-    def distance(self, place: int, dummy: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """One minus the cosine between the loss's gradient at theta_t and theta_t - theta_c,t, and log of their ratio.
+    def distance(
+        self, place: int, dummy: Tensor, labels: Tensor, first: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One minus the cosine between theta_t - theta_c,t and the loss's gradient at theta_t, and log of their ratio.
 
-        In coordinates it is the same: both lie in the span, but for rounding, and its basis is orthonormal.
+        With `first`, the first layer in coordinates, dummy data are coordinates, too. That gives the same: both vectors
+        lie in the span, but for rounding, and its basis is orthonormal.
         """
         weights = self._at(self._updates.before[place])
         moved = self._at(self._updates.before[place] - self._updates.after[place])
-        if self._compact is not None:
+        if first is not None:
             assert self.span is not None
-            weights[self.span.weight], moved[self.span.weight] = (rows[place] for rows in self._compact)
+            weights[self.span.weight], moved[self.span.weight] = (rows[place] for rows in first)
         weights = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
         loss = self.loss(functional_call(self.model, weights, (dummy,)), labels)
         gradient = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)

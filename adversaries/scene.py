@@ -18,6 +18,7 @@ from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, TranscriptError
 from fedsim.messages import State, Update, by_name
 from fedsim.task import Loss
+from fedsim.training import statistics_of
 
 
 @dataclass(frozen=True)
@@ -231,9 +232,9 @@ def trained_by_batch(update: Update, model: nn.Module) -> bool:
 
 
 def _running(model: nn.Module) -> list[str]:
-    """Names of the running statistics of its BatchNorm layers."""
-    layers = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
-    return [f"{name}.{kind}".removeprefix(".") for name in layers for kind in ("running_mean", "running_var")]
+    """Names of the running statistics of its BatchNorm layers, where they keep any; counters are none."""
+    buffers = dict(model.named_buffers())
+    return sorted(name for name in statistics_of(model) if buffers[name].is_floating_point())
 
 
 def _by_batch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -39,8 +39,8 @@ def settings(sweep: str, data: str) -> dict[int, dict[str, int]]:
         values = (16, 64) if data == FACES else (64, 256, 1024)
         batch = 32 if data == FACES else 256
         return {value: {"partition.samples_per_client": value, "training.batch_size": batch} for value in values}
-    own = {"data.clients"} if data == "leaf-synthetic" else set()
-    return {value: dict.fromkeys({"federation.clients", *own}, value) for value in (10, 20, 40)}
+    names = ("federation.clients", "data.clients") if data == "leaf-synthetic" else ("federation.clients",)
+    return {value: dict.fromkeys(names, value) for value in (10, 20, 40)}
 
 
 def fedsim(*arguments: str, may_fail: bool = False) -> None:
@@ -48,6 +48,8 @@ def fedsim(*arguments: str, may_fail: bool = False) -> None:
     done = subprocess.run([sys.executable, "-c", "from fedsim.cli import main; main()", *arguments], check=False)
     if done.returncode and not (may_fail and done.returncode == 1):
         sys.exit(done.returncode)
+    if done.returncode:
+        print(f"attacks failed, see above: {arguments[1]}", file=sys.stderr)
 
 
 def measure(data: str, overrides: Mapping[str, int], folder: Path, data_dir: str) -> Path:

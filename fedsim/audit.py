@@ -11,10 +11,11 @@ import hashlib
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim import metrics
+from fedsim import metrics, registry
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Progress
 from fedsim.claims import Owed
 from fedsim.config import AdversaryTable, AttackFile, Config
@@ -42,7 +43,7 @@ from fedsim.findings import (
 from fedsim.inference_scores import REFERENCES, score_inference, score_local_model, score_representatives
 from fedsim.local_optimum import METHOD, local_optimum
 from fedsim.messages import State
-from fedsim.plugin_code import UNREADABLE, code_hash, place_of
+from fedsim.plugin_code import UNREADABLE, code_hash, file_hash, place_of
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
@@ -130,13 +131,14 @@ class Audit:
         """
         knowledge = grant(self.spec.adversary, self.experiment, self.beside)
         check_model(self.spec.adversary, knowledge)
+        _ = self._model_code  # of its file as it is now, soon after the import
         granted = private(self.spec.adversary)
         self._stages()
         for table, attack in build_attacks(self.spec):
             if self.experiment:
                 _check_kind(table.title, attack, self.experiment.dataset)
             attack.check(knowledge, granted)
-            code_hash(type(attack))  # of its file as it is now, soon after the import
+            code_hash(type(attack))  # likewise
         for file in self.spec.truth.values():
             Truth.load(self.beside / file)
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
@@ -231,7 +233,7 @@ class Audit:
         first = _first_of(transcript, job)
         knowledge, upstream = self._knowledge(transcript, job, first)
         fingerprint = self._fingerprint(job, knowledge, transcript, upstream)
-        if path.is_file() and _is_there(job, load_finding(path)[1], fingerprint):
+        if path.is_file() and _is_there(job, load_finding(path)[1], fingerprint, self._model_code):
             return
         started = time.monotonic()
         finding = self._found(transcript, job, knowledge, progress)
@@ -247,6 +249,7 @@ class Audit:
             "repeat": job.repeat,
             "settings": dataclasses.asdict(job.attack),
             "code": code_hash(type(job.attack)),
+            "model_code": self._model_code,
             "granted": knowledge.granted(),
             "partial_records": knowledge.partial_records.column if knowledge.partial_records else "",
             "fingerprint": fingerprint,
@@ -329,10 +332,20 @@ class Audit:
         headers = [transcript.header(number).plain() for number in job.rounds]
         granted = self.spec.adversary.knowledge.model_dump()
         code = [] if (own := code_hash(type(job.attack))) is None else [{"code": own}]
-        outside = [] if self.experiment else _outside(knowledge)  # a run's own do not change
-        parts = [repr(job.attack), granted, labels, self.seed, headers, *upstream, *code, *outside]
+        outside = [] if self.experiment else _records_hash(knowledge)  # a run's own records do not change
+        model = [] if self._model_code is None else [{"model": self._model_code}]
+        parts = [repr(job.attack), granted, labels, self.seed, headers, *upstream, *code, *outside, *model]
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def _model_code(self) -> str | None:
+        """Hash of the file of a model that the attack file names; None where it names none."""
+        setting = self.spec.adversary.knowledge.model
+        if not isinstance(setting, str):
+            return None
+        registry.load_object(setting, self.beside)
+        return file_hash(sys.modules[setting.partition(":")[0]])
 
     def _settings(self) -> dict[str, Any]:
         """What each attack of the file is made with now, by title; see `_made_with`."""
@@ -344,6 +357,7 @@ class Audit:
                     "plugin": table.name,
                     "settings": dataclasses.asdict(attack),
                     "code": code_hash(type(attack)),
+                    "model_code": self._model_code,
                     "granted": granted,
                 }
             )
@@ -596,17 +610,19 @@ def _worker(path: Path, spec: AttackFile, beside: Path) -> Callable[[Job, Progre
     return lambda job, progress: audit.attack(transcript, job, progress)
 
 
-def _is_there(job: Job, about: Mapping[str, object], fingerprint: str) -> bool:
+def _is_there(job: Job, about: Mapping[str, object], fingerprint: str, model_code: str | None) -> bool:
     """Whether the finding that `about` tells of is that of `job`, and a line that says so, or why it is not."""
     who, code = f"{job.title} on client {job.victim}, round {job.round}", code_hash(type(job.attack))
-    if code == UNREADABLE:
-        log.info("%s: attacked anew, for the code of %s is in no file", who, job.plugin)
+    codes = {f"of {job.plugin}": ("code", code), "of the model": ("model_code", model_code)}
+    if homeless := [whose for whose, (_, now) in codes.items() if now == UNREADABLE]:
+        log.info("%s: attacked anew, for the code %s is in no file", who, homeless[0])
         return False
     if about.get("fingerprint") == fingerprint:
         log.info("%s: already there", who)
         return True
-    if about.get("plugin") == job.plugin and about.get("code") != code:
-        log.info("%s: attacked anew, for the code of %s has changed", who, job.plugin)
+    changed = [whose for whose, (key, now) in codes.items() if about.get(key) != now]
+    if about.get("plugin") == job.plugin and changed:
+        log.info("%s: attacked anew, for the code %s has changed", who, changed[0])
     return False
 
 
@@ -704,12 +720,11 @@ def snapshots_psnr(finding: Reconstruction, truth: Truth) -> list[float]:
     return [metrics.psnr(data, truth.data).mean().item() for data in paired]
 
 
-def _outside(knowledge: Knowledge) -> list[str]:
-    """Hashes of what an attack file only names: the records that are granted, and the code of the model."""
+def _records_hash(knowledge: Knowledge) -> list[str]:
+    """Of the records that are granted, where there are any."""
     held = [table for table in (knowledge.records, knowledge.partial_records) if table is not None]
     tensors = [tensor.contiguous().numpy() for table in held for tensor in (table.inputs, table.labels)]
-    code = code_hash(knowledge.model) if knowledge.model is not None else None
-    return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors] + ([code] if code else [])
+    return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors]
 
 
 def _chosen_rounds(transcript: Transcript, adversary: AdversaryTable, only: Iterable[int] | None) -> Sequence[int]:
@@ -761,7 +776,7 @@ def _findings(folder: RunFolder) -> list[Path]:
 
 def _made_with(about: Mapping[str, Any]) -> str:
     """Plug-in, settings, code and knowledge of a finding in a form that compares."""
-    made_with = [about.get(key) for key in ("plugin", "settings", "code")]
+    made_with = [about.get(key) for key in ("plugin", "settings", "code", "model_code")]
     return json.dumps([*made_with, sorted(about["granted"])], sort_keys=True)
 
 

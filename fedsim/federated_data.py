@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -108,7 +107,8 @@ class FederatedData:
     def fed(self, clients: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Training examples of each of `clients`, inputs in model units; not to be changed in place.
 
-        Those asked for last are kept, up to 128 MB: clients who train in every round need not be prepared anew.
+        The first 128 MB of them are kept: clients who train in every round need not be prepared anew. Where all of
+        them do not fit, those who do are the same in each round, whatever the order.
         """
         found = {client: self._kept[client] for client in clients if client in self._kept}
         missing = [client for client in clients if client not in found]
@@ -116,7 +116,6 @@ class FederatedData:
             own = self.to_model(inputs)
             # What was gathered is one piece of memory for all clients.
             found[client] = own.clone() if own is inputs else own, labels.clone()
-        for client in clients:
             self._kept.keep(client, found[client])
         return [found[client] for client in clients]
 
@@ -156,20 +155,17 @@ class FederatedData:
         return low, high
 
 
-class _Kept(OrderedDict[int, tuple[Tensor, Tensor]]):
-    """Inputs and labels of some clients, those asked for last at the end, of at most `_MOST` bytes."""
+class _Kept(dict[int, tuple[Tensor, Tensor]]):
+    """Inputs and labels of some clients, of at most `_MOST` bytes."""
 
     held = 0
 
     def keep(self, client: int, examples: tuple[Tensor, Tensor]) -> None:
-        """Hold these, and drop those that were not asked for the longest where they become too many."""
-        if client not in self:
-            self.held += examples[0].nbytes
-        self[client] = examples
-        self.move_to_end(client)
-        while self.held > _MOST:
-            _, (inputs, _) = self.popitem(last=False)
-            self.held -= inputs.nbytes
+        """Hold these if they fit."""
+        size = sum(tensor.nbytes for tensor in examples)
+        if client not in self and self.held + size <= _MOST:
+            self.held += size
+            self[client] = examples
 
 
 def _take(examples: Examples, index: Indices) -> tuple[Tensor, Tensor]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import sys
 import traceback
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 OWN = frozenset({"fedsim", "adversaries", "clients", "strategies"})
 """Packages of this distribution: findings of its own attacks outlive a new version of it."""
@@ -16,25 +16,31 @@ UNREADABLE = "unreadable"
 
 
 @cache
-def code_hash(code: Callable[..., object]) -> str | None:
-    """SHA-256 of the files of a function or a class and its bases, but for fedsim's and Python's own.
+def code_hash(cls: type) -> str | None:
+    """SHA-256 of the files of `cls` and of the classes that it derives from, but for fedsim's and Python's own.
 
-    A file counts as it is when this is first asked about them, so ask soon after the import. Modules that these
+    A file counts as it is when this is first asked about the class, so ask soon after the import. Modules that these
     files import do not count.
 
     Returns:
-        None where nothing but fedsim's own code is left, `UNREADABLE` where some is in no file.
+        None where nothing but fedsim's own code is left, `UNREADABLE` where a class is in no file.
     """
-    names = _modules(code)
+    names = _modules(cls)
     if not names:
         return None
-    digest = hashlib.sha256()
-    for name in names:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is None or not Path(file).is_file():
-            return UNREADABLE
-        digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
-    return digest.hexdigest()
+    hashes = [file_hash(sys.modules[name]) if name in sys.modules else UNREADABLE for name in names]
+    if UNREADABLE in hashes:
+        return UNREADABLE
+    return hashlib.sha256(b"".join(map(bytes.fromhex, hashes))).hexdigest()
+
+
+@cache
+def file_hash(module: ModuleType) -> str:
+    """SHA-256 of the file of `module` as it is when this is first asked, or `UNREADABLE` where it is in none."""
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_file():
+        return UNREADABLE
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def place_of(error: BaseException, cls: type) -> str:
@@ -50,7 +56,7 @@ def place_of(error: BaseException, cls: type) -> str:
     return frames[-1][1] if frames else "nowhere"
 
 
-def _modules(code: Callable[..., object]) -> list[str]:
-    """The modules of a function, or of a class and those that it derives from, but for fedsim's and Python's own."""
-    names = dict.fromkeys(kind.__module__ for kind in getattr(code, "__mro__", (code,)))
+def _modules(cls: type) -> list[str]:
+    """The modules of `cls` and of the classes it derives from, but for fedsim's and Python's own."""
+    names = dict.fromkeys(kind.__module__ for kind in cls.__mro__)
     return [name for name in names if name.partition(".")[0] not in OWN | sys.stdlib_module_names]

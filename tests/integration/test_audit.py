@@ -263,19 +263,22 @@ def build():
 """
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
 def test_an_edited_model_is_attacked_anew(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    elsewhere: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The one that an attack file names: its architecture may fit as before and compute something else."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     caplog.set_level("INFO")
-    (run / "experiment.toml").unlink()
-    knowledge = {"model": "net_that_changes:build", "input_shape": [1, 8, 8], "value_range": [-2.0, 2.0]}
+    if elsewhere:
+        (run / "experiment.toml").unlink()
+    name = f"net_that_changes_{elsewhere}"
+    knowledge = {"model": f"{name}:build", "input_shape": [1, 8, 8], "value_range": [-2.0, 2.0]}
     spec = attack_file([ATTACKS[0]], adversary={"knowledge": knowledge, "rounds": [1], "victims": [0]})
 
     def work(source: str) -> Reconstruction:
-        (tmp_path / "net_that_changes.py").write_text(source)
-        sys.modules.pop("net_that_changes", None)
+        (tmp_path / f"{name}.py").write_text(source)
+        sys.modules.pop(name, None)
         importlib.invalidate_caches()
         caplog.clear()
         assert open_audit(run, spec, tmp_path).run() == []
@@ -286,7 +289,7 @@ def test_an_edited_model_is_attacked_anew(
     assert "already there" in caplog.text
     edited = NET.replace("def build", "def _build") + TANH
     assert not same(work(edited), first)
-    assert "already there" not in caplog.text
+    assert "attacked anew, for the code of the model has changed" in caplog.text
 
 
 def test_truth_files_score_a_recording_made_elsewhere(run: Path, tmp_path: Path) -> None:

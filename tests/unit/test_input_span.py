@@ -219,13 +219,13 @@ def test_a_step_in_coordinates_is_stretched_and_every_other_one_sees_the_first_m
     seen: list[tuple[int, Tensor]] = []
     original = _Client.distance
 
-    def noted(self: _Client, place: int, dummy: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def noted(self: _Client, place: int, dummy: Tensor, labels: Tensor, first: Any = None) -> tuple[Tensor, Tensor]:
         seen.append((place, dummy.detach().clone()))
-        return original(self, place, dummy, labels)
+        return original(self, place, dummy, labels, first)
 
     monkeypatch.setattr(_Client, "distance", noted)
     found(tmp_path, federated())
-    steps = seen[1:9]  # of the first set: after a look at the start four steps, two messages each
+    steps = seen[5:13]  # of the first set: after a look at coordinates, and one at the start, four of two messages
     assert [place for place, _ in steps[0::4]] == [0, 0]
     assert {place for place, _ in steps} != {0}
     moved = (steps[2][1] - steps[0][1]).abs().max()  # by the first step of Adam, whose size is its rate
@@ -243,13 +243,18 @@ class Fed(nn.Module):
         self.asks = asks
         for name, layer in mlp().named_children():
             self.add_module(name, layer)
+        if asks == "inputs later":
+            self.gain = nn.Parameter(torch.zeros(3))
 
     def forward(self, inputs: Tensor) -> Tensor:
         FED.append(tuple(inputs.shape))
         first, second = self.get_submodule("1"), self.get_submodule("3")
-        flat = inputs.view(-1, PIXELS) if self.asks == "shape" else inputs.flatten(1)
-        outputs: Tensor = second(first(flat).relu())
-        return outputs + inputs.flatten(1).mean(1, keepdim=True) if self.asks == "inputs again" else outputs
+        assert self.asks != "shape" or inputs.ndim == 4
+        outputs: Tensor = second(first(inputs.flatten(1)).relu())
+        if self.asks.startswith("inputs"):
+            gain = torch.eye(3)[0] if self.asks == "inputs again" else self.gain
+            outputs = outputs + gain * inputs.flatten(1).sum(1, keepdim=True)
+        return outputs
 
 
 def test_matching_happens_in_coordinates_and_finds_the_same(tmp_path: Path) -> None:
@@ -263,8 +268,11 @@ def test_matching_happens_in_coordinates_and_finds_the_same(tmp_path: Path) -> N
         assert torch.allclose(compact[name], tensor, atol=1e-4), name
 
 
-def test_a_network_that_uses_inputs_elsewhere_too_is_fed_with_inputs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asks", ["inputs again", "inputs later"])
+def test_a_network_that_uses_inputs_elsewhere_too_is_fed_with_inputs(tmp_path: Path, asks: str) -> None:
+    """Even where it begins to do so in training only, as with a branch whose weight is 0 at first."""
+    updates = federated(new=lambda: Fed(asks))
     FED.clear()
-    found(tmp_path, federated(), new=lambda: Fed("inputs again"))
-    assert FED.count((IMAGES, IMAGES)) <= 1
+    found(tmp_path, updates, new=lambda: Fed(asks))
+    assert FED.count((IMAGES, IMAGES)) <= 2
     assert FED.count((IMAGES, 3, 4, 4)) >= 16

@@ -474,10 +474,13 @@ def test_the_models_of_several_sets_are_averaged(record: Record, monkeypatch: py
 
 def test_a_message_in_which_she_moved_nothing_is_left_out(record: Record) -> None:
     updates = federated(5)
-    idle = dataclasses.replace(updates[2], round=9, after=dict(updates[2].before))
+    idle = [dataclasses.replace(updates[place], after=dict(updates[place].before)) for place in (0, 2)]
+    mixed = [idle[0], *updates[:2], idle[1], *updates[2:]]
     attack = DummyDataReconstruction(iterations=6, training_iterations=3, sets=1)
-    last = dataclasses.replace(updates[4], round=10)
-    without, with_it = (attacked(attack, record(each), **KNOWN) for each in (updates, [*updates[:4], idle, last]))
+    without, with_it = (
+        attacked(attack, record([dataclasses.replace(u, round=1 + place) for place, u in enumerate(each)]), **KNOWN)
+        for each in (updates, mixed)
+    )
     assert torch.equal(flat(with_it.state), flat(without.state))
 
 

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from adversaries.inverting_gradients import InvertingGradients
 from adversaries.matching import GradientInversion, total_variation
+from adversaries.scene import trained_by_batch
 from adversaries.surrogate_model import SurrogateModelExtension
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError, TranscriptError
@@ -400,6 +401,18 @@ def test_buffers_that_are_not_shared_are_one_sentence(record: Record) -> None:
     knowledge = dataclasses.replace(KNOWN, model=with_batch_norm)
     with pytest.raises(AttackError, match=r"the model normalises with 2\.running_mean, which clients .* do not share"):
         run(InvertingGradients(), record(dataclasses.replace(update, **bare)), knowledge)
+
+
+@pytest.mark.parametrize("moved", ["running_mean", "running_var", "weight"])
+def test_running_statistics_that_moved_tell_of_training(moved: str) -> None:
+    model, before = with_batch_norm(), used_state()
+    after = {name: tensor + (0.1 if moved in name else 0.0) for name, tensor in before.items()}
+    update = dataclasses.replace(trained(with_batch_norm, before=before, batch_norm="eval"), before=before, after=after)
+    assert trained_by_batch(update, model) == ("running" in moved)
+    bare = {end: {k: v for k, v in getattr(update, end).items() if "running" not in k} for end in ("before", "after")}
+    assert trained_by_batch(dataclasses.replace(update, **bare), model)
+    plain = trained(mlp, before=state_of(mlp()))
+    assert not trained_by_batch(plain, mlp())
 
 
 def as_list(state: State, model: nn.Module, keep: Callable[[str, Tensor], bool]) -> dict[str, Tensor]:
