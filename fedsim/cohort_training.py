@@ -202,10 +202,10 @@ class _Plan:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """`client place ...` each: inputs, labels, weights."""
-        index = self.index[:, step]
+        clients, index = torch.arange(len(self.index))[:, None], self.index[:, step]
         # Client by client: of all her examples a copy would be made, once a round, where it takes one of a batch.
         inputs = torch.stack([own[rows] for own, rows in zip(self.inputs, index, strict=True)])
-        return inputs, self.labels.gather(1, index), self.weights[:, step]
+        return inputs, self.labels[clients, index], self.weights[:, step]
 
     def training(self, step: int) -> Tensor:
         """`client`, whether she has not finished yet."""
