@@ -187,9 +187,8 @@ class DummyDataReconstruction(Attack):
     ) -> list[float]:
         """Move dummy data and labels until they move the models as the client does; returns the objective by step."""
         weight = 0.0 if client.classifies else self.length_weight
-        factor = client.distance(client.moved[0], client.fed(dummy), client.labels(labels, 1.0), client.first)[
-            1
-        ].detach()
+        _, longer = client.distance(client.moved[0], client.fed(dummy), client.labels(labels, 1.0), client.first)
+        factor = longer.detach()
         optimizer = torch.optim.Adam(
             [{"params": [dummy.requires_grad_()], "lr": self.step_size * client.stretch},
              {"params": [labels.requires_grad_()], "lr": self.label_step_size},
