@@ -136,7 +136,10 @@ class LocalModelReconstruction(Attack):
     def _learn(
         self, pairs: _Pairs, where: str, rng: torch.Generator, told: _Told
     ) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Eq. 7: the mapping, and its errors by epoch while it was validated, relative to that of a constant."""
+        """Eq. 7: the mapping, and its errors by epoch while it was validated, relative to that of a constant.
+
+        The validation error is NaN in epochs without a look at the held-out messages.
+        """
         order = torch.randperm(len(pairs.inputs), generator=rng)
         held = max(1, round(_HELD_OUT * len(order)))
         seen, unseen = pairs.at(order[held:]), pairs.at(order[:held])
@@ -160,8 +163,10 @@ class LocalModelReconstruction(Attack):
         final = _train(fresh, chosen.rate, pairs, None, chosen.epochs, told)
         if not math.isfinite(final.errors[-1]):
             raise AttackError(f"{where}: the training of the mapping diverged; lower the attack's learning_rate")
-        curves = {"training_error": chosen.errors, "validation_error": chosen.validation}
-        return fresh, {name: torch.tensor(curve) / constant for name, curve in curves.items()}
+        errors = torch.tensor(chosen.errors)
+        validation = torch.full_like(errors, math.nan)
+        validation[::_EVERY] = torch.tensor(chosen.validation)
+        return fresh, {"training_error": errors / constant, "validation_error": validation / constant}
 
     def _minimise(self, mapping: nn.Module, start: Tensor, where: str, told: _Told) -> tuple[Tensor, Tensor]:
         """Eq. 8, by the learning rate that gets lowest: where ||G||^2 was smallest on the way, and its curve."""

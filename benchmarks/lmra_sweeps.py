@@ -39,8 +39,9 @@ def settings(sweep: str, data: str) -> dict[int, dict[str, int]]:
         values = (16, 64) if data == FACES else (64, 256, 1024)
         batch = 32 if data == FACES else 256
         return {value: {"partition.samples_per_client": value, "training.batch_size": batch} for value in values}
-    names = ("federation.clients", "data.clients") if data == "leaf-synthetic" else ("federation.clients",)
-    return {value: dict.fromkeys(names, value) for value in (10, 20, 40)}
+    if data == FACES:
+        return {value: {"federation.clients": value} for value in (10, 20, 40)}
+    return {value: dict.fromkeys(("federation.clients", "data.clients"), value) for value in (10, 20, 40, 100)}
 
 
 def fedsim(*arguments: str, may_fail: bool = False) -> None:
@@ -52,8 +53,8 @@ def fedsim(*arguments: str, may_fail: bool = False) -> None:
         print(f"attacks failed, see above: {arguments[1]}", file=sys.stderr)
 
 
-def measure(data: str, overrides: Mapping[str, int], folder: Path, data_dir: str) -> Path:
-    """The run folder of one value, recorded and attacked."""
+def measure(data: str, overrides: Mapping[str, int], folder: Path, data_dir: str, first: int | None) -> Path:
+    """The run folder of one value, recorded, and its first so many clients attacked, or all."""
     run = folder / "-".join([data, *(f"{name.rpartition('.')[2]}{value}" for name, value in overrides.items())])
     changes = [word for name, value in overrides.items() for word in ("--set", f"{name}={value}")]
     beside = ["--data-dir", data_dir]
@@ -61,7 +62,8 @@ def measure(data: str, overrides: Mapping[str, int], folder: Path, data_dir: str
     fedsim("run", *(["--resume", str(run)] if run.exists() else begin), *beside)
     attacks = "lmra-faces-sweep-attacks.toml" if data == FACES else "lmra-sweep-attacks.toml"
     known = [] if data == FACES else ["--set", f"adversary.knowledge.partial_records={ATTRIBUTE[data]}"]
-    fedsim("attack", str(run), str(HERE / attacks), *beside, *known, may_fail=True)
+    victims = [] if first is None else ["--set", f"adversary.victims={list(range(first))}"]
+    fedsim("attack", str(run), str(HERE / attacks), *beside, *known, *victims, may_fail=True)
     return run
 
 
@@ -92,6 +94,11 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--out", type=Path, default=Path("runs/lmra-sweeps"))
     parser.add_argument("--values", type=int, nargs="*", help="only these of the values")
+    parser.add_argument(
+        "--first",
+        type=int,
+        help="attack so many clients only; sia on decoded models has no other candidates then",
+    )
     given = parser.parse_args()
     if given.sweep == "clients" and given.data not in ("leaf-synthetic", FACES):
         parser.error("the other data sets have as many clients as they have")
@@ -99,7 +106,7 @@ def main() -> None:
     chosen = given.values or list(points)
     if unknown := set(chosen) - set(points):
         parser.error(f"--values: {sorted(unknown)} are not among {sorted(points)}")
-    table({value: measure(given.data, points[value], given.out, given.data_dir) for value in chosen})
+    table({value: measure(given.data, points[value], given.out, given.data_dir, given.first) for value in chosen})
 
 
 if __name__ == "__main__":

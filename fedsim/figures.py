@@ -28,6 +28,9 @@ _TRACES = {
     "distance": ("Its gradient-matching part", "distance"),
     "l_sim": ("Direction of the gradient against the update", "L_sim = 1 − cosine (dimensionless)"),
     "psnr": ("Closeness to the truth, known to the evaluator only", "mean PSNR (dB)"),
+    "training_error": ("How far a learned mapping misses updates it has seen", "squared error / a constant's"),
+    "validation_error": ("How far it misses updates held out from it", "squared error / a constant's"),
+    "training_loss": ("Training a model on dummy data", "loss (mean over the dummy examples)"),
     "alpha": ("Place of the surrogate: 1 broadcast state, 0 returned state", "α (dimensionless)"),
 }
 

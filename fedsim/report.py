@@ -84,6 +84,7 @@ def write_report(path: Path, audit: Audit | None = None) -> Path:
     leaks, measured = _leaks(read_rows(folder.scores), ceilings, main), read_rows(folder.metrics)
     styles = {title: figures.style(place) for place, title in enumerate(attacks)}
     floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
+    training = figures.training_panels(measured)
     html = _template().render(
         name=path.resolve().name,
         path=path,
@@ -99,12 +100,16 @@ def write_report(path: Path, audit: Audit | None = None) -> Path:
         pictured=[item for item in found if item.picture],
         read=[item for item in found if item.texts],
         most={"pictures": PICTURES, "images": IMAGES, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
-        styles={title: style for title, style in styles.items() if title in {f.about["attack"] for f in found}},
+        styles={title: styles[title] for title in styles if title in {f.about["attack"] for f in found if f.curves}},
         training_legend={
-            "server, on the public test set": figures.SERVER,
-            "clients, each on what it holds out: mean, lowest to highest": figures.CLIENTS,
+            name: style
+            for name, style in {
+                "server, on the public test set": figures.SERVER,
+                "clients, each on what it holds out: mean, lowest to highest": figures.CLIENTS,
+            }.items()
+            if any(line.style == style for panel in training for line in panel.lines)
         },
-        training=figures.training_panels(measured),
+        training=training,
         attacking=figures.attack_panels([(str(f.about["attack"]), f.curves) for f in found], styles, floor),
         recording=recording,
         own=audit is not None and audit.experiment is not None,

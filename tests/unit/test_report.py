@@ -49,11 +49,14 @@ def record(folder, rounds=(1, 2, 3), failures=None):
         recorder.write(number, updates, failures or {}, {"local-epochs": 2})
 
 
-def claim(folder, data, *, attack="sme", number=1, victim=0, repeat=0, granted=("model", "loss")):
+CURVES = {"objective": torch.linspace(1, 0.01, 20), "l_sim": torch.linspace(0.9, 0.01, 20)}
+
+
+def claim(folder, data, *, attack="sme", number=1, victim=0, repeat=0, granted=("model", "loss"), trace=CURVES):
     finding = Reconstruction(
         data=data,
         labels=torch.zeros(len(data), dtype=torch.long),
-        trace={"objective": torch.linspace(1, 0.01, 20), "l_sim": torch.linspace(0.9, 0.01, 20)},
+        trace=trace,
         snapshots=torch.stack([torch.rand_like(data), data]),
         snapshot_iterations=torch.tensor([0, 20]),
     )
@@ -247,6 +250,20 @@ def test_the_final_accuracy_stands_in_the_headline(folder, rows, sentence):
     record(folder)
     measure(folder, rows)
     assert sentence in text_of(page(folder)).split("What leaked")[0]
+
+
+def test_legends_name_only_what_is_drawn(folder):
+    record(folder)
+    measure(folder, [(1, "server", 0.5, 2.0), (2, "server", 0.6, 1.5)])
+    claim(folder, torch.rand(3, 1, 2, 2))
+    claim(folder, torch.rand(3, 1, 2, 2), attack="inverting-gradients", trace={})
+    assert legends(page(folder)) == ["server, on the public test set", "sme"]
+    measure(folder, [(1, "server", 0.5, 2.0), (1, 0, 0.6, 1.5)])
+    assert legends(page(folder))[1].startswith("clients, each on what it holds out")
+
+
+def legends(html):
+    return [unescape(name) for name in re.findall(r'<li><i style="border-top.*?</i>(.*?)</li>', html)]
 
 
 def test_a_run_that_was_never_evaluated_claims_no_accuracy(folder):
