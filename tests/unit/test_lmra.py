@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from adversaries import lmra
+from adversaries import lmra, lmra_dummy_data
 from adversaries.lmra import LocalModelReconstruction
 from adversaries.lmra_dummy_data import DummyDataReconstruction
 from adversaries.lmra_linear import LinearLocalModel, solve
@@ -456,6 +456,31 @@ def test_dummy_data_are_made_to_move_models_as_the_client_does_and_trained_on(re
     assert whole.trace["training_loss"][-1] < whole.trace["training_loss"][0]
     assert torch.allclose(flat(part.state), torch.lerp(last, flat(whole.state), 0.2), atol=1e-6)
     assert (flat(whole.state) - last).norm() > 0.1
+
+
+def test_dummy_labels_grow_certain_until_they_are_trained_on(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[torch.Tensor] = []
+    matched: list[float] = []
+    train_alone, labels = lmra_dummy_data.train_alone, lmra_dummy_data._Client.labels
+
+    def noted(model: Any, inputs: Any, labels: torch.Tensor, *others: Any, **settings: Any) -> Any:
+        trained.append(labels)
+        return train_alone(model, inputs, labels, *others, **settings)
+
+    def told(self: Any, values: torch.Tensor, sharpness: float) -> torch.Tensor:
+        matched.append(sharpness)
+        return labels(self, values, sharpness)
+
+    monkeypatch.setattr(lmra_dummy_data, "train_alone", noted)
+    monkeypatch.setattr(lmra_dummy_data._Client, "labels", told)
+    short: dict[str, Any] = {"sets": 1, "training_iterations": 2}
+    for sharpness in (1.0, 16.0):  # one step is matched without any sharpness: these logits are the same
+        attacked(DummyDataReconstruction(sharpness=sharpness, iterations=1, **short), record(federated(4)), **KNOWN)
+    assert torch.allclose(trained[1], (16 * trained[0].log()).softmax(1), atol=1e-6)
+    assert trained[1].amax(1).mean() > trained[0].amax(1).mean()
+    matched.clear()
+    attacked(DummyDataReconstruction(sharpness=16.0, iterations=2, **short), record(federated(4)), **KNOWN)
+    assert sorted(set(matched)) == [1, 4, 16]
 
 
 def test_the_models_of_several_sets_are_averaged(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
