@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adversaries.scene import Scene, Units
-from fedsim.errors import AttackError, FedsimError
+from fedsim.errors import AttackError, FedsimError, first_line
 
 _AGREEMENT = 1e-3
 """Largest difference of the compiled objective from the traced function's own, relative to its size (at least 1)."""
@@ -69,8 +69,7 @@ def compiled(
     except FedsimError:
         raise
     except Exception as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise AttackError(f"the model cannot be compiled ({line}); set compile = false") from error
+        raise AttackError(f"the model cannot be compiled ({first_line(error)}); set compile = false") from error
     if not agreed:
         ours, theirs = both(run)
         del _cache[whole]

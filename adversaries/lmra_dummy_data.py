@@ -20,7 +20,7 @@ from adversaries.matching import by_cosine, check_not_negative, check_positive
 from adversaries.model_sources import matched
 from adversaries.scene import normalising_by_batch
 from fedsim.attack import Attack, Knowledge, Paper, Progress
-from fedsim.errors import AttackError, ConfigError, RunError
+from fedsim.errors import AttackError, ConfigError, RunError, first_line
 from fedsim.findings import Finding, LocalModel
 from fedsim.lone_training import train_alone
 from fedsim.messages import by_name
@@ -348,7 +348,7 @@ class _Client:
                 outputs: Tensor = self.model(dummy)
         except (RuntimeError, ValueError, IndexError) as error:
             raise AttackError(
-                f"the model does not take inputs of shape {tuple(dummy.shape)} ({str(error).splitlines()[0]}); check "
+                f"the model does not take inputs of shape {tuple(dummy.shape)} ({first_line(error)}); check "
                 "input_shape, and that the model takes numbers"
             ) from error
         return outputs

@@ -18,7 +18,7 @@ from fedsim import registry
 from fedsim.attack import KNOWLEDGE, Knowledge, PartialRecords, Records
 from fedsim.config import AdversaryTable
 from fedsim.datasets import Column
-from fedsim.errors import ConfigError, DataError, PluginError
+from fedsim.errors import ConfigError, DataError, PluginError, first_line
 from fedsim.experiment import Experiment
 from fedsim.scoring import Truth
 
@@ -213,5 +213,5 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"adversary.device: '{name}' is not usable here ({str(error).splitlines()[0]})") from error
+        raise ConfigError(f"adversary.device: '{name}' is not usable here ({first_line(error)})") from error
     return device

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedsim.errors import ConfigError, did_you_mean
+from fedsim.errors import ConfigError, did_you_mean, first_line
 from fedsim.models import image_shape, unsuited
 from fedsim.task import Task
 
@@ -62,6 +62,5 @@ class TorchVision:
             with torch.no_grad():
                 model.eval()(torch.zeros(1, *task.input_shape))
         except (AssertionError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise unsuited(task, name, f"images of another size ({reason})") from error
+            raise unsuited(task, name, f"images of another size ({first_line(error)})") from error
         return model.train()
