@@ -55,7 +55,8 @@ class Found:
     """What the page needs of one finding; `known` says whether the truth stands beside it.
 
     `images` counts the examples, of which `picture` or `texts` shows the first. Where the finding is a `bag`, it tells
-    which words there are and no texts: `texts` is one pair of sets, and `images` counts the claimed words.
+    which words there are and no texts: `texts` is one pair of sets, and `images` counts the claimed words. Where it is
+    `typical`, it tells what classes look like.
     """
 
     about: Mapping[str, Any]
@@ -65,6 +66,7 @@ class Found:
     known: bool
     texts: Sequence[Pair] = ()
     bag: bool = False
+    typical: bool = False
 
     @property
     def width(self) -> int:
@@ -237,13 +239,13 @@ def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
 
 def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth: Truth | None) -> Found:
     curves = _curves(finding)
-    images = finding.data.ndim == 4
+    images, typical = finding.data.ndim == 4, isinstance(finding, Representatives)
     if images and truth and finding.snapshots is not None and finding.snapshot_iterations is not None:
         curves["psnr"] = finding.snapshot_iterations.double().numpy(), np.array(snapshots_psnr(finding, truth))
     picture = b""
     if images and len(finding.data):
         if truth:
-            order = slice(None) if isinstance(finding, Representatives) else metrics.match(finding.data, truth.data)
+            order = slice(None) if typical else metrics.match(finding.data, truth.data)
             claimed = finding.data[order][:IMAGES]
             true = truth.data[:IMAGES]
             picture = figures.image_sheet(claimed, true, metrics.psnr(claimed, true).tolist())
@@ -256,6 +258,7 @@ def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth
         picture=picture,
         images=len(finding.data),
         known=truth is not None,
+        typical=typical,
     )
 
 

@@ -48,6 +48,7 @@ DELTA = 1e-5
 _STEPPING = ("learning_rate", "momentum", "weight_decay")
 _CEILING = "no attack but the ceiling of its kind: it reads the victim's optimal model"
 _METRICS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS", "l_sim": "L_sim"}
+_METRICS |= {"class_psnr": "class PSNR, dB", "class_ssim": "class SSIM", "zest": "Zest", "local_mape": "local MAPE, %"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"png": _data_uri, "draw": figures.draw, "bibtex": bibtex}
+    environment.filters |= {"png": _data_uri, "draw": figures.draw, "bibtex": bibtex, "listed": _listed}
     return environment.get_template("report.html.j2")
 
 
@@ -187,7 +188,7 @@ def _headline(leaks: Sequence[Leak]) -> str:
     sentences = []
     for metric, own in judged.items():
         better = [leak.summary.attack for leak in own if leak.verdict in ("leaks", "beyond the floor")]
-        who = f": {', '.join(better)}" if better else ""
+        who = f": {_listed(better)}" if better else ""
         count = f"{len(better) or 'none'} of {len(own)} attack{'s' * (len(own) > 1)}"
         sentences.append(f"By {metric.split(',')[0]}, {count} did better than the best guess{who}.")
     return " ".join(sentences)
@@ -353,7 +354,12 @@ def _papers(audit: Audit | None, attacks: Mapping[str, Any]) -> list[tuple[str, 
     for title, paper in used:
         if paper and title not in cited.setdefault(paper, []):
             cited[paper].append(title)
-    return [(", ".join(titles), paper) for paper, titles in cited.items()]
+    return [(_listed(titles), paper) for paper, titles in cited.items()]
+
+
+def _listed(titles: Sequence[str]) -> str:
+    """Titles of attacks in a row; they may have commas of their own."""
+    return ("; " if any("," in title for title in titles) else ", ").join(titles)
 
 
 def bibtex(paper: Paper) -> str:

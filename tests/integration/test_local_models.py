@@ -113,7 +113,7 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
     expected = (found.claimed == true).double().mean().item()
     assert values["aia", "attribute_accuracy", 0]["value"] == pytest.approx(expected)
     html = write_report(folder.path, audit).read_text()
-    for word in ("source accuracy", "attribute accuracy", "zest", "parameter distance"):
+    for word in ("source accuracy", "attribute accuracy", "Zest", "parameter distance"):
         assert word in html
     assert "is left out" not in html
     headline = html[html.index("By attribute accuracy") :].split("</p>")[0]

@@ -18,7 +18,7 @@ from fedsim.audit import SCORES, Audit
 from fedsim.config import AttackFile, AttackTable, Config, PluginTable
 from fedsim.errors import ConfigError
 from fedsim.experiment import Experiment
-from fedsim.findings import Reconstruction, Texts, save_finding
+from fedsim.findings import Reconstruction, Representatives, Texts, save_finding
 from fedsim.messages import Update
 from fedsim.report import bibtex, read_off, write_report
 from fedsim.run_folder import RunFolder, write_rows
@@ -52,10 +52,22 @@ def record(folder, rounds=(1, 2, 3), failures=None):
 CURVES = {"objective": torch.linspace(1, 0.01, 20), "l_sim": torch.linspace(0.9, 0.01, 20)}
 
 
-def claim(folder, data, *, attack="sme", number=1, victim=0, repeat=0, granted=("model", "loss"), trace=CURVES):
-    finding = Reconstruction(
+def claim(
+    folder,
+    data,
+    *,
+    attack="sme",
+    number=1,
+    victim=0,
+    repeat=0,
+    granted=("model", "loss"),
+    trace=CURVES,
+    kind=Reconstruction,
+    label=0,
+):
+    finding = kind(
         data=data,
-        labels=torch.zeros(len(data), dtype=torch.long),
+        labels=torch.full((len(data),), label),
         trace=trace,
         snapshots=torch.stack([torch.rand_like(data), data]),
         snapshot_iterations=torch.tensor([0, 20]),
@@ -250,6 +262,29 @@ def test_the_final_accuracy_stands_in_the_headline(folder, rows, sentence):
     record(folder)
     measure(folder, rows)
     assert sentence in text_of(page(folder)).split("What leaked")[0]
+
+
+def test_pictures_of_classes_are_not_said_to_be_matched(folder, held):
+    folder.write_experiment(config())
+    record(folder)
+    held_labels = Experiment(config()).data.train(0)[1].tolist()
+    claim(folder, held[:1].flip(0), attack="sra-gradient", kind=Representatives, label=held_labels[0])
+    classes = "the victim's image of that class that is most like the claimed one"
+    own = text_of(page(folder))
+    assert classes in own
+    assert "matched one-to-one" not in own
+    claim(folder, held)
+    both = text_of(page(folder))
+    assert classes in both
+    assert "matched one-to-one" in both
+
+
+def test_titles_with_commas_stay_apart(folder):
+    record(folder)
+    judge(folder, [(title, "class_ssim", 0.9, 0.5, "mean image") for title in ("sra, global", "sra, optimal")])
+    assert "By class SSIM, 2 of 2 attacks did better than the best guess: sra, global; sra, optimal." in text_of(
+        page(folder)
+    )
 
 
 def test_legends_name_only_what_is_drawn(folder):
