@@ -18,7 +18,7 @@ from fedsim.local_optimum import local_optimum, state_for
 from fedsim.lone_training import train_alone
 from fedsim.models.linear import Linear
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import seeded
+from fedsim.randomness import generator, seeded
 from fedsim.task import Task, squared_error
 from fedsim.training import evaluate, state_of
 
@@ -134,6 +134,37 @@ def test_where_steps_are_too_long_they_become_shorter() -> None:
     assert max(curve) <= 1.2 * curve[0]
     assert curve[-1] < 0.5 * before
     assert evaluate(model, state_of(trained), inputs, PLAIN)["loss"] == pytest.approx(curve[-1], rel=0.05)
+
+
+def test_strides_that_leap_out_of_the_valley_become_shorter() -> None:
+    """From 0.1 the loss rises by more than a tenth of its first value, though not above it."""
+    told = iter([2.0, 2.0, 1.5, 1.0, 1.21, 2.0, 2.0, 1.5, 1.0, 1.19, 0.2])  # both begin with a look at all examples
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return 0 * outputs.sum() + next(told)
+
+    _, curve = train_alone(built(CLASSES, 8), INPUTS, PLAIN, loss, iterations=5)
+    assert curve == pytest.approx([2.0, 1.5, 1.0, 1.19, 0.2])
+
+
+def test_strides_that_leave_no_unit_alive_become_shorter() -> None:
+    """What inputs have in common is four times what differs: from 0.1 the network ends up saying the same of all."""
+    rng = generator("valley")
+    inputs = 0.5 * torch.randn(60, 400, generator=rng) + 2 * torch.randn(400, generator=rng)
+    labels = torch.randint(10, (60,), generator=rng)
+    with seeded("valley"):
+        model = nn.Sequential(nn.Linear(400, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
+    _, curve = train_alone(model, inputs, labels, cross_entropy)
+    assert curve[-1] < 0.5 * curve[0]
+
+
+def test_batches_that_differ_are_not_taken_for_leaps() -> None:
+    """A few targets are large, so that the loss of a batch is often far above the lowest."""
+    rng = generator("tails")
+    inputs, targets = torch.randn(400, 4, generator=rng), torch.randn(400, generator=rng)
+    targets[::40] *= 10
+    _, curve = train_alone(nn.Linear(4, 1), inputs, targets, lambda o, t: squared_error(o, t), batch_size=50)
+    assert max(curve[8:]) > min(curve) + 0.5 * curve[0]
 
 
 def test_a_regression_by_a_network_approaches_its_targets() -> None:
