@@ -48,7 +48,7 @@ from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
 from fedsim.threat_model import check_model, check_private, grant, grant_private, private
-from fedsim.transcript import Transcript
+from fedsim.transcript import Transcript, hash_state
 from fedsim.workers import in_processes
 
 log = logging.getLogger(__name__)
@@ -294,7 +294,7 @@ class Audit:
         )
 
     def _knowledge(self, transcript: Transcript, job: Job, first: int) -> tuple[Knowledge, list[str]]:
-        """What the attack of `job` is handed, and the fingerprints of the findings among it."""
+        """What the attack of `job` is handed, and what tells the models among it from others."""
         adversary = self.spec.adversary
         truth = self.truth(job.victim, first) if private(adversary) else None
         common = grant(adversary, self.experiment, self.beside)
@@ -305,13 +305,16 @@ class Audit:
             clients = sorted({client for number in job.rounds for client in transcript.clients(number)})
             optima = Models({client: partial(self.optimum, client) for client in clients})
             return dataclasses.replace(knowledge, models=optima), [METHOD]
-        models, fingerprints = self._decoded(title, job)
-        return dataclasses.replace(knowledge, models=models), fingerprints
+        models, hashes = self._decoded(title, job)
+        return dataclasses.replace(knowledge, models=models), hashes
 
     def _decoded(self, title: str, job: Job) -> tuple[Models, list[str]]:
-        """What the attack called `title` found of each client, with its present settings, in the rounds of `job`."""
+        """What the attack called `title` found of each client, with its present settings, in the rounds of `job`.
+
+        And the hash of each such model: what builds on it stays as long as the model does.
+        """
         models: dict[int, Callable[[], State]] = {}
-        fingerprints, now = [], self._settings()[title]
+        hashes, now = [], self._settings()[title]
         for path in sorted((self.folder.findings / title).glob(f"round-{job.round}-client-*-repeat-{job.repeat}.*")):
             if path.suffix != ".safetensors":
                 continue
@@ -323,8 +326,8 @@ class Audit:
                     f"attack.{job.title}.source: '{title}' claims no local models; name an attack that does"
                 )
             models[int(str(about["victim"]))] = partial(_itself, finding.state)
-            fingerprints.append(str(about["fingerprint"]))
-        return Models(models), fingerprints
+            hashes.append(hash_state(finding.state))
+        return Models(models), hashes
 
     def _fingerprint(self, job: Job, knowledge: Knowledge, transcript: Transcript, upstream: Sequence[str] = ()) -> str:
         """Names everything that the finding of `job` follows from."""

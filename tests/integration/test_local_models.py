@@ -138,6 +138,24 @@ def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., RunF
     assert load_finding(path)[1]["fingerprint"] != before
 
 
+def test_what_builds_on_a_model_is_made_anew_when_the_model_is_another(run: Callable[..., RunFolder]) -> None:
+    """As when a newer fedsim decodes better with the same settings."""
+    folder = run(DECODER, attack("aia-model", "decoder", label="aia"))
+    assert open_audit(folder.path, None).run() == []
+    decoded, built = (
+        folder.findings / title / "round-1-5-client-0-repeat-0.safetensors" for title in ("decoder", "aia")
+    )
+    before = load_finding(built)[1]["fingerprint"]
+    finding, about = load_finding(decoded)
+    assert isinstance(finding, LocalModel)
+    save_finding(finding, decoded, about)
+    assert open_audit(folder.path, None).run() == []
+    assert load_finding(built)[1]["fingerprint"] == before
+    save_finding(LocalModel(state={name: 2 * tensor for name, tensor in finding.state.items()}), decoded, about)
+    assert open_audit(folder.path, None).run() == []
+    assert load_finding(built)[1]["fingerprint"] != before
+
+
 def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., RunFolder]) -> None:
     folder = run({**DECODER, "factor": -1.0}, attack("aia-model", "decoder", label="aia"))
     failures = open_audit(folder.path, None).run()
