@@ -20,7 +20,8 @@ ITERATIONS, BATCH = 300, 2048
 """Steps of gradient descent, and most examples in one of them."""
 _STEP_SIZES, _MOMENTUM = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003), 0.9
 _JUMP = 0.1
-"""Gradient descent that lifts the loss by such a share of the first one above the lowest so far is not stable."""
+"""Gradient descent that lifts the loss by such a share of the first one above the lowest so far is not stable, once
+momentum has lost the energy of the start: a tenth of it with each step, as in a valley that is a parabola."""
 
 
 def train_alone(
@@ -37,11 +38,11 @@ def train_alone(
     The method is the clients' own, SGD, in long strides: all examples at once (random batches of at most `batch_size`
     where there are more), momentum 0.9, the step size falling to 0 on half a cosine. It begins with the largest of 0.1,
     0.03, 0.01 ... that is stable: it never lifts the loss, its mean over a pass, by a tenth of the first one above the
-    lowest so far. Longer strides leap out of the valley that short ones follow and come to rest far away, or leave no
-    unit alive: where they do not halve the loss, shorter ones are tried, too, and those that end lowest are taken. 300
-    steps from 0.1 go as far as 15 000 of plain gradient descent with a step size of 0.01. An adaptive optimizer is
-    quicker to a small loss, but moves all weights alike, those too of which the data say nothing, and so ends far from
-    where SGD would.
+    lowest so far, or by what momentum may swing back in the first steps. Longer strides leap out of the valley that
+    short ones follow and come to rest far away, or leave no unit alive: where they do not halve the loss, shorter ones
+    are tried, too, and those that end lowest are taken. 300 steps from 0.1 go as far as 15 000 of plain gradient
+    descent with a step size of 0.01. An adaptive optimizer is quicker to a small loss, but moves all weights alike,
+    those too of which the data say nothing, and so ends far from where SGD would.
 
     BatchNorm layers normalise by the batch; dropout layers do not drop.
 
@@ -105,7 +106,7 @@ def _descend(
         curve.append(objective.item())
         if not waiting:
             level = fmean(curve[-pieces:])
-            if not level <= lowest + _JUMP * first:
+            if not level <= lowest + max(_JUMP, _MOMENTUM**step) * first:
                 return curve[:-1]
             lowest = min(lowest, level)
         optimizer.step()

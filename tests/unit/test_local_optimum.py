@@ -138,13 +138,25 @@ def test_where_steps_are_too_long_they_become_shorter() -> None:
 
 def test_strides_that_leap_out_of_the_valley_become_shorter() -> None:
     """From 0.1 the loss rises by more than a tenth of its first value, though not above it."""
-    told = iter([2.0, 2.0, 1.5, 1.0, 1.21, 2.0, 2.0, 1.5, 1.0, 1.19, 0.2])  # both begin with a look at all examples
+    leap, calm = [2.0] + 30 * [1.0] + [1.21], [2.0] + 30 * [1.0] + [1.19, 0.2]
+    told = iter([2.0, *leap, 2.0, *calm])  # both begin with a look at all examples
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
         return 0 * outputs.sum() + next(told)
 
-    _, curve = train_alone(built(CLASSES, 8), INPUTS, PLAIN, loss, iterations=5)
-    assert curve == pytest.approx([2.0, 1.5, 1.0, 1.19, 0.2])
+    _, curve = train_alone(built(CLASSES, 8), INPUTS, PLAIN, loss, iterations=33)
+    assert curve == pytest.approx(calm)
+
+
+def test_momentum_may_swing_back_at_the_start() -> None:
+    """A valley a hundred times steeper across than along: the loss falls, and rises by a third of the first."""
+    inputs = torch.tensor([[3.0, 0.0], [0.0, 0.3]]).repeat(10, 1)
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    trained, curve = train_alone(model, inputs, torch.zeros(20), squared_error)
+    assert max(after - min(curve[: place + 1]) for place, after in enumerate(curve)) > 0.3 * curve[0]
+    assert trained.weight.abs().max() < 0.1  # type: ignore[operator]
 
 
 def test_strides_that_leave_no_unit_alive_become_shorter() -> None:
