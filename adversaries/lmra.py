@@ -138,7 +138,7 @@ class LocalModelReconstruction(Attack):
     ) -> tuple[nn.Module, dict[str, Tensor]]:
         """Eq. 7: the mapping, and its errors by epoch while it was validated, relative to that of a constant.
 
-        The validation error is NaN in epochs without a look at the held-out messages.
+        Between two looks at the held-out messages the validation error is that of the last one.
         """
         order = torch.randperm(len(pairs.inputs), generator=rng)
         held = max(1, round(_HELD_OUT * len(order)))
@@ -164,8 +164,7 @@ class LocalModelReconstruction(Attack):
         if not math.isfinite(final.errors[-1]):
             raise AttackError(f"{where}: the training of the mapping diverged; lower the attack's learning_rate")
         errors = torch.tensor(chosen.errors)
-        validation = torch.full_like(errors, math.nan)
-        validation[::_EVERY] = torch.tensor(chosen.validation)
+        validation = torch.tensor(chosen.validation).repeat_interleave(_EVERY)[: len(errors)]
         return fresh, {"training_error": errors / constant, "validation_error": validation / constant}
 
     def _minimise(self, mapping: nn.Module, start: Tensor, where: str, told: _Told) -> tuple[Tensor, Tensor]:
