@@ -90,8 +90,8 @@ def _descend(
     # Batches of about one size: the last of a pass must not be so small that it cannot be normalised.
     pieces = math.ceil(len(inputs) / batch_size)
     with torch.no_grad():
-        batches = torch.arange(len(inputs), device=inputs.device).tensor_split(pieces)
-        first = sum(len(batch) * loss(forward(model, inputs[batch]), labels[batch]).item() for batch in batches)
+        parts = zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
+        first = sum(len(some) * loss(forward(model, some), own).item() for some, own in parts)
     first = lowest = first / len(inputs)
     waiting: list[Tensor] = []
     curve: list[float] = []

@@ -47,8 +47,17 @@ DELTA = 1e-5
 """The delta at which a defense's guarantee is stated."""
 _STEPPING = ("learning_rate", "momentum", "weight_decay")
 _CEILING = "no attack but the ceiling of its kind: it reads the victim's optimal model"
-_METRICS = {"psnr": "PSNR, dB", "ssim": "SSIM", "mse": "MSE", "lpips": "LPIPS", "l_sim": "L_sim"}
-_METRICS |= {"class_psnr": "class PSNR, dB", "class_ssim": "class SSIM", "zest": "Zest", "local_mape": "local MAPE, %"}
+_METRICS = {
+    "psnr": "PSNR, dB",
+    "ssim": "SSIM",
+    "mse": "MSE",
+    "lpips": "LPIPS",
+    "l_sim": "L_sim",
+    "class_psnr": "class PSNR, dB",
+    "class_ssim": "class SSIM",
+    "zest": "Zest",
+    "local_mape": "local MAPE, %",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

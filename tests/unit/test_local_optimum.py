@@ -177,7 +177,7 @@ def test_batches_that_differ_are_not_taken_for_leaps() -> None:
     rng = generator("tails")
     inputs, targets = torch.randn(400, 4, generator=rng), torch.randn(400, generator=rng)
     targets[::40] *= 10
-    _, curve = train_alone(nn.Linear(4, 1), inputs, targets, lambda o, t: squared_error(o, t), batch_size=50)
+    _, curve = train_alone(nn.Linear(4, 1), inputs, targets, squared_error, batch_size=50)
     assert max(curve[8:]) > min(curve) + 0.5 * curve[0]
 
 
