@@ -27,7 +27,7 @@ class SourceInference(ModelAttack):
 
     With `source = "returned"` there is such a client in each inspected round, and the record is said to be of the one
     who most often is she (Driouich et al., App. C.2); the score is how many rounds she won. Who share the smallest loss
-    of a round share the win, and where two won equally many, a fraction for the smaller mean loss decides. With every
+    of a round have all won it, and where two won equally many, a fraction for the smaller mean loss decides. With every
     other source each candidate has one model, and the score is minus the record's loss on it.
 
     Candidates are all clients of the inspected rounds, or, for decoded models, those of whom one was decoded.
@@ -91,8 +91,7 @@ class SourceInference(ModelAttack):
                 for client in present
             ]
             found, own = torch.stack(columns, 1), torch.tensor([candidates.index(client) for client in present])
-            best = (found == found.amin(1, keepdim=True)).float()
-            wins[:, own] += best / best.sum(1, keepdim=True)
+            wins[:, own] += (found == found.amin(1, keepdim=True)).float()
             sums[:, own] += found
             rounds[own] += 1
             progress(place + 1, len(transcript.rounds), {"objective": float(found.amin(1).mean())})
