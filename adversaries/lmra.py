@@ -145,6 +145,11 @@ class LocalModelReconstruction(Attack):
         seen, unseen = pairs.at(order[held:]), pairs.at(order[:held])
         constants = (seen.targets.mean(0), torch.zeros_like(seen.targets[0]))
         constant = min(float((unseen.targets - guess).square().mean()) for guess in constants)
+        if not constant > 0:
+            raise AttackError(
+                f"{where}: she returned all models as they were that the mapping would be validated on; inspect rounds "
+                "in which she trains"
+            )
         tried: list[tuple[nn.Module, _Training]] = []
         for shape, rate in self._candidates():
             fresh = _network(shape, pairs, rng)
