@@ -269,14 +269,15 @@ def test_pictures_of_classes_are_not_said_to_be_matched(folder, held):
     record(folder)
     held_labels = Experiment(config()).data.train(0)[1].tolist()
     claim(folder, held[:1].flip(0), attack="sra-gradient", kind=Representatives, label=held_labels[0])
-    classes = "the victim's image of that class that is most like the claimed one"
-    own = text_of(page(folder))
-    assert classes in own
-    assert "matched one-to-one" not in own
+    begin = "Pictures Originals above, reconstructions below. "
+    classes = (
+        "Where an attack claims what a class looks like, the original is the victim's image of that class that is most "
+        "like the claimed one. "
+    )
+    assert begin + classes + "sra-gradient" in text_of(page(folder))
     claim(folder, held)
-    both = text_of(page(folder))
-    assert classes in both
-    assert "matched one-to-one" in both
+    matched = "They are matched one-to-one so that the total squared error is least; attacks do not know the order. "
+    assert begin + matched + classes + "sme" in text_of(page(folder))
 
 
 def test_titles_with_commas_stay_apart(folder):
@@ -388,7 +389,7 @@ def test_findings_without_truth_are_shown_alone_and_not_scored(folder, held):
     png = claim(folder, held, granted=["model"])
     text = text_of(page(folder))
     assert "Nothing is scored: nobody says what the victims held" in text
-    assert "Reconstructions alone" in text
+    assert "Pictures Reconstructions alone: the originals are not known here. sme" in text
     assert "loss what clients minimise, (logits, labels) -> mean loss withheld sme" in text
     assert Image.open(png).size[1] < 150
 
