@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -318,15 +318,15 @@ class Audit:
         for path in sorted((self.folder.findings / title).glob(f"round-{job.round}-client-*-repeat-{job.repeat}.*")):
             if path.suffix != ".safetensors":
                 continue
-            finding, about = load_finding(path)
+            about, digest = _model_at(path, path.stat().st_mtime_ns)
             if _made_with(about) != now or about.get("rounds", list(job.rounds)) != list(job.rounds):
                 continue
-            if not isinstance(finding, LocalModel):
+            if digest is None:
                 raise ConfigError(
                     f"attack.{job.title}.source: '{title}' claims no local models; name an attack that does"
                 )
-            models[int(str(about["victim"]))] = partial(_itself, finding.state)
-            hashes.append(hash_state(finding.state))
+            models[int(str(about["victim"]))] = partial(_read_model, path)
+            hashes.append(digest)
         return Models(models), hashes
 
     def _fingerprint(self, job: Job, knowledge: Knowledge, transcript: Transcript, upstream: Sequence[str] = ()) -> str:
@@ -650,8 +650,20 @@ def _optimum_worker(path: Path, spec: AttackFile, beside: Path) -> Callable[[int
     return find
 
 
-def _itself(state: State) -> State:
-    return state
+@cache
+def _model_at(path: Path, changed: int) -> tuple[dict[str, object], str | None]:
+    """About a finding that was written then, and the hash of the model in it; None where it claims none.
+
+    Many jobs build on one model, so it is read once.
+    """
+    finding, about = load_finding(path)
+    return about, hash_state(finding.state) if isinstance(finding, LocalModel) else None
+
+
+def _read_model(path: Path) -> State:
+    finding, _ = load_finding(path)
+    assert isinstance(finding, LocalModel)
+    return finding.state
 
 
 def _in_order(builds_on: Mapping[str, str | None], experiment: Experiment | None) -> list[list[str]]:
