@@ -14,7 +14,7 @@ from fedsim.messages import State, by_name, non_finite
 from fedsim.task import Loss, squared_error
 from fedsim.training import forward, load_state, statistics_of
 
-METHOD = f"stable-gradient-descent-{ITERATIONS}"
+METHOD = f"gradient-descent-in-its-valley-{ITERATIONS}"
 """How optima are found, in a word; it names the folder in which a run keeps them, and changes with the result."""
 _CONVEX_ITERATIONS, _LARGEST_SLOPE = 2000, 1e-7
 

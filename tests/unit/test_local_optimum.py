@@ -181,6 +181,19 @@ def test_batches_that_differ_are_not_taken_for_leaps() -> None:
     assert max(curve[8:]) > min(curve) + 0.5 * curve[0]
 
 
+def test_a_pass_over_several_batches_that_leaps_is_taken_for_one() -> None:
+    """As above, but here the whole pass rises by more than a tenth of the first loss."""
+    leap, calm = [2.0, 2.0] + 30 * [1.0] + [0.9, 1.6], [2.0, 2.0] + 30 * [1.0] + [0.9, 1.4, 0.2, 0.2]
+    told = iter([2.0, 2.0, *leap, 2.0, 2.0, *calm])
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return 0 * outputs.sum() + next(told)
+
+    batch = len(INPUTS) // 2
+    _, curve = train_alone(built(CLASSES, 8), INPUTS, PLAIN, loss, iterations=36, batch_size=batch)
+    assert curve == pytest.approx(calm)
+
+
 def test_a_regression_by_a_network_approaches_its_targets() -> None:
     model = built(REGRESSION, 32)
     targets = (INPUTS[:, 0].sin() + INPUTS[:, 1] ** 2) / 2
