@@ -62,27 +62,31 @@ def measure(data: str, overrides: Mapping[str, int], folder: Path, data_dir: str
     fedsim("run", *(["--resume", str(run)] if run.exists() else begin), *beside)
     attacks = "lmra-faces-sweep-attacks.toml" if data == FACES else "lmra-sweep-attacks.toml"
     known = [] if data == FACES else ["--set", f"adversary.knowledge.partial_records={ATTRIBUTE[data]}"]
-    victims = [] if first is None else ["--set", f"adversary.victims={list(range(first))}"]
+    config = RunFolder(run).read_experiment()
+    assert config is not None
+    attacked = [*range(config.federation.clients)][:first]
+    victims = [] if first is None else ["--set", f"adversary.victims={attacked}"]
     fedsim("attack", str(run), str(HERE / attacks), *beside, *known, *victims, may_fail=True)
     return run
 
 
-def table(runs: Mapping[int, Path]) -> None:
-    """One line for each attack and metric, in Markdown."""
-    cells: dict[tuple[str, str], dict[int, tuple[list[float], list[float]]]] = {}
+def table(runs: Mapping[int, Path], first: int | None) -> None:
+    """One line for each attack and metric, in Markdown, of the first so many clients or of all."""
+    cells: dict[tuple[str, str], dict[int, dict[tuple[str, str], tuple[float, float]]]] = {}
     for value, run in runs.items():
         for row in read_rows(RunFolder(run).scores):
-            if not row["missing"]:
-                found = cells.setdefault((row["attack"], row["metric"]), {}).setdefault(value, ([], []))
-                found[0].append(float(row["value"]))
-                found[1].append(float(row["floor"]))
+            if not row["missing"] and (first is None or int(row["victim"]) < first):
+                cell = cells.setdefault((row["attack"], row["metric"]), {}).setdefault(value, {})
+                cell[row["victim"], "1"] = float(row["value"]), float(row["floor"])
     print(f"| attack | metric | {' | '.join(str(value) for value in runs)} |")
     print("|---" * (len(runs) + 2) + "|")
     for (attack, metric), columns in cells.items():
         texts = []
         for value in runs:
-            found, floor = columns.get(value, ([], []))
-            texts.append(f"{interval(found)} ({sum(floor) / len(floor):.3f}; n = {len(found)})" if found else "")
+            cell = columns.get(value, {})
+            found = {place: score for place, (score, _) in cell.items()}
+            floor = sum(guess for _, guess in cell.values()) / max(1, len(cell))
+            texts.append(f"{interval(found)} ({floor:.3f}; n = {len(cell)})" if cell else "")
         print(f"| {attack} | {metric} | {' | '.join(texts)} |")
 
 
@@ -106,7 +110,10 @@ def main() -> None:
     chosen = given.values or list(points)
     if unknown := set(chosen) - set(points):
         parser.error(f"--values: {sorted(unknown)} are not among {sorted(points)}")
-    table({value: measure(given.data, points[value], given.out, given.data_dir, given.first) for value in chosen})
+    table(
+        {value: measure(given.data, points[value], given.out, given.data_dir, given.first) for value in chosen},
+        given.first,
+    )
 
 
 if __name__ == "__main__":
