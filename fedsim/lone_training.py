@@ -21,7 +21,7 @@ ITERATIONS, BATCH = 300, 2048
 _STEP_SIZES, _MOMENTUM = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003), 0.9
 _JUMP = 0.1
 """Gradient descent is stable if its loss stays below lowest + max(0.1, 0.9^step) * first: the second term is what is
-left of the energy with which momentum began, of which it loses a tenth in each step, as in a valley that is a parabola."""
+left of the energy with which momentum began, of which it loses a tenth in each step, as in a parabolic valley."""
 
 
 def train_alone(
