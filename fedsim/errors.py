@@ -73,7 +73,7 @@ class RunError(FedsimError):
     """The run cannot go on. Rounds already recorded stay usable."""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Of what a stranger's exception says, or its type where it says nothing; no full stop."""
     text = str(error).strip()
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__

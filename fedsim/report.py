@@ -217,8 +217,9 @@ def _final_accuracy(rows: Sequence[Mapping[str, str]]) -> str:
         if server is not None:
             return f"The model's final {name} on the public test set is {server:{unit}} (after round {last})."
         if own:
-            mean, held = float(np.mean(list(own.values()))), f"on what {len(own)} clients hold out"
-            return f"The model's final {name} {held} is {mean:{unit}} on average (after round {last})."
+            mean = float(np.mean(list(own.values())))
+            whose = "what one client holds out" if len(own) == 1 else f"what {len(own)} clients hold out, on average,"
+            return f"The model's final {name} on {whose} is {mean:{unit}} (after round {last})."
     return ""
 
 

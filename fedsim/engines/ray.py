@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.engines.readiness import explain_difference, versions
-from fedsim.errors import FedsimError, InstallationError, RunError
+from fedsim.errors import FedsimError, InstallationError, RunError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def launch(
     except FedsimError:
         raise
     except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
-        raise RunError(f"engine ray: {_first_line(error.__cause__ or error)}") from error
+        raise RunError(f"engine ray: {first_line(error.__cause__ or error)}") from error
     finally:
         if ray.is_initialized():
             ray.shutdown()
@@ -138,7 +138,7 @@ def _connect(address: str | None, actors: int | None) -> None:
         ) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise RunError(
-            f"federation.address: no Ray cluster to join at '{address}' ({_first_line(error)}); "
+            f"federation.address: no Ray cluster to join at '{address}' ({first_line(error)}); "
             "start one there with `ray start --head`, or leave the address out"
         ) from error
 
@@ -159,9 +159,9 @@ def _compare_hosts() -> None:
         try:
             there = ray.get(answer, timeout=3 * _PATIENCE)
         except ray.exceptions.RayTaskError as error:
-            raise RunError(f"{where}: {_first_line(error.cause)}") from error
+            raise RunError(f"{where}: {first_line(error.cause)}") from error
         except ray.exceptions.RayError as error:
-            raise RunError(f"{where}: {_first_line(error)}") from error
+            raise RunError(f"{where}: {first_line(error)}") from error
         if why := explain_difference(there):
             raise RunError(f"{where}: {why}")
 
@@ -238,7 +238,3 @@ def _restore(name: str, value: str | None) -> None:
     os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

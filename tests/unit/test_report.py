@@ -251,11 +251,11 @@ def test_the_verdict_stands_beside_its_floor_and_a_long_guess_may_wrap(folder):
     [
         (
             [(1, "server", 0.1, 2.0), (2, "server", "", ""), (2, 0, 0.5, 1.0)],
-            "accuracy on what 1 clients hold out is 50.0%",
+            "accuracy on what one client holds out is 50.0%",
         ),
         ([(1, "server", "", 2.5), (3, "server", "", 1.5)], "final loss on the public test set is 1.5 (after round 3)"),
         ([(9, "server", 0.5, 2.0), (10, "server", 0.25, 2.0)], "on the public test set is 25.0% (after round 10)"),
-        ([(1, 0, 0.5, 1.0), (1, 1, 1.0, 1.0)], "what 2 clients hold out is 75.0% on average (after round 1)"),
+        ([(1, 0, 0.5, 1.0), (1, 1, 1.0, 1.0)], "what 2 clients hold out, on average, is 75.0% (after round 1)"),
     ],
 )
 def test_the_final_accuracy_stands_in_the_headline(folder, rows, sentence):
