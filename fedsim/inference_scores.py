@@ -279,7 +279,12 @@ def score_representatives(
     """
     if found.labels.is_floating_point() or labels.is_floating_point():
         raise DataError("truth: representatives are of classes, and a regression has none; attack a classifier")
-    if data.ndim != 4 or found.data.shape[1:] != data.shape[1:]:
+    if data.ndim != 4:
+        raise DataError(
+            f"truth: the victim held data of shape {tuple(data.shape[1:])}, and representatives of classes are "
+            "compared as images; for tables, attack their attributes (aia-model, aia-gradient)"
+        )
+    if found.data.shape[1:] != data.shape[1:]:
         raise DataError(
             f"truth: the victim held data of shape {tuple(data.shape[1:])}, the attack claims representatives of shape "
             f"{tuple(found.data.shape[1:])}; expected images of one shape, check input_shape"

@@ -304,6 +304,9 @@ def test_a_class_that_is_not_public_is_guessed_by_the_mean_of_all() -> None:
             Representatives(data=images(1), labels=torch.tensor([0.5])), HERS, CLASSES_HELD, public=None,
             rng=generator(1))),
         ("representatives of shape", lambda: represent(torch.rand(1, 1, 8, 8), [0])),
+        ("and representatives of classes are compared as images; for tables, attack", lambda: score_representatives(
+            Representatives(data=torch.rand(2, 22), labels=torch.arange(2)), torch.rand(3, 22), CLASSES_HELD,
+            public=None, rng=generator(1))),
         ("no representative of any class", lambda: score_representatives(
             Representatives(data=images(0), labels=torch.arange(0)), HERS, CLASSES_HELD, public=None,
             rng=generator(1))),
