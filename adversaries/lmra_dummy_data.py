@@ -64,7 +64,7 @@ class DummyDataReconstruction(Attack):
     Measured without batch normalisation over three seeds, distance to the optimum relative to its norm, less that of
     the better proxy, with 95 % intervals: Adult -0.010 +- 0.003, Leaf Synthetic -0.014 +- 0.002, AT&T -0.026 +- 0.003,
     flights -0.017 +- 0.001, 107 of 108 clients nearer; in Zest +0.052 +- 0.056, +0.102 +- 0.033, +0.028 +- 0.006 and
-    +0.016 +- 0.012. It need not fit her data better: on AT&T the claimed models get 0.88 of them right, those that she
+    +0.016 +- 0.026. It need not fit her data better: on AT&T the claimed models get 0.88 of them right, those that she
     returned all of them. It takes 10 to 40 s a client on one core. docs/paper-numbers.md has more.
 
     How the defaults were chosen: `sets`, and that in coordinates the step is stretched while `spread` is not, by the

@@ -57,16 +57,16 @@ def train_alone(
         RunError: it is unstable even with the smallest step size.
     """
     found: tuple[nn.Module, list[float]] | None = None
-    a_pass, lowest = math.ceil(len(inputs) / batch_size), math.inf
+    pieces, lowest = math.ceil(len(inputs) / batch_size), math.inf
     for step_size in _STEP_SIZES:
         own = copy.deepcopy(model)
-        curve = _descend(own, inputs, labels, loss, iterations, step_size, batch_size)
+        curve = _descend(own, inputs, labels, loss, iterations, step_size, pieces)
         if len(curve) < iterations or non_finite(dict(own.named_parameters())):
             continue
-        end = fmean(curve[-a_pass:])
+        end = fmean(curve[-pieces:])
         if end < lowest:
             found, lowest = (own, curve), end
-        if end < fmean(curve[:a_pass]) / 2:
+        if end < fmean(curve[:pieces]) / 2:
             break
     if found is None:
         raise RunError(
@@ -83,14 +83,13 @@ def _descend(
     loss: Callable[[Tensor, Tensor], Tensor],
     iterations: int,
     step_size: float,
-    batch_size: int,
+    pieces: int,
 ) -> list[float]:
-    """The loss in each step, up to where its mean over a pass jumps."""
+    """The loss in each step, up to where its mean over a pass of so many batches jumps."""
     normalise_by_batch(model)
     optimizer = torch.optim.SGD(model.parameters(), step_size, momentum=_MOMENTUM, fused=True)
     order = generator("training alone")
     # Batches of about one size: the last of a pass must not be so small that it cannot be normalised.
-    pieces = math.ceil(len(inputs) / batch_size)
     with torch.no_grad():
         parts = zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
         first = sum(len(some) * loss(forward(model, some), own).item() for some, own in parts)
