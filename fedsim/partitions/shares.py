@@ -14,11 +14,31 @@ from fedsim.partitions import Indices
 
 @dataclass(frozen=True, kw_only=True)
 class Iid:
-    """Equal shares in random order."""
+    """Equal shares in random order.
+
+    Args:
+        distinct_labels: give each client at most one example of each class, so that no two of its labels are the
+            same; where a class has fewer examples than there are clients, chance says who goes without. Combine it
+            with `samples_per_client` to choose how many of them a client keeps.
+    """
+
+    distinct_labels: bool = False
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See `Partition`."""
-        return list(np.array_split(rng.permutation(len(dataset.train)), clients))
+        """See `Partition`.
+
+        Raises:
+            ConfigError: labels are to be distinct, and there are no classes.
+        """
+        if not self.distinct_labels:
+            return list(np.array_split(rng.permutation(len(dataset.train)), clients))
+        labels = class_labels(dataset, "iid with distinct_labels")
+        shares: list[list[int]] = [[] for _ in range(clients)]
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            for client, member in zip(rng.permutation(clients), members, strict=False):
+                shares[client].append(member)
+        return [np.array(share, dtype=np.int64) for share in shares]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +88,9 @@ def class_labels(dataset: Dataset, partition: str) -> Indices:
         ConfigError: there are none.
     """
     if not dataset.num_classes:
-        raise ConfigError(f"partition: {partition} shares out classes, and '{dataset.name}' is a regression; use iid")
+        raise ConfigError(
+            f"partition: {partition} shares out classes, and '{dataset.name}' is a regression; "
+            "use iid without distinct_labels"
+        )
     labels: Indices = dataset.train.labels.numpy()
     return labels

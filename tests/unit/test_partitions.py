@@ -470,7 +470,17 @@ Case = tuple[Partition, Dataset]
 
 
 @pytest.fixture(
-    params=["iid", "dirichlet", "natural", "pathological", "quantity-skew", "adult-by-age", "att-faces", "index-file"]
+    params=[
+        "iid",
+        "distinct",
+        "dirichlet",
+        "natural",
+        "pathological",
+        "quantity-skew",
+        "adult-by-age",
+        "att-faces",
+        "index-file",
+    ]
 )
 def case(request: pytest.FixtureRequest, ten: Dataset, people: Dataset, faces: Dataset, tmp_path: Path) -> Case:
     """A partition and a data set that it fits; the file has 10 clients."""
@@ -478,6 +488,7 @@ def case(request: pytest.FixtureRequest, ten: Dataset, people: Dataset, faces: D
     path.write_text(json.dumps({str(client): list(range(client, 2000, 10)) for client in range(10)}))
     cases: dict[str, Case] = {
         "iid": (Iid(), ten),
+        "distinct": (Iid(distinct_labels=True), ten),
         "dirichlet": (Dirichlet(), ten),
         "natural": (Natural(), ten),
         "pathological": (Pathological(), ten),
@@ -542,6 +553,34 @@ def test_a_client_without_data_is_named(people: Dataset) -> None:
     young = adult(np.full(50, 25), np.arange(50) < 9)
     with pytest.raises(ConfigError, match=r"client 1 has no example to train on; lower federation\.clients") as caught:
         shared((AdultByAge(), young)).train(0)
+    sentence(caught)
+
+
+def test_with_distinct_labels_no_client_holds_a_class_twice(ten: Dataset) -> None:
+    shares = Iid(distinct_labels=True).assign(ten, 100, rng())
+    labels = ten.train.labels.numpy()
+    once(shares)
+    assert [sorted(labels[share]) for share in shares] == [list(range(10))] * 100
+    kept = shared((Iid(distinct_labels=True), ten), samples_per_client=6)
+    assert [len(set(kept.train(client)[1].tolist())) for client in range(10)] == [6] * 10
+    # Random shares of the same size repeat labels, or the option would change nothing.
+    assert any(len(set(shared((Iid(), ten), samples_per_client=6).train(c)[1].tolist())) < 6 for c in range(10))
+
+
+def test_of_a_class_too_small_for_all_clients_chance_says_who_goes_without() -> None:
+    few = made(np.array([0] * 40 + [1] * 3))
+    lucky = [
+        {client for client, share in enumerate(Iid(distinct_labels=True).assign(few, 10, rng(s))) if 42 in share}
+        for s in range(20)
+    ]
+    assert all(len(clients) == 1 for clients in lucky)
+    assert len(set.union(*lucky)) > 3
+    assert sorted(map(len, Iid(distinct_labels=True).assign(few, 10, rng()))) == [1] * 7 + [2] * 3
+
+
+def test_distinct_labels_of_a_regression_are_refused() -> None:
+    with pytest.raises(ConfigError, match="iid with distinct_labels shares out classes") as caught:
+        Iid(distinct_labels=True).assign(regression(), 3, rng())
     sentence(caught)
 
 
