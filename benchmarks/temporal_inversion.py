@@ -6,6 +6,8 @@
     python benchmarks/temporal_inversion.py baselines   # beside attacks on the first gradient alone
     python benchmarks/temporal_inversion.py invalid     # m of 10 gradients are noise, four aggregations
     python benchmarks/temporal_inversion.py noise       # N(0, 1e-4) on each entry, or 40 % of the entries masked
+    python benchmarks/temporal_inversion.py single      # one gradient from ten starts, aggregated, beside ten gradients
+    python benchmarks/temporal_inversion.py norms       # how long gradients are as the network is trained
     python benchmarks/temporal_inversion.py labels      # labels recovered from one gradient, CIFAR-100
     python benchmarks/temporal_inversion.py alignment   # mini-batches told apart over five epochs, CIFAR-10 and -100
 
@@ -140,21 +142,28 @@ def sent(
 
 
 def score(
-    federation: Federation, attack: Attack, updates: Sequence[Update], mine: Tensor, seed: int
+    federation: Federation, attack: Attack, updates: Sequence[Update], mine: Tensor, seed: int, starts: int = 1
 ) -> tuple[float, float, float]:
-    """PSNR and SSIM, means over the mini-batch, and CPU seconds."""
+    """PSNR and SSIM, means over the mini-batch, and CPU seconds; with several `starts`, of their results' median."""
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder) / "transcript")
         for update in updates if attack.temporal else updates[:1]:
             recorder.write(update.round, [update])
         started = time.process_time()
         knowledge = federation.knowledge(federation.labels[mine])
-        finding = attack.run(Transcript(Path(folder)), knowledge, victim=0, rng=generator(seed, "attack"))
+        keys = [(seed, "attack"), *((seed, "attack", start) for start in range(1, starts))]
+        findings = [attack.run(Transcript(Path(folder)), knowledge, victim=0, rng=generator(*key)) for key in keys]
     seconds = time.process_time() - started
-    assert isinstance(finding, Reconstruction)
     true = federation.inputs[mine]
-    found = finding.data[metrics.match(finding.data, true)]
+    found = _joined([finding.data for finding in findings if isinstance(finding, Reconstruction)])
+    found = found[metrics.match(found, true)]
     return metrics.psnr(found, true).mean().item(), metrics.ssim(found, true).mean().item(), seconds
+
+
+def _joined(estimates: Sequence[Tensor]) -> Tensor:
+    """The median of `estimates` at each pixel, their images assigned to those of the first."""
+    first = estimates[0]
+    return torch.stack([estimate[metrics.match(estimate, first)] for estimate in estimates]).quantile(0.5, 0)
 
 
 def row(name: str, values: Sequence[tuple[float, float, float]]) -> None:
@@ -294,6 +303,38 @@ def noise(options: argparse.Namespace) -> None:
         )  # fmt: skip
 
 
+def single(options: argparse.Namespace) -> None:
+    """Table VII of App. B: robust aggregation over starts of one gradient, and over gradients."""
+    federation = Federation(*CELLS[options.cell])
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    for b in options.sizes:
+        for name, count, starts in (("one gradient", 1, 1), ("one gradient, ten starts", 1, 10), ("T = 10", 10, 1)):
+            cases = [(sent(federation, b, count, seed, options), seed) for seed in seeds]
+            attack = ours(options, gradients=count)
+            row(f"b = {b}, {name}", [score(federation, attack, u, mine, seed, starts) for (u, mine), seed in cases])
+
+
+def norms(options: argparse.Namespace) -> None:
+    """Table III: L2 norm of a mini-batch's gradient, all tensors together, and its entries' root mean square."""
+    for dataset, network in ((Mnist, TgiasLeNet), (Cifar10, ResNet8)):
+        federation = Federation(dataset, network)
+        model, rng = federation.model(options.first_seed), generator("norms", options.first_seed)
+        for epoch in range(1, max(options.epochs) + 1):
+            mine = torch.randperm(options.examples, generator=rng)
+            for index in mine.split(32):
+                federation.step(model, index, options.rate)
+            if epoch in options.epochs:
+                lengths = [_norm(federation.gradient(model, index)) for index in mine[:640].split(32)]
+                entries = sum(p.numel() for p in model.parameters())
+                mean = statistics.fmean(lengths)
+                told = f"norm {mean:.3g}, root mean square {mean / entries**0.5:.3g}"
+                print(f"{network.__name__}, epoch {epoch}: {told}", flush=True)
+
+
+def _norm(gradient: Sequence[Tensor]) -> float:
+    return torch.stack([tensor.norm() for tensor in gradient]).norm().item()
+
+
 def scenes(federation: Federation, model: nn.Module, index: Tensor) -> tuple[Scene, Tensor]:
     """One gradient as an attack sees it, and dummy data."""
     names = [name for name, _ in model.named_parameters()]
@@ -359,8 +400,16 @@ def alignment(options: argparse.Namespace) -> None:
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    measures = {f.__name__: f for f in (batch, gradients, steps, baselines, invalid, noise, labels, alignment)}
-    sizes = {"batch": [1, 2, 4, 8, 16], "baselines": [1, 4], "labels": [8, 16, 32], "alignment": [16, 32, 64]}
+    measures = {
+        f.__name__: f for f in (batch, gradients, steps, baselines, invalid, noise, single, norms, labels, alignment)
+    }
+    sizes = {
+        "batch": [1, 2, 4, 8, 16],
+        "baselines": [1, 4],
+        "single": [4, 8, 16],
+        "labels": [8, 16, 32],
+        "alignment": [16, 32, 64],
+    }
     parser.add_argument("measure", choices=measures)
     parser.add_argument("--cell", choices=CELLS, default="lenet-mnist")
     parser.add_argument("--sizes", type=int, nargs="+", help="mini-batch sizes b")
@@ -373,6 +422,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--every", type=int, default=12)
     parser.add_argument("--rate", type=float, default=0.1)
+    parser.add_argument("--epochs", type=int, nargs="+", default=[1, 2, 10, 40, 60, 100], help="of norms")
+    parser.add_argument("--examples", type=int, default=2000, help="that the network of norms is trained on")
     parser.add_argument("--batches", type=int, default=20, help="mini-batches, of labels and alignment")
     parser.add_argument("--invalid", type=int, nargs="+", default=list(range(10)), help="how many of 10 gradients")
     parser.add_argument("--data-sets", type=int, choices=(1, 2), default=2, help="of alignment: 1 is CIFAR-10 alone")
