@@ -294,6 +294,9 @@ def score_representatives(
     guesses, other = _guesses(found, public, rng), None if public is None else _nearest(found, public, data, labels)
     scores = []
     for metric, (closeness, ceiling) in _CLOSENESS.items():
+        if metric == "class_ssim" and (why := metrics.no_ssim(data)):
+            scores.append(Score(metric=metric, value=math.nan, missing=why))
+            continue
         own = _closest(closeness, found.data, found.labels, data, labels)
         floors = {n: _closest(closeness, g, found.labels, data, labels).mean().item() for n, g in guesses.items()}
         best = max(floors, key=lambda guess: floors[guess])

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_SMALL = 16
-"""Images with a shorter side get a narrower SSIM window, which would otherwise not fit into them."""
+_WINDOWS = {1.5: 11, 0.5: 5}
+"""Deviations of SSIM's Gaussian window and its sides in pixels, the usual one first."""
 _LPIPS_SMALLEST = 17
 
 
@@ -46,14 +46,27 @@ def psnr(claimed: Tensor, true: Tensor) -> Tensor:
 def ssim(claimed: Tensor, true: Tensor) -> Tensor:
     """Structural similarity of each image, at most 1; higher is closer.
 
-    Gaussian window with sigma 1.5 (Wang et al. 2004), or 0.5 for images below 16 pixels. Averaged
-    over all pixels; images are mirrored at the border, which scikit-image leaves out.
+    Gaussian window with sigma 1.5, 11 pixels wide (Wang et al. 2004), averaged over the places where it lies wholly
+    inside the image, as scikit-image does with `gaussian_weights=True` and `use_sample_covariance=False`. Images with
+    a side below 11, for which there is no such value, get sigma 0.5 and 5 pixels; NaN below 5, see `no_ssim`.
     """
     from torchmetrics.functional.image import structural_similarity_index_measure
 
-    sigma = 1.5 if min(true.shape[-2:]) >= _SMALL else 0.5
-    value = structural_similarity_index_measure(claimed, true, data_range=1.0, sigma=sigma, reduction="none")
-    return torch.as_tensor(value).reshape(-1)
+    if no_ssim(true):
+        return torch.full((len(true),), torch.nan)
+    sigma = next(sigma for sigma, window in _WINDOWS.items() if window <= min(true.shape[-2:]))
+    _, full = structural_similarity_index_measure(
+        claimed, true, data_range=1.0, sigma=sigma, reduction="none", return_full_image=True
+    )
+    border = _WINDOWS[sigma] // 2
+    return torch.as_tensor(full)[..., border:-border, border:-border].flatten(1).mean(1)
+
+
+def no_ssim(true: Tensor) -> str:
+    """Why such images have no SSIM; empty where they have one."""
+    height, width = true.shape[-2:]
+    narrow = min(_WINDOWS.values())
+    return f"images of {height} x {width} are smaller than its window" if min(height, width) < narrow else ""
 
 
 def lpips(claimed: Tensor, true: Tensor, weights: Path | None) -> Tensor | str:

@@ -192,7 +192,7 @@ def paired_metrics(paired: Tensor, truth: Truth, weights: Path | None) -> dict[s
         return {"mse": metrics.mse(paired, truth.data)}
     return {
         "psnr": metrics.psnr(paired, truth.data),
-        "ssim": metrics.ssim(paired, truth.data),
+        "ssim": metrics.no_ssim(truth.data) or metrics.ssim(paired, truth.data),
         "mse": metrics.mse(paired, truth.data),
         "lpips": metrics.lpips(paired, truth.data, weights),
     }

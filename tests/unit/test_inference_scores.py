@@ -285,6 +285,15 @@ def test_public_images_of_the_class_stand_beside_and_are_no_guess() -> None:
     assert math.isnan(represent(images(2), [0, 1], None)["class_psnr"].nearest_public)
 
 
+def test_representatives_smaller_than_the_window_of_ssim_are_judged_by_psnr_alone() -> None:
+    found = Representatives(data=torch.rand(1, 1, 4, 4), labels=torch.tensor([0]))
+    ssim, psnr = score_representatives(
+        found, torch.rand(2, 1, 4, 4), torch.zeros(2).long(), public=None, rng=generator(1)
+    )
+    assert "smaller than its window" in ssim.missing
+    assert math.isfinite(psnr.value)
+
+
 def test_a_class_that_is_not_public_is_guessed_by_the_mean_of_all() -> None:
     few = Public(data=PUBLIC.data[:2], labels=torch.tensor([3, 4]))
     item = represent(images(1, seed=8), [0], few)["class_psnr"]

@@ -60,27 +60,35 @@ def test_identical_images_are_perfect_by_every_metric() -> None:
 
 
 def ssim_by_hand(claimed: Tensor, true: Tensor, sigma: float) -> float:
-    """Wang et al. 2004 with scipy's Gaussian filter; images are mirrored at their border."""
-    values = []
+    """Scikit-image's convention with scipy's filter: local values wherever the window lies inside."""
+    values, border = [], int(3.5 * sigma + 0.5)
     for x, y in zip(claimed.double().numpy(), true.double().numpy(), strict=True):
 
         def blur(z: np.ndarray) -> np.ndarray:
-            return gaussian_filter(z, sigma, truncate=3.5, mode="mirror")
+            return gaussian_filter(z, sigma, truncate=3.5)
 
         mx, my = blur(x), blur(y)
         vx, vy, vxy = blur(x * x) - mx * mx, blur(y * y) - my * my, blur(x * y) - mx * my
         c1, c2 = 0.01**2, 0.03**2
         local = ((2 * mx * my + c1) * (2 * vxy + c2)) / ((mx**2 + my**2 + c1) * (vx + vy + c2))
-        values.append(local.mean())
+        values.append(local[border:-border, border:-border].mean())
     return float(np.mean(values))
 
 
-@pytest.mark.parametrize(("size", "sigma"), [(28, 1.5), (16, 1.5), (15, 0.5), (8, 0.5)])
-def test_ssim_agrees_with_a_computation_by_hand(size: int, sigma: float) -> None:
-    true = images(4, 1, size, size)
+@pytest.mark.parametrize(
+    ("height", "width", "sigma"), [(28, 28, 1.5), (16, 20, 1.5), (11, 11, 1.5), (10, 30, 0.5), (8, 8, 0.5), (5, 5, 0.5)]
+)
+def test_ssim_is_that_of_scikit_image_without_the_border(height: int, width: int, sigma: float) -> None:
+    true = images(4, 3, height, width)
     claimed = (true + 0.2 * torch.randn(true.shape, generator=torch.Generator().manual_seed(2))).clamp(0, 1)
     by_hand = [ssim_by_hand(c, t, sigma) for c, t in zip(claimed, true, strict=True)]
     assert metrics.ssim(claimed, true).tolist() == pytest.approx(by_hand, abs=1e-4)
+
+
+def test_images_too_small_for_the_window_of_ssim_have_none() -> None:
+    assert metrics.ssim(images(2, 1, 4, 9), images(2, 1, 4, 9)).isnan().all()
+    assert metrics.no_ssim(images(2, 1, 4, 9)) == "images of 4 x 9 are smaller than its window"
+    assert not metrics.no_ssim(images(2, 1, 5, 5))
 
 
 @pytest.mark.parametrize("name", ["mse", "psnr", "ssim"])

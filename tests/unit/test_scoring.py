@@ -198,6 +198,13 @@ def test_lpips_is_missing_with_its_reason() -> None:
     assert item.per_image == ()
 
 
+def test_ssim_of_tiny_images_is_missing_with_its_reason() -> None:
+    truth, finding = (Truth(data=images(4, size=4), labels=LABELS), Reconstruction(data=images(4, 5, 4), labels=LABELS))
+    scores = score(finding, truth, public=None, rng=torch.Generator())
+    (item,) = [s for s in scores if s.metric == "ssim"]
+    assert item.missing == "images of 4 x 4 are smaller than its window"
+
+
 @pytest.mark.parametrize(
     ("data", "labels", "sentence"),
     [
