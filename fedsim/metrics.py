@@ -15,20 +15,23 @@ from torch import Tensor
 
 _WINDOWS = {1.5: 11, 0.5: 5}
 """Deviations of SSIM's Gaussian window and its sides in pixels, the usual one first."""
+_SAME = 1e-10
+"""Mean squared error, 100 dB, from which on images are taken for equal when they are paired."""
 _LPIPS_SMALLEST = 17
 
 
 def match(claimed: Tensor, true: Tensor) -> Tensor:
-    """For each true image, the index of the claimed one assigned to it.
+    """For each true example, the index of the claimed one assigned to it.
 
-    One-to-one, least total squared error (Hungarian algorithm); attacks do not know the order.
+    One-to-one (Hungarian algorithm), since attacks do not know the order. Images are paired so that their total PSNR is
+    largest, for that is what is reported of them; more than 100 dB counts as 100, so that exact copies, whose PSNR is
+    infinite, are paired like all others. Rows of a table are paired by the least total squared error.
     """
     from scipy.optimize import linear_sum_assignment
 
-    cost = torch.cdist(claimed.flatten(1).double(), true.flatten(1).double()).square()
-    rows, columns = linear_sum_assignment(cost.T.numpy())
-    del rows
-    return torch.from_numpy(columns)
+    apart = torch.cdist(true.flatten(1).double(), claimed.flatten(1).double()).square() / true[0].numel()
+    cost = apart.clamp_min(_SAME).log10() if true.ndim == 4 else apart
+    return torch.from_numpy(linear_sum_assignment(cost.numpy())[1])
 
 
 def mse(claimed: Tensor, true: Tensor) -> Tensor:

@@ -276,7 +276,7 @@ def test_pictures_of_classes_are_not_said_to_be_matched(folder, held):
     )
     assert begin + classes + "sra-gradient" in text_of(page(folder))
     claim(folder, held)
-    matched = "They are matched one-to-one so that the total squared error is least; attacks do not know the order. "
+    matched = "They are matched one-to-one so that their total PSNR is largest; attacks do not know the order. "
     assert begin + matched + classes + "sme" in text_of(page(folder))
 
 
