@@ -6,9 +6,9 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from fedsim.defense import Defense
+from fedsim.defense import Defense, a_defense, kind, overrides, replaced
 from fedsim.engines.arrays import record_of, state_in
-from fedsim.errors import RunError
+from fedsim.errors import PluginError, RunError
 from fedsim.messages import State, as_received, as_sent, non_finite
 
 
@@ -19,12 +19,22 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
 
     The hooks on batches and gradients act inside local training and need fedsim's own ClientApp.
     What `on_update` hands back untouched is sent untouched, to the bit. A reply is refused, and so
-    becomes an error of this client, if an array in it was never broadcast and so cannot be defended,
-    or if the defended update is NaN or infinite.
+    becomes an error of this client, if an array in it was never broadcast as it is and so cannot be
+    defended, if it has several records of arrays, or if the defended update is NaN or infinite.
 
     Args:
         rng: source of the defense's randomness; None draws a fresh seed from the operating system.
+
+    Raises:
+        PluginError: it is no defense, does nothing, or acts inside local training.
     """
+    a_defense(defense)
+    for hook in ("on_batch", "on_gradient"):
+        if overrides(defense, hook):
+            raise PluginError(
+                f"{type(defense).__name__}: '{hook}' acts inside local training, where a mod cannot call it; "
+                "use it in fedsim's own ClientApp, or leave the hook out"
+            )
     source = rng or torch.Generator()
     if rng is None:
         source.seed()
@@ -35,6 +45,11 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         reply = call_next(message, context)
         if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
             return reply
+        if len(reply.content.array_records) > 1:
+            raise RunError(
+                f"{type(defense).__name__}: the reply has {len(reply.content.array_records)} records of arrays, but "
+                "an update is defended as a whole; send one"
+            )
         for key, record in reply.content.array_records.items():
             reply.content[key] = record_of(defended(defense, before, state_in(record), source))
         return reply
@@ -48,25 +63,32 @@ def defended(defense: Defense, before: State, after: State, rng: torch.Generator
     Gradients in `after` are what the defense acts on as they are; of all else it acts on the difference to `before`.
 
     Raises:
-        RunError: a tensor in `after` was not in `before` or is there twice, or the defended update is NaN or infinite.
+        RunError: a tensor in `after` was not in `before`, or of another form, or is there twice, or the defended update
+            is not one: other names or shapes, NaN or infinite.
     """
+    name = type(defense).__name__
     gradient, rest = as_received(after)
     gradient = gradient or {}
-    floats = {name: tensor for name, tensor in rest.items() if tensor.is_floating_point()}
-    for name in (*floats, *gradient):
-        if name in floats and name in gradient:
+    for key, tensor in (*rest.items(), *gradient.items()):
+        if key in rest and key in gradient:
+            raise RunError(f"{name}: '{key}' is sent both as weights and as a gradient; send one of them")
+        if key not in before:
             raise RunError(
-                f"{type(defense).__name__}: '{name}' is sent both as weights and as a gradient; send one of them"
-            )
-        if name not in before:
-            raise RunError(
-                f"{type(defense).__name__}: '{name}' was not broadcast, so its update cannot be defended; "
+                f"{name}: '{key}' was not broadcast, so its update cannot be defended; "
                 "broadcast it with the model, or do not send it"
             )
-    update = {name: tensor - before[name] for name, tensor in floats.items()} | dict(gradient)
-    sent = defense.on_update(update, rng=rng)
+        # A count comes back from strategies that average as a real number; it says nothing of the data.
+        kept = tensor.is_floating_point() == before[key].is_floating_point() or not tensor.ndim
+        if not kept or tensor.is_complex() or tensor.shape != before[key].shape:
+            raise RunError(
+                f"{name}: '{key}' was broadcast as {kind(before[key])} and is to be sent as {kind(tensor)}, so its "
+                "update cannot be defended; send it as it was broadcast, in real numbers"
+            )
+    floats = {key: tensor for key, tensor in rest.items() if tensor.is_floating_point()}
+    update = {key: tensor - before[key] for key, tensor in floats.items()} | dict(gradient)
+    sent = replaced(defense, "on_update", update, rng)
     if broken := non_finite(sent):
-        raise RunError(f"{type(defense).__name__}: the update of '{broken[0]}' is NaN or infinite")
-    changed = {name: value for name, value in sent.items() if value is not update[name]}
-    weights = {name: before[name] + value for name, value in changed.items() if name in floats}
-    return {**after, **weights, **as_sent({name: changed[name] for name in gradient if name in changed}, {})}
+        raise RunError(f"{name}: the update of '{broken[0]}' is NaN or infinite")
+    changed = {key: value for key, value in sent.items() if value is not update[key]}
+    weights = {key: before[key] + value for key, value in changed.items() if key in floats}
+    return {**after, **weights, **as_sent({key: changed[key] for key in gradient if key in changed}, {})}

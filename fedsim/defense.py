@@ -7,15 +7,26 @@ send. A defense that overrides only `on_update` also works in any other Flower a
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from abc import ABC
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedsim.attack import Paper
+from fedsim.errors import PluginError, RunError
 from fedsim.messages import State
+
+HOOKS: Mapping[str, tuple[str, ...]] = {
+    "on_batch": ("inputs", "labels"),
+    "on_gradient": ("gradient",),
+    "on_update": ("update",),
+}
+"""The hooks of a defense and what each is handed, besides `rng`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +50,19 @@ class Guarantee:
 
 @dataclass(frozen=True, kw_only=True)
 class Defense(ABC):
-    """Base of all defenses: a frozen dataclass whose fields are its strengths."""
+    """Base of all defenses: a frozen dataclass whose fields are its strengths.
+
+    Each hook is handed copies, and what it returns is checked: tensors of the same names and shapes as those that
+    it got. A client whose defense fails sends nothing.
+    """
 
     paper: ClassVar[Paper]
 
     def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Replace a mini-batch before its forward pass. `inputs` is `example ...` in model units."""
+        """Replace a mini-batch before its forward pass. `inputs` is `example ...` in model units.
+
+        There may be more or fewer examples than before, of the same shape, with a label each.
+        """
         del rng
         return inputs, labels
 
@@ -62,3 +80,100 @@ class Defense(ABC):
         """What is proved after `rounds` updates of one client, or None where nothing is."""
         del rounds, delta
         return None
+
+
+def a_defense(thing: Any) -> Defense:
+    """`thing`, if it is a defense that does something.
+
+    Raises:
+        PluginError: it is something else, overrides no hook, or misspells one; what it was meant to do would be left
+            undone in silence.
+    """
+    cls = thing if isinstance(thing, type) else type(thing)
+    name = f"{cls.__module__}.{cls.__name__}"
+    if not isinstance(thing, Defense):
+        raise PluginError(f"{name}: expected a defense, made from a class that derives from fedsim.defense.Defense")
+    for method in dir(cls):
+        if method.startswith("_") or hasattr(Defense, method) or not callable(getattr(cls, method)):
+            continue
+        near = difflib.get_close_matches(method, [*HOOKS, "guarantee"], n=1, cutoff=0.5 if method[:2] == "on" else 0.8)
+        if near or method.startswith("on_"):
+            meant = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(HOOKS)}"
+            raise PluginError(f"{name}: '{method}' is no hook of a defense and would never be called, {meant}")
+    if not any(overrides(thing, hook) for hook in HOOKS):
+        raise PluginError(f"{name}: overrides none of {', '.join(HOOKS)}, so it defends nothing")
+    for hook, given in HOOKS.items():
+        try:
+            inspect.signature(getattr(thing, hook)).bind(*given, rng=None)
+        except TypeError as error:
+            raise PluginError(
+                f"{name}: '{hook}' cannot be called as {hook}({', '.join(given)}, rng=...) ({error})"
+            ) from error
+    return thing
+
+
+def overrides(defense: Defense, hook: str) -> bool:
+    """Whether `defense` does anything at `hook`."""
+    return getattr(type(defense), hook) is not getattr(Defense, hook)
+
+
+def replaced(defense: Defense, hook: str, state: State, rng: torch.Generator) -> State:
+    """What `on_gradient` or `on_update` of `defense` puts in the place of `state`, which is left as it is.
+
+    A tensor that the hook neither changed nor replaced is the very one of `state`.
+
+    Raises:
+        RunError: the hook returned something else than one tensor of numbers for each of `state`, of its shape.
+    """
+    if not overrides(defense, hook):
+        return state
+    where = f"{type(defense).__name__}.{hook}"
+    given = {name: tensor.clone() for name, tensor in state.items()}
+    got = getattr(defense, hook)(dict(given), rng=rng)
+    if not isinstance(got, Mapping):
+        raise RunError(f"{where}: expected a dict of tensors by name back, got {kind(got)}")
+    if other := sorted(set(state) ^ set(got), key=str):
+        lacks = "left out" if other[0] in state else "added"
+        raise RunError(f"{where}: '{other[0]}' was {lacks}; return the same names, zeros where nothing is to be sent")
+    for name, tensor in state.items():
+        if not isinstance(got[name], Tensor) or not got[name].is_floating_point() or got[name].shape != tensor.shape:
+            raise RunError(
+                f"{where}: expected '{name}' as a floating tensor of shape {tuple(tensor.shape)} back, "
+                f"got {kind(got[name])}"
+            )
+    kept = {name for name in state if got[name] is given[name] and torch.equal(given[name], state[name])}
+    return {name: tensor if name in kept else got[name].detach().to(tensor) for name, tensor in state.items()}
+
+
+def replaced_batch(defense: Defense, inputs: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """What `defense.on_batch` puts in the place of a mini-batch, whose tensors are left as they are.
+
+    Raises:
+        RunError: the hook returned something else than a pair of inputs and labels, of which one belongs to each other.
+    """
+    if not overrides(defense, "on_batch"):
+        return inputs, labels
+    got = defense.on_batch(inputs.clone(), labels.clone(), rng=rng)
+    where = f"{type(defense).__name__}.on_batch"
+    if not (isinstance(got, tuple | list) and len(got) == 2 and all(isinstance(part, Tensor) for part in got)):
+        raise RunError(f"{where}: expected a pair of tensors (inputs, labels) back, got {kind(got)}")
+    batch, targets = got
+    alike = batch.is_floating_point() == inputs.is_floating_point() and batch.shape[1:] == inputs.shape[1:]
+    if not (alike and batch.ndim and len(batch)):
+        raise RunError(f"{where}: expected inputs of shape (example, {_sizes(inputs)}) back, got {kind(batch)}")
+    probabilities = not labels.is_floating_point() and targets.is_floating_point() and targets.ndim == 2
+    plain = targets.is_floating_point() == labels.is_floating_point() and targets.ndim == 1
+    if not (plain or probabilities) or len(targets) != len(batch):
+        raise RunError(f"{where}: expected one label for each of {len(batch)} inputs back, got {kind(targets)}")
+    return batch.to(inputs), targets.to(labels) if plain else targets.to(inputs)
+
+
+def _sizes(tensor: Tensor) -> str:
+    return ", ".join(map(str, tensor.shape[1:]))
+
+
+def kind(thing: Any) -> str:
+    """What `thing` is, in a few words."""
+    if isinstance(thing, Tensor):
+        return f"{str(thing.dtype).removeprefix('torch.')} of shape {tuple(thing.shape)}"
+    return f"a {type(thing).__name__}" if thing is not None else "nothing"

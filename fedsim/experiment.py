@@ -18,7 +18,7 @@ from fedsim.cohort_training import fits, group_size
 from fedsim.config import AttackFile, AttackTable, Config, TrainingTable, check
 from fedsim.datasets import Dataset
 from fedsim.datasets.checks import check_dataset
-from fedsim.defense import Defense
+from fedsim.defense import Defense, a_defense
 from fedsim.errors import ConfigError, PluginError
 from fedsim.federated_data import FederatedData
 from fedsim.models.checks import a_network, check_model
@@ -179,7 +179,7 @@ class Experiment:
     def defenses(self) -> list[Defense]:
         """What each client does to protect itself, in order."""
         return [
-            _derived(Defense, registry.build("defenses", table.name, table.settings, f"defense.{place}"))
+            a_defense(registry.build("defenses", table.name, table.settings, f"defense.{place}"))
             for place, table in enumerate(self.config.defense)
         ]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.defense import Defense
+from fedsim.defense import Defense, replaced, replaced_batch
 from fedsim.errors import ConfigError, RunError
 from fedsim.messages import State, non_finite
 from fedsim.randomness import generator, seeded
@@ -379,13 +379,13 @@ def _defended_batch(
     batch: Tensor, targets: Tensor, defenses: Sequence[Defense], noise: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     for defense in defenses:
-        batch, targets = defense.on_batch(batch, targets, rng=noise)
+        batch, targets = replaced_batch(defense, batch, targets, noise)
     return batch, targets
 
 
 def _defend_gradient(parameters: dict[str, nn.Parameter], defenses: Sequence[Defense], noise: torch.Generator) -> None:
     gradient: State = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     for defense in defenses:
-        gradient = defense.on_gradient(gradient, rng=noise)
+        gradient = replaced(defense, "on_gradient", gradient, noise)
     for name, value in gradient.items():
         parameters[name].grad = value

@@ -410,9 +410,12 @@ PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
 @dataclass(frozen=True, kw_only=True)
 class Idle(Defense):
-    """Overrides nothing."""
+    """Hands back what it is given."""
 
     paper = PAPER
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+        return update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,7 +431,7 @@ class Meddler(Defense):
         return {name: tensor / 2 for name, tensor in gradient.items()}
 
 
-def test_a_defense_that_overrides_nothing_changes_nothing() -> None:
+def test_a_defense_without_hooks_in_local_training_changes_nothing_there() -> None:
     assert equal(train(net(), defenses=[Idle(), Idle()]), train(net()))
 
 

@@ -1,0 +1,305 @@
+"""A defense that does not do what it should sends nothing: the client fails, and undefended weights never leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clients.mods import as_mod, defended
+from fedsim.attack import Paper
+from fedsim.config import Config
+from fedsim.defense import Defense, a_defense
+from fedsim.errors import PluginError, RunError
+from fedsim.experiment import Experiment
+from fedsim.messages import State, as_received, as_sent
+from fedsim.models.mlp import Mlp
+from fedsim.randomness import generator
+from fedsim.run_folder import RunFolder
+from fedsim.task import Task
+from fedsim.training import LocalTraining, local_gradient, local_update, state_of
+from fedsim.transcript import Transcript
+
+PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
+
+
+class Hooks(Defense):
+    """Does at each hook what it is made to do."""
+
+    paper = PAPER
+
+    def __init__(self, update: Any = None, gradient: Any = None, batch: Any = None) -> None:
+        self.__dict__.update(update=update, gradient=gradient, batch=batch)
+
+    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self.__dict__["batch"](inputs, labels) if self.__dict__["batch"] else (inputs, labels)  # type: ignore[no-any-return]
+
+    def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+        return self.__dict__["gradient"](gradient) if self.__dict__["gradient"] else gradient  # type: ignore[no-any-return]
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+        return self.__dict__["update"](update) if self.__dict__["update"] else update  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeavesOut(Defense):
+    """Sends only the last tensor of an update."""
+
+    paper = PAPER
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+        return dict(list(update.items())[-1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroInPlace(Defense):
+    paper = PAPER
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+        for tensor in update.values():
+            tensor.zero_()
+        return update
+
+
+def zeroed(state: State) -> State:
+    for tensor in state.values():
+        tensor.zero_()
+    return state
+
+
+BEFORE = {"w": torch.linspace(-1, 1, 6).reshape(2, 3), "b": torch.tensor([0.5, 0.25])}
+AFTER = {name: tensor + 0.3 for name, tensor in BEFORE.items()}
+BAD: list[tuple[Callable[[State], Any], str]] = [
+    (lambda state: {"w": state["w"]}, "'b' was left out; return the same names"),
+    (lambda state: {**state, "x": state["w"]}, "'x' was added; return the same names"),
+    (lambda state: {**state, "b": torch.tensor(0.0)}, "expected 'b' as a floating tensor of shape (2,) back, got"),
+    (lambda state: {**state, "w": state["w"][:1]}, "got float32 of shape (1, 3)"),
+    (lambda state: {**state, "w": state["w"].long()}, "got int64 of shape (2, 3)"),
+    (lambda state: {**state, "w": 0.0}, "got a float"),
+    (lambda state: None, "expected a dict of tensors by name back, got nothing"),
+    (lambda state: state["w"], "expected a dict of tensors by name back, got float32 of shape (2, 3)"),
+]
+
+
+@pytest.mark.parametrize(("hook", "expected"), BAD)
+@pytest.mark.parametrize("wire", [lambda after: after, lambda after: as_sent(after, {})], ids=["weights", "gradient"])
+def test_what_a_hook_forgets_or_broadcasts_is_not_sent(hook: Any, expected: str, wire: Any) -> None:
+    with pytest.raises(RunError) as error:
+        defended(Hooks(update=hook), BEFORE, wire(AFTER), generator(0))
+    assert str(error.value).startswith("Hooks.on_update: ")
+    assert expected in str(error.value)
+
+
+def test_an_update_that_is_zeroed_in_place_leaves_as_zero() -> None:
+    sent = defended(Hooks(update=zeroed), BEFORE, AFTER, generator(0))
+    assert {name: tensor.tolist() for name, tensor in sent.items()} == {n: t.tolist() for n, t in BEFORE.items()}
+    gradient, _ = as_received(defended(Hooks(update=zeroed), BEFORE, as_sent(AFTER, {}), generator(0)))
+    assert gradient is not None
+    assert not any(tensor.any() for tensor in gradient.values())
+
+
+def test_what_a_hook_changes_belongs_to_it_and_its_types_stay() -> None:
+    kept = {name: tensor.clone() for name, tensor in AFTER.items()}
+    sent = defended(Hooks(update=lambda u: {n: t.mul_(2).double() for n, t in u.items()}), BEFORE, AFTER, generator(0))
+    assert all(torch.equal(AFTER[name], kept[name]) for name in kept)
+    assert {tensor.dtype for tensor in sent.values()} == {torch.float32}
+    torch.testing.assert_close(sent, {name: tensor + 0.6 for name, tensor in BEFORE.items()})
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        ({"w": AFTER["w"], "b": torch.tensor(1.0)}, "is to be sent as float32 of shape ()"),
+        ({"w": AFTER["w"].to(torch.int8), "b": AFTER["b"]}, "is to be sent as int8 of shape (2, 3)"),
+        ({"w": AFTER["w"] + 0j, "b": AFTER["b"]}, "is to be sent as complex64 of shape (2, 3)"),
+        ({**AFTER, "data": torch.ones(3, dtype=torch.int64)}, "'data' was not broadcast"),
+    ],
+)
+def test_what_has_no_difference_to_the_broadcast_is_not_sent(after: State, expected: str) -> None:
+    with pytest.raises(RunError) as error:
+        defended(Hooks(), BEFORE, after, generator(0))
+    assert expected in str(error.value)
+
+
+# Inside local training, of weights and of gradients.
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return Mlp(hidden=(4,)).build(Task((6,), 3))
+
+
+def trained(defense: Defense, sends: str) -> State:
+    inputs, labels = torch.rand((4, 6), generator=generator("x")), torch.tensor([0, 1, 2, 0])
+    model = net()
+    if sends == "weights":
+        settings = LocalTraining(local_steps=2, batch_size=4, learning_rate=0.1)
+        return local_update(model, state_of(net()), inputs, labels, settings, key=("k",), defenses=[defense])[0]
+    settings = LocalTraining(local_steps=1, batch_size=4, learning_rate=0.1, sends="gradient")
+    return local_gradient(model, state_of(net()), inputs, labels, settings, key=("k",), defenses=[defense])[0]
+
+
+@pytest.mark.parametrize("sends", ["weights", "gradient"])
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        (lambda gradient: {}, "was left out"),
+        (lambda gradient: {name: torch.tensor(0.0) for name in gradient}, "got float32 of shape ()"),
+        (lambda gradient: None, "got nothing"),
+    ],
+)
+def test_a_gradient_that_a_hook_leaves_out_is_not_learned_from(hook: Any, expected: str, sends: str) -> None:
+    with pytest.raises(RunError) as error:
+        trained(Hooks(gradient=hook), sends)
+    assert str(error.value).startswith("Hooks.on_gradient: ")
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("sends", ["weights", "gradient"])
+def test_a_gradient_that_is_zeroed_in_place_is_zero(sends: str) -> None:
+    got = trained(Hooks(gradient=zeroed), sends)
+    start = state_of(net())
+    for name, tensor in got.items():
+        assert torch.equal(tensor, start[name] if sends == "weights" else torch.zeros_like(tensor))
+
+
+@pytest.mark.parametrize("sends", ["weights", "gradient"])
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        (lambda inputs, labels: None, "expected a pair of tensors (inputs, labels) back, got nothing"),
+        (lambda inputs, labels: inputs, "expected a pair of tensors (inputs, labels) back, got float32"),
+        (lambda inputs, labels: (inputs[1:], labels), "expected one label for each of 3 inputs back, got int64"),
+        (lambda inputs, labels: (inputs[:0], labels[:0]), "expected inputs of shape (example, 6) back, got float32"),
+        (lambda inputs, labels: (inputs[:, :1], labels), "expected inputs of shape (example, 6) back, got float32"),
+        (lambda inputs, labels: (inputs.sum(), labels), "got float32 of shape ()"),
+        (lambda inputs, labels: (inputs, labels.float()), "expected one label for each of 4 inputs back, got float32"),
+    ],
+)
+def test_a_batch_that_does_not_fit_together_is_not_learned_from(hook: Any, expected: str, sends: str) -> None:
+    with pytest.raises(RunError) as error:
+        trained(Hooks(batch=hook), sends)
+    assert str(error.value).startswith("Hooks.on_batch: ")
+    assert expected in str(error.value)
+
+
+def test_a_batch_changed_in_place_changes_no_data_of_the_client() -> None:
+    inputs, labels = torch.rand((4, 6), generator=generator("x")), torch.tensor([0, 1, 2, 0])
+    kept = inputs.clone()
+    settings = LocalTraining(local_steps=1, batch_size=4, learning_rate=0.1)
+    own = [torch.arange(4)]
+
+    def spoil(batch: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return batch.zero_(), targets
+
+    local_update(net(), state_of(net()), inputs, labels, settings, key=("k",), defenses=[Hooks(batch=spoil)], order=own)
+    local_gradient(net(), state_of(net()), inputs, labels, settings, key=("k",), defenses=[Hooks(batch=spoil)])
+    assert torch.equal(inputs, kept)
+
+
+def test_a_batch_may_be_of_other_size_and_of_probabilities() -> None:
+    def mix(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs[1:] / 2 + inputs[:-1] / 2, torch.full((len(labels) - 1, 3), 1 / 3)
+
+    assert trained(Hooks(batch=mix), "weights").keys() == state_of(net()).keys()
+
+
+# Plug-ins that could never defend anything.
+
+
+class Idle(Defense):
+    paper = PAPER
+
+
+class Plural(Defense):
+    paper = PAPER
+
+    def on_updates(self, update: State, *, rng: torch.Generator) -> State:
+        return {}
+
+
+class OneTooMany(Hooks):
+    def on_gradients(self, gradient: State, *, rng: torch.Generator) -> State:
+        return {}
+
+
+class Camel(Defense):
+    paper = PAPER
+
+    def onUpdate(self, update: State, *, rng: torch.Generator) -> State:
+        return {}
+
+
+class NoRng(Defense):
+    paper = PAPER
+
+    def on_update(self, update: State) -> State:  # type: ignore[override]
+        return update
+
+
+@pytest.mark.parametrize(
+    ("thing", "expected"),
+    [
+        (Idle(), "Idle: overrides none of on_batch, on_gradient, on_update, so it defends nothing"),
+        (Plural(), "Plural: 'on_updates' is no hook of a defense and would never be called, did you mean 'on_update'?"),
+        (OneTooMany(), "OneTooMany: 'on_gradients' is no hook of a defense"),
+        (Camel(), "Camel: 'onUpdate' is no hook of a defense and would never be called, did you mean 'on_update'?"),
+        (NoRng(), "NoRng: 'on_update' cannot be called as on_update(update, rng=...)"),
+        (Hooks, "Hooks: expected a defense, made from a class that derives from fedsim.defense.Defense"),
+        (object(), "builtins.object: expected a defense"),
+    ],
+)
+@pytest.mark.parametrize("door", [a_defense, as_mod])
+def test_a_class_that_would_defend_nothing_is_refused_by_name(door: Any, thing: Any, expected: str) -> None:
+    with pytest.raises(PluginError) as error:
+        door(thing)
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_experiment_refuses_a_defense_with_a_misspelt_hook(tiny_config: Callable[..., Config]) -> None:
+    config = tiny_config(defense=[{"name": f"{__name__}:Plural"}], attack=[])
+    with pytest.raises(PluginError, match="did you mean"):
+        _ = Experiment(config).defenses
+
+
+def test_a_mod_refuses_a_defense_that_it_cannot_carry_out() -> None:
+    class Inside(Defense):
+        paper = PAPER
+
+        def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+            return gradient
+
+    with pytest.raises(PluginError, match=r"Inside: 'on_gradient' acts inside local training, where a mod cannot"):
+        as_mod(Inside())
+
+
+# A federation, with clients that train several at once and one by one.
+
+
+@pytest.mark.parametrize("vectorise", [True, False])
+@pytest.mark.parametrize("strategy", [{"name": "fedavg"}, {"name": "fedsgd", "learning_rate": 0.1}])
+def test_a_federation_sends_a_zeroed_update_or_none(
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+    tmp_path: Path,
+    vectorise: bool,
+    strategy: dict[str, Any],
+) -> None:
+    tables = {
+        "strategy": strategy,
+        "training": {"local_epochs": None, "local_steps": 1, "learning_rate": 0.01},
+        "federation": {"rounds": 1, "vectorise": vectorise},
+        "attack": [],
+    }
+    run = serial_run(tiny_config(defense=[{"name": f"{__name__}:ZeroInPlace"}], **tables), tmp_path / "zero")
+    for update in Transcript(run.path).updates():
+        assert not any(tensor.any() for tensor in update.pseudo_gradient.values())
+    with pytest.raises(RunError, match=r"all 4 clients failed .*LeavesOut.on_update: .* was left out"):
+        serial_run(tiny_config(defense=[{"name": f"{__name__}:LeavesOut"}], **tables), tmp_path / "less")
+    assert list((tmp_path / "less" / "transcript").iterdir()) == []
