@@ -101,7 +101,7 @@ def score(
     data are known, random ones of them, their mean image, and their class means for the labels that the
     finding claims. Of texts they are random public ones, for each claimed label the most frequent token at each place
     and the likeliest tokens whatever their places, and the most frequent words. Labels are guessed as in
-    `every_class_as_often`.
+    `every_class_as_often` and, where public data are known, as in `by_frequencies`.
 
     Args:
         rng: draws the noise and the random public images.
@@ -217,6 +217,28 @@ def every_class_as_often(true: Tensor, classes: int) -> float:
     return (sure + likely * left / classes) / len(true)
 
 
+def by_frequencies(true: Tensor, frequencies: Tensor) -> float:
+    """`label_accuracy` expected of the best guess for who knows only how frequent each class is among all.
+
+    The k-th copy of a class is worth the probability that N random labels hold it k times; the N copies that are worth
+    most are guessed. Among copies of equal worth, of which some are left out, chance decides.
+
+    Args:
+        true: `example`, N labels.
+        frequencies: `class`, which sum to 1.
+    """
+    from scipy.stats import binom
+
+    count = len(true)
+    copies = torch.arange(1, count + 1)
+    worth = torch.from_numpy(binom.sf(copies.numpy() - 1, count, frequencies.double().numpy()[:, None]))
+    there = true.bincount(minlength=len(frequencies))[:, None] >= copies
+    least = worth.flatten().sort(descending=True).values[count - 1]
+    sure, even = worth > least, worth == least
+    left = count - int(sure.sum())
+    return (int(there[sure].sum()) + int(there[even].sum()) * left / int(even.sum())) / count
+
+
 def _guesses(finding: Reconstruction, public: Public | None, rng: torch.Generator) -> dict[str, Tensor]:
     shape = finding.data.shape
     guesses = {"noise": torch.rand(shape, generator=rng), "mid-grey": torch.full(shape, 0.5)}
@@ -269,10 +291,15 @@ def _similarity(trace: Tensor) -> Score:
 
 def _label_score(claimed: Tensor, true: Tensor, public: Public | None) -> Score:
     classes = int(max(claimed.max(), true.max(), public.labels.max() if public else 0)) + 1
+    guesses = {"every class as often": every_class_as_often(true, classes)}
+    if public is not None:
+        frequencies = public.labels.bincount(minlength=classes) / len(public.labels)
+        guesses["public class frequencies"] = by_frequencies(true, frequencies)
+    best = max(guesses, key=lambda guess: guesses[guess])
     return Score(
         metric="label_accuracy",
         value=label_accuracy(claimed, true),
-        floor=every_class_as_often(true, classes),
-        floor_guess="every class as often",
+        floor=guesses[best],
+        floor_guess=best,
         ceiling=1.0,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import AttackError, DataError, TranscriptError
 from fedsim.findings import Reconstruction, load_finding, save_finding
-from fedsim.scoring import Public, Score, Truth, every_class_as_often, label_accuracy, score
+from fedsim.scoring import Public, Score, Truth, by_frequencies, every_class_as_often, label_accuracy, score
 
 
 def images(count: int, seed: int = 0, size: int = 8) -> Tensor:
@@ -161,6 +162,34 @@ def test_the_floor_of_labels_is_the_mean_over_all_guesses_of_every_class_as_ofte
     guesses = [[*range(classes)] * often + list(more) for more in itertools.combinations(range(classes), left)]
     hits = [sum((Counter(guess) & Counter(true)).values()) / len(true) for guess in guesses]
     assert every_class_as_often(torch.tensor(true), classes) == pytest.approx(sum(hits) / len(hits))
+
+
+@pytest.mark.parametrize("frequencies", [[0.5, 0.3, 0.2], [0.7, 0.15, 0.15], [0.25] * 4, [1.0, 0.0], [0.6, 0.4, 0.0]])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_guess_by_frequencies_is_the_best_that_these_allow(frequencies: list[float], count: int) -> None:
+    """All guesses of so many labels on all draws of so many labels: the best mean is the mean of this guess."""
+    classes = range(len(frequencies))
+    chances = {draw: math.prod(frequencies[c] for c in draw) for draw in itertools.product(classes, repeat=count)}
+
+    def mean_of(right: Callable[[tuple[int, ...]], float]) -> float:
+        return sum(chance * right(draw) for draw, chance in chances.items())
+
+    def hits(guess: tuple[int, ...]) -> float:
+        return mean_of(lambda draw: sum((Counter(guess) & Counter(draw)).values()) / count)
+
+    best = max(map(hits, itertools.combinations_with_replacement(classes, count)))
+    own = mean_of(lambda draw: by_frequencies(torch.tensor(draw), torch.tensor(frequencies)))
+    assert own == pytest.approx(best)
+
+
+def test_public_class_frequencies_are_a_guess_of_labels() -> None:
+    """Nine in ten public examples are of class 3: whoever claims it four times is right about three of these four."""
+    public = Public(data=images(20), labels=torch.tensor([3] * 18 + [0, 1]))
+    truth = Truth(data=TRUTH.data, labels=torch.tensor([3, 3, 3, 1]))
+    finding = Reconstruction(data=images(4, seed=5), labels=torch.tensor([0, 3, 3, 3]))
+    rng = torch.Generator().manual_seed(1)
+    (item,) = [s for s in score(finding, truth, public=public, rng=rng) if s.metric == "label_accuracy"]
+    assert (item.value, item.floor, item.floor_guess) == (0.75, 0.75, "public class frequencies")
 
 
 def test_the_floor_of_labels_does_not_depend_on_what_classes_are_called() -> None:
