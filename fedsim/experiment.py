@@ -24,6 +24,7 @@ from fedsim.federated_data import FederatedData
 from fedsim.models.checks import a_network, check_model
 from fedsim.randomness import seeded
 from fedsim.states import read_state
+from fedsim.strategy_checks import LEAST, check_strategy
 from fedsim.training import LocalTraining, batches_of_round, state_of, statistics_of
 
 
@@ -105,22 +106,14 @@ class Experiment:
 
         Raises:
             ConfigError: it does not take one of the settings, or waits for more clients than there
-                are, which would be for ever.
+                are, which would be for ever, or a setting makes no sense (`fedsim.strategy_checks`).
         """
         table, clients = self.config.strategy, self.config.federation.clients
         known = registry.parameters(registry.load("strategies", table.name))
-        least = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
-        settings = {key: value for key, value in least.items() if key in known} | table.settings
-        numbers = {key: value for key, value in settings.items() if isinstance(value, int | float)}
-        for key in least:
-            if numbers.get(key, 0) > clients:
-                raise ConfigError(
-                    f"strategy.{key}: expected at most federation.clients = {clients}, got {settings[key]}"
-                )
-        for key in ("fraction_train", "fraction_evaluate"):
-            if not 0 <= numbers.get(key, 1) <= 1:
-                raise ConfigError(f"strategy.{key}: expected a fraction from 0 to 1, got {settings[key]}")
-        return registry.build("strategies", table.name, settings, "strategy")
+        settings = dict.fromkeys((key for key in LEAST if key in known), 1) | table.settings
+        strategy = registry.build("strategies", table.name, settings, "strategy")
+        check_strategy(strategy, settings, clients)
+        return strategy
 
     @cached_property
     def training(self) -> LocalTraining:

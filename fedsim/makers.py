@@ -13,6 +13,7 @@ from torch import nn
 from fedsim.datasets import Dataset
 from fedsim.datasets.files import reason
 from fedsim.errors import FedsimError, PluginError
+from fedsim.registry import hints
 from fedsim.task import Task
 
 PRODUCTS = {"models": "torch.nn.Module", "datasets": "fedsim.datasets.Dataset"}
@@ -54,6 +55,7 @@ class Maker:
         signature = inspect.signature(function)
         kept = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.name not in _GIVEN]
         construct.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        construct.__annotations__ = hints(function)
         return construct
 
     def build(self, task: Task) -> Any:

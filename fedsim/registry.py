@@ -11,11 +11,11 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from fedsim.errors import ConfigError, InstallationError, PluginError, did_you_mean
+from fedsim.errors import ConfigError, InstallationError, PluginError, did_you_mean, first_line
 
 Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -138,8 +138,8 @@ def load_object(reference: str, beside: Path | None = None) -> Any:
 def build(group: Group, name: str, settings: Mapping[str, Any], where: str) -> Any:
     """Make the plug-in `name` from a table of settings.
 
-    Dataclasses are validated strictly by their annotations, other classes (Flower's strategies) and a
-    user's functions by the names of their keyword arguments.
+    All are validated strictly, by the names of their keyword arguments and by their annotations. Flower's strategies
+    and a user's functions are given finite numbers only, and without an annotation a number where the default is one.
 
     Raises:
         ConfigError: an unknown setting or a wrong type; names it as `where.setting`.
@@ -165,12 +165,50 @@ def construct(cls: Any, name: str, settings: Mapping[str, Any], where: str) -> A
     try:
         if isinstance(cls, type) and dataclasses.is_dataclass(cls):
             return _adapter(cls).validate_json(_json(settings), strict=True)
-        return cls(**settings)
+        return cls(**_typed(cls, known, settings, where))
     except ValidationError as error:
         place, complaint = explain(error, settings)
         raise ConfigError(f"{'.'.join((where, *place))}: {complaint}") from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: '{name}' refuses these settings: {error}") from error
+        raise ConfigError(f"{where}: '{name}' refuses these settings: {first_line(error)}") from error
+
+
+def _typed(cls: Any, known: Mapping[str, inspect.Parameter], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`settings` as the annotations of `cls` want them; of finite numbers only.
+
+    Raises:
+        ConfigError: a setting is of another type, or no finite number.
+    """
+    types, typed = hints(cls), {}
+    for key, value in settings.items():
+        adapter = _adapter_of(types.get(key, _like(known[key].default)))
+        try:
+            typed[key] = adapter.validate_json(_ANYTHING.dump_json(value), strict=True)
+        except ValidationError as error:
+            place, complaint = explain(error, value)
+            raise ConfigError(f"{'.'.join((where, key, *place))}: {complaint}") from error
+    return typed
+
+
+def hints(function: Any) -> dict[str, Any]:
+    """The types of a function's or class's arguments; none where they are imported for type checkers alone."""
+    try:
+        return get_type_hints(getattr(function, "__init__") if isinstance(function, type) else function)  # noqa: B009
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _like(default: Any) -> Any:
+    """What a setting without an annotation may be: true or false, or a number, where its default is one."""
+    return {bool: bool, int: int | float, float: int | float}.get(type(default), Any)
+
+
+def _adapter_of(kind: Any) -> TypeAdapter[Any]:
+    """For values of `kind`, or where pydantic does not know that kind, for any."""
+    try:
+        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+    except PydanticUserError:
+        return TypeAdapter(Any)
 
 
 def parameters(cls: Any) -> dict[str, inspect.Parameter]:
@@ -182,7 +220,7 @@ def parameters(cls: Any) -> dict[str, inspect.Parameter]:
     }
 
 
-def explain(error: ValidationError, tables: Mapping[str, Any]) -> tuple[list[str], str]:
+def explain(error: ValidationError, tables: Any) -> tuple[list[str], str]:
     """Where pydantic's first complaint is, and what was expected and got there.
 
     What each member of a union would have accepted becomes one sentence.
@@ -216,7 +254,7 @@ def _json(settings: Mapping[str, Any]) -> bytes:
     return _ANYTHING.dump_json(dict(settings))
 
 
-_ANYTHING = TypeAdapter(dict[str, Any], config=ConfigDict(ser_json_inf_nan="constants"))
+_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 @cache
