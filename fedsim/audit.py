@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from fedsim.findings import (
     LocalModel,
     Reconstruction,
     Representatives,
+    load_claim,
     load_finding,
     save_finding,
 )
@@ -233,7 +235,7 @@ class Audit:
         first = _first_of(transcript, job)
         knowledge, upstream = self._knowledge(transcript, job, first)
         fingerprint = self._fingerprint(job, knowledge, transcript, upstream)
-        if path.is_file() and _is_there(job, load_finding(path)[1], fingerprint, self._model_code):
+        if path.is_file() and _is_there(job, load_claim(path)[1], fingerprint, self._model_code):
             return
         started = time.monotonic()
         finding = self._found(transcript, job, knowledge, progress)
@@ -435,15 +437,18 @@ class Audit:
         Findings of attacks that the file no longer names are judged too; those that an attack of the
         same title made with other settings, code or knowledge are not, or they would share its mean.
 
+        A finding that cannot be judged leaves the others' scores alone.
+
         Args:
-            failures: gets one sentence for each finding of an attack in the file that does not fit the truth.
+            failures: gets one sentence for each finding that cannot be judged.
         """
         rows, images = [], []
         now = self._settings()
         public, explained = self.public(), dict[str, Tensor]()
+        failures = [] if failures is None else failures
         for path in _findings(self.folder):
             try:
-                finding, about = load_finding(path)
+                finding, about = load_claim(path)
                 if now.get(str(about["attack"]), _made_with(about)) != _made_with(about):
                     log.warning(
                         "%s/%s: not scored: made with other settings, code or knowledge", path.parent.name, path.name
@@ -451,14 +456,16 @@ class Audit:
                     continue
             except FedsimError as error:
                 log.error("%s/%s: not scored: %s", path.parent.name, path.name, error)
+                if not any(str(error) in told for told in failures):  # an attack that is to be made again has said so
+                    failures.append(f"not scored: {error}")
                 continue
             try:
                 scores, examples = self._judged(finding, about, public, explained)
-            except FedsimError as error:
+            except Exception as error:  # whatever a stranger's finding does to those who compare it
+                told = isinstance(error, FedsimError)
                 who = f"{about['attack']}, round {about['round']}, client {about['victim']}"
-                log.error("%s: not scored: %s", who, error)
-                if failures is not None and about["attack"] in now:
-                    failures.append(f"{who}: not scored: {error}")
+                failures.append(f"{who}: not scored: {error if told else _first_line(error)}")
+                log.error("%s", failures[-1], exc_info=None if told else error)
                 continue
             where = {key: about[key] for key in ("attack", "victim", "round", "repeat")}
             rows += [where | _row(item, examples) | {"seed": self.seed} for item in scores]
@@ -630,10 +637,12 @@ def _is_there(job: Job, about: Mapping[str, object], fingerprint: str, model_cod
 
 
 def _sentence(job: Job, error: BaseException) -> str:
+    where = f"round {job.round}, client {job.victim}: "
     if isinstance(error, FedsimError) and not isinstance(error, AttackCrash):
-        return f"{job.title}, {error}"
+        told = re.search(rf"client {job.victim}\b", str(error))
+        return f"{job.title}, {'' if told else where}{error}"
     what = str(error).splitlines()[0] if isinstance(error, AttackCrash) else _first_line(error)
-    return f"{job.title}, round {job.round}, client {job.victim}: {what}"
+    return f"{job.title}, {where}{what}"
 
 
 def _first_line(error: BaseException) -> str:
@@ -656,7 +665,7 @@ def _model_at(path: Path, changed: int) -> tuple[dict[str, object], str | None]:
 
     Many jobs build on one model, so it is read once.
     """
-    finding, about = load_finding(path)
+    finding, about = load_claim(path)
     return about, hash_state(finding.state) if isinstance(finding, LocalModel) else None
 
 

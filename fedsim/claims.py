@@ -45,8 +45,6 @@ class Owed:
 
     def _check_data(self, finding: Reconstruction | Texts) -> None:
         data = finding.tokens if isinstance(finding, Texts) else finding.data
-        if isinstance(finding, Reconstruction) and finding.snapshots is not None:
-            self._expect("snapshots of shape", tuple(finding.snapshots.shape[1:]), tuple(data.shape))
         example = self.task.input_shape if self.task else self.knowledge.input_shape
         count = None if isinstance(finding, Representatives) else self.count
         if example is None:
@@ -61,12 +59,15 @@ class Owed:
         self._expect("data that are", kinds[isinstance(finding, Texts)], kinds[self.task.kind == "text"])
         kinds = {True: "targets of a regression", False: "classes"}
         self._expect("labels that are", kinds[finding.labels.is_floating_point()], kinds[not self.task.num_classes])
+        self._expect_below("labels", finding.labels, self.task.num_classes)
+        if isinstance(finding, Texts):
+            self._expect_below("tokens", finding.tokens, self.task.vocabulary)
 
     def _check_state(self, state: State) -> None:
         if self.before is None:
             return
         for name in (*self.before, *state):
-            got, expected = (_shape(of.get(name)) for of in (state, self.before))
+            got, expected = (_form(of.get(name)) for of in (state, self.before))
             self._expect(f"a model whose {name} is", got, expected)
 
     def _check_inference(self, finding: Inference) -> None:
@@ -78,10 +79,14 @@ class Owed:
         if known is not None and not ((finding.candidates >= 0) & (finding.candidates < known)).all():
             self._expect("candidates", finding.candidates.tolist(), f"numbers from 0 to {known - 1}")
 
+    def _expect_below(self, what: str, numbers: Tensor, end: int) -> None:
+        if not numbers.is_floating_point() and int(numbers.max()) >= end:
+            self._expect(f"{what} up to", int(numbers.max()), f"at most {end - 1}")
+
     def _expect(self, what: str, got: object, expected: object) -> None:
         if got != expected:
             raise AttackError(f"{self.where}: the attack claims {what} {got}, expected {expected}; mend the attack")
 
 
-def _shape(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+def _form(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"of {tensor.dtype}, shape {tuple(tensor.shape)}"

@@ -85,7 +85,7 @@ def run(
     with _logging_to(folder):
         federate(config, folder, resume=resume is not None, overwrite=overwrite)
         failures = _attack(open_audit(folder.path, None)) if attacked else []
-        _report(folder.path)
+        _report(folder.path, None, failures)
     _finish(failures)
 
 
@@ -134,7 +134,7 @@ def attack(
     audit = open_audit(run, spec, file.parent if file else None)
     with _logging_to(audit.folder):
         failures = _attack(audit)
-        _report(run, audit)
+        _report(run, audit, failures)
     _finish(failures)
 
 
@@ -181,7 +181,9 @@ def geometry(
 def report(run: RunPath, data_dir: DataDir = None) -> None:
     """Write report.html anew from what a run folder holds."""
     _use_data_dir(data_dir)
-    _report(run)
+    failures: list[str] = []
+    _report(run, None, failures)
+    _finish(failures)
 
 
 @cli.command()
@@ -386,10 +388,10 @@ def _norm(update: Update) -> str:
     return f"{sum(t.square().sum().item() for t in moved) ** 0.5:.4g}"
 
 
-def _report(path: Path, audit: Audit | None = None) -> None:
+def _report(path: Path, audit: Audit | None, failures: list[str]) -> None:
     from fedsim.report import write_report
 
-    written = write_report(path, audit)
+    written = write_report(path, audit, failures)
     console.print(f"report: {written}", soft_wrap=True, markup=False)
 
 

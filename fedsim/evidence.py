@@ -14,9 +14,9 @@ import torch
 
 from fedsim import figures, metrics, registry, text_metrics
 from fedsim.audit import Audit, round_of_truth, snapshots_psnr
-from fedsim.errors import FedsimError, RunError
+from fedsim.errors import FedsimError, RunError, first_line
 from fedsim.experiment import Experiment
-from fedsim.findings import Finding, Reconstruction, Representatives, Texts, load_finding
+from fedsim.findings import Finding, Reconstruction, Representatives, Texts, load_claim
 from fedsim.run_folder import RunFolder
 from fedsim.scoring import Truth, claimed_data
 from fedsim.transcript import Header, Transcript
@@ -121,12 +121,19 @@ def read_recording(folder: RunFolder, notes: list[str]) -> Recording:
     return recording
 
 
-def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str]) -> list[Found]:
-    """Every readable finding; those about the same update stand together."""
+def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str], failures: list[str]) -> list[Found]:
+    """Every readable finding; those about the same update stand together.
+
+    Args:
+        notes: gets a sentence for each that cannot be read or shown, and for each truth that is not known.
+        failures: gets those of the former.
+    """
     found = []
     for path in sorted(folder.findings.glob("*/*.safetensors")):
+        who = path.name
         try:
-            finding, about = load_finding(path)
+            finding, about = load_claim(path)
+            who = f"{about['attack']}, round {about['round']}, client {about['victim']}"
             if isinstance(finding, Texts):
                 names = audit.experiment.dataset.tokens if audit and audit.experiment else ()
                 read = _read_words if _main_metric(about) == "words_found" else _read
@@ -136,10 +143,13 @@ def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str]) -> l
                 found.append(_look_at(finding, about, path.with_suffix(".png"), truth))
             else:  # a model, or what is inferred: there is nothing to see but the curves
                 found.append(Found(about=_needed(about), curves=_curves(finding), picture=b"", images=0, known=False))
-        except (FedsimError, KeyError) as error:
-            notes.append(f"{path.name} is left out: {error}.")
         except OSError as error:
             raise RunError(f"{path.parent}: cannot be written ({error.strerror}); make room and try again") from error
+        except Exception as error:  # whatever a stranger's finding does to those who draw it
+            told = isinstance(error, FedsimError)
+            failures.append(f"{who} is left out: {error if told else f'{type(error).__name__}: {first_line(error)}'}")
+            notes.append(f"{failures[-1]}.")
+            log.error("%s", failures[-1], exc_info=None if told else error)
     return sorted(found, key=_place)
 
 
@@ -229,12 +239,13 @@ def _main_metric(about: Mapping[str, Any]) -> str:
 
 
 def _curves(finding: Finding) -> dict[str, Any]:
-    return {name: (np.arange(len(y), dtype=float), y.double().numpy()) for name, y in finding.trace.items()}
+    """In the range of float32, so that a mean of curves is in that of float64; what is beyond is not drawn."""
+    return {name: (np.arange(len(y), dtype=float), y.float().double().numpy()) for name, y in finding.trace.items()}
 
 
 def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
     needed = {key: about[key] for key in ("attack", "plugin", "round", "victim", "repeat", "granted")}
-    return needed | {"seconds": about.get("seconds"), "settings": about.get("settings", {})}
+    return needed | {"seconds": about.get("seconds"), "settings": about.get("settings") or {}}
 
 
 def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth: Truth | None) -> Found:

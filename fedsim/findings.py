@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,15 +18,25 @@ from fedsim.errors import AttackError, RunError, TranscriptError
 from fedsim.files import in_one_step
 from fedsim.messages import State, non_finite
 
+MOST_CLASSES = 1 << 24
+"""Class indices and tokens are below this; what counts them makes as much room as the largest asks for."""
+_ROUNDS = re.compile(r"\d{1,18}(-\d{1,18})?")
+_CURVE = re.compile(r"\w[\w .+-]{0,39}")
+_EVALUATORS = ("psnr",)
+"""Names of curves that the report draws by the truth, so that no attack may give its own such a name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
     """Data that the attack claims the victim trained on, in arbitrary order.
 
+    Each kind of finding is checked when it is made, so that all that is kept can be judged and drawn: a dense tensor
+    of the right kind and number of axes, at least one example, as many labels, finite where it is compared.
+
     Attributes:
-        data: `example channel height width`, values in [0, 1].
+        data: `example channel height width`, float32 in [0, 1]; of tables `example feature`.
         labels: `example`, class index of each example, or of a regression its target (floating point).
-        trace: named curves, one value an iteration, e.g. `objective`, `l_sim`, `alpha`.
+        trace: named curves, one value an iteration, e.g. `objective`, `l_sim`, `alpha`; NaN where there is none.
         snapshots: `step example channel height width`, the data on the way there, in [0, 1].
         snapshot_iterations: `step`, the iteration after which each snapshot was taken.
     """
@@ -37,11 +48,23 @@ class Reconstruction:
     snapshot_iterations: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if len(self.data) != len(self.labels):
-            raise AttackError(f"the attack claims {len(self.data)} examples but {len(self.labels)} labels")
-        if not ((self.data >= 0) & (self.data <= 1)).all():
-            raise AttackError("the attack claims data outside [0, 1], or NaN")
-        _check_labels(self.labels)
+        _check_unit_range("data", self.data)
+        if self.data.ndim < 2:
+            raise _wrong("data", self.data, "example by its axes, two or more in all")
+        _check_labels(self.labels, len(self.data), "examples")
+        self._check_snapshots()
+        _check_trace(self.trace)
+
+    def _check_snapshots(self) -> None:
+        taken, at = self.snapshots, self.snapshot_iterations
+        if taken is None and at is None:
+            return
+        if taken is None or at is None:
+            raise AttackError("the attack claims snapshots without snapshot_iterations, or the other way round")
+        _check_unit_range("snapshots", taken)
+        if taken.shape[1:] != self.data.shape:
+            raise _wrong("snapshots", taken, f"(step, {', '.join(map(str, self.data.shape))})")
+        _check_integers("snapshot_iterations", at, len(taken), 1 << 53)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -68,16 +91,13 @@ class Texts:
     trace: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.is_complex():
-            raise AttackError(
-                f"the attack claims texts as {self.tokens.dtype} of shape {tuple(self.tokens.shape)}, expected "
-                "integers, example by place"
-            )
-        if len(self.tokens) != len(self.labels):
-            raise AttackError(f"the attack claims {len(self.tokens)} texts but {len(self.labels)} labels")
-        if (self.tokens < 0).any():
-            raise AttackError("the attack claims tokens below 0")
-        _check_labels(self.labels)
+        _check_tensor("tokens", self.tokens)
+        if self.tokens.ndim != 2 or self.tokens.dtype not in _INTEGERS:
+            raise _wrong("tokens", self.tokens, "integers, example by place")
+        if (self.tokens < 0).any() or (self.tokens >= MOST_CLASSES).any():
+            raise AttackError(f"the attack claims tokens below 0 or from {MOST_CLASSES} on")
+        _check_labels(self.labels, len(self.tokens), "texts")
+        _check_trace(self.trace)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -106,8 +126,13 @@ class LocalModel:
     trace: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.state, Mapping) or not self.state:
+            raise AttackError("the attack claims a model without tensors, expected a mapping of names to tensors")
+        for name, tensor in self.state.items():
+            _check_dense(f"a model whose {name} is", tensor)
         if broken := non_finite(self.state):
             raise AttackError(f"the attack claims a model whose {broken[0]} holds NaN or infinite values")
+        _check_trace(self.trace)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -132,15 +157,25 @@ class Inference:
     trace: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.of not in ("source", "attribute"):
+            raise AttackError(f"the attack infers {self.of!r}, expected 'source' or 'attribute'")
+        for what, tensor in (("candidates", self.candidates), ("scores", self.scores)):
+            _check_tensor(what, tensor)
         if self.scores.ndim != 2 or self.candidates.ndim != 1 or self.scores.shape[1] != len(self.candidates):
             raise AttackError(
                 f"the attack scores candidates as {tuple(self.scores.shape)}, expected records by "
-                f"{len(self.candidates)} candidates"
+                f"{self.candidates.numel()} candidates"
             )
         if len(self.candidates) < 2:
             raise AttackError(f"the attack chooses among {len(self.candidates)} candidates, expected at least 2")
+        _check_integers("candidates", self.candidates, len(self.candidates), 1 << 63)
+        if len(set(self.candidates.tolist())) < len(self.candidates):
+            raise AttackError("the attack names a candidate twice, expected each once")
+        if not self.scores.is_floating_point():
+            raise _wrong("scores", self.scores, "floating point numbers")
         if self.scores.isnan().any():
             raise AttackError("the attack claims scores that are NaN")
+        _check_trace(self.trace)
 
     @property
     def claimed(self) -> Tensor:
@@ -158,12 +193,75 @@ Finding = Reconstruction | Texts | LocalModel | Inference
 """What `Attack.run` returns; `Representatives` are a kind of Reconstruction."""
 
 
-def _check_labels(labels: Tensor) -> None:
-    if labels.is_floating_point():
-        if not labels.isfinite().all():
-            raise AttackError("the attack claims targets that are NaN or infinite")
-    elif (labels < 0).any():
-        raise AttackError("the attack claims labels that are no class indices")
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _check_dense(what: str, tensor: object) -> None:
+    """Raise AttackError unless this is a tensor whose values lie in memory, one after the other."""
+    if not isinstance(tensor, Tensor):
+        raise AttackError(f"the attack claims {what} of type {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_complex():
+        raise _wrong(what, tensor, "a dense tensor of real numbers")
+
+
+def _check_tensor(what: str, tensor: object) -> None:
+    """Likewise, and something is in it."""
+    _check_dense(what, tensor)
+    assert isinstance(tensor, Tensor)
+    if not tensor.numel():
+        raise _wrong(what, tensor, "at least one value")
+
+
+def _check_unit_range(what: str, tensor: Tensor) -> None:
+    _check_tensor(what, tensor)
+    if tensor.dtype != torch.float32:
+        raise _wrong(what, tensor, "torch.float32")
+    if not ((tensor >= 0) & (tensor <= 1)).all():
+        raise AttackError(f"the attack claims {what} outside [0, 1], or NaN")
+
+
+def _check_integers(what: str, tensor: Tensor, count: int, below: int) -> None:
+    """Raise AttackError unless these are `count` integers from 0 to `below`."""
+    _check_tensor(what, tensor)
+    if tensor.ndim != 1 or len(tensor) != count or tensor.dtype not in _INTEGERS:
+        raise _wrong(what, tensor, f"integers of shape ({count},)")
+    if int(tensor.min()) < 0 or int(tensor.max()) >= below:
+        raise AttackError(f"the attack claims {what} below 0 or from {below} on")
+
+
+def _check_labels(labels: Tensor, count: int, of: str) -> None:
+    _check_tensor("labels", labels)
+    if labels.ndim != 1:
+        raise _wrong("labels", labels, f"one for each of {count} {of}")
+    if len(labels) != count:
+        raise AttackError(f"the attack claims {count} {of} but {len(labels)} labels")
+    if not labels.is_floating_point():
+        if labels.dtype not in _INTEGERS:
+            raise _wrong("labels", labels, "integers, or of a regression floating point numbers")
+        if int(labels.min()) < 0 or int(labels.max()) >= MOST_CLASSES:
+            raise AttackError("the attack claims labels that are no class indices")
+    elif not labels.isfinite().all():
+        raise AttackError("the attack claims targets that are NaN or infinite")
+
+
+def _check_trace(trace: Mapping[str, Tensor]) -> None:
+    if not isinstance(trace, Mapping):
+        raise AttackError(f"the attack returns a trace that is {type(trace).__name__}, expected names to curves")
+    for name, values in trace.items():
+        if not isinstance(name, str) or not _CURVE.fullmatch(name):
+            raise AttackError(
+                f"the attack calls a curve of its trace {name!r}, expected at most 40 letters, digits or any of ' .+-'"
+            )
+        if name in _EVALUATORS:
+            raise AttackError(f"the attack calls a curve of its trace '{name}', which only the evaluator can know")
+        _check_tensor(f"a curve '{name}'", values)
+        if values.ndim != 1 or not values.is_floating_point():
+            raise _wrong(f"a curve '{name}'", values, "one floating point number an iteration")
+
+
+def _wrong(what: str, tensor: Tensor, expected: str) -> AttackError:
+    kind = tensor.dtype if tensor.layout == torch.strided else f"{tensor.layout}, {tensor.dtype}"
+    return AttackError(f"the attack claims {what} of {kind}, shape {tuple(tensor.shape)}, expected {expected}")
 
 
 def _prefixed(trace: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -197,10 +295,47 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
             about = json.loads(file.metadata()["about"])
             order = json.loads(file.metadata().get("order", "[]")) or file.keys()  # the file sorts by name
             tensors: dict[str, torch.Tensor] = {key: file.get_tensor(key) for key in order}
+        if not isinstance(about, dict):
+            raise ValueError("what it says about itself is no table")
         finding = _finding(tensors)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, AttackError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise TranscriptError(f"{path}: is damaged ({error}); remove it and attack again") from error
     return finding, about
+
+
+def load_claim(path: Path) -> tuple[Finding, dict[str, Any]]:
+    """Read what an attack found, and see that it says whose it is: attack, victim, round, repeat and settings.
+
+    Raises:
+        TranscriptError: the file is damaged.
+    """
+    finding, about = load_finding(path)
+    for key, fits in _SAID.items():
+        if not fits(about.get(key)):
+            raise TranscriptError(f"{path}: is damaged ({key} is {about.get(key)!r}); remove it and attack again")
+    return finding, about
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _words(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+_SAID: Mapping[str, Callable[[object], bool]] = {
+    "attack": lambda value: isinstance(value, str) and bool(value.strip()),
+    "plugin": lambda value: isinstance(value, str) and bool(value.strip()),
+    "round": lambda value: _count(value) or (isinstance(value, str) and bool(_ROUNDS.fullmatch(value))),
+    "first_round": lambda value: value is None or _count(value),
+    "victim": _count,
+    "repeat": _count,
+    "granted": _words,
+    "settings": lambda value: value is None or isinstance(value, dict),
+    "seconds": lambda value: value is None or (isinstance(value, int | float) and not isinstance(value, bool)),
+}
+"""What the facts about an attack's finding must be."""
 
 
 def _finding(tensors: Mapping[str, Tensor]) -> Finding:

@@ -71,12 +71,13 @@ class Leak:
     victims: int
 
 
-def write_report(path: Path, audit: Audit | None = None) -> Path:
+def write_report(path: Path, audit: Audit | None = None, failures: list[str] | None = None) -> Path:
     """Write `report.html` from what the run folder holds, and a PNG beside each finding.
 
     Args:
         path: the run folder.
         audit: who attacked, and where the truth is; by default the run's own experiment says so.
+        failures: gets one sentence for each finding that cannot be shown; the page has the others, and says so.
 
     Raises:
         ConfigError: the folder holds neither an experiment nor a recording.
@@ -87,7 +88,8 @@ def write_report(path: Path, audit: Audit | None = None) -> Path:
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
     audit = audit or own_audit(folder, notes)
     recording = read_recording(folder, notes)
-    found = read_findings(folder, audit, notes)
+    failures = [] if failures is None else failures
+    found = read_findings(folder, audit, notes, failures)
     ceilings = {str(f.about["attack"]) for f in found if f.about["settings"].get("source") == OPTIMAL}
     attacks = attack_classes(audit, found)
     main = {title: str(getattr(cls, "main_metric", "")) for title, cls in attacks.items()}

@@ -20,6 +20,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fedsim import audit as audit_module
+from fedsim import evidence
 from fedsim.audit import Audit, attack_round, open_audit
 from fedsim.config import AdversaryTable, AttackFile, Config, check
 from fedsim.datasets import Dataset, Examples
@@ -599,7 +601,7 @@ def test_a_strangers_attack_without_a_trace_is_scored(run: Path, strangers: str)
     ("name", "sentence"),
     [
         ("Raises", "bad, round 1, client 0: ZeroDivisionError: of a stranger ({file}:{line}; the traceback is in "),
-        ("Nothing", "bad, Nothing returned NoneType, expected a Finding"),
+        ("Nothing", "bad, round 1, client 0: Nothing returned NoneType, expected a Finding"),
     ],
     ids=["raises", "nothing"],
 )
@@ -630,6 +632,65 @@ def test_a_claim_of_another_shape_is_not_scored_but_the_others_are(
         assert failures == []
     assert "not scored" not in caplog.text
     assert list(findings(run)) == ["sme/round-1-client-0-repeat-0"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ("labels=torch.zeros(6, 2, dtype=torch.long)", "claims labels of torch.int64, shape (6, 2), expected one for "),
+        ("labels=zeros, trace={'l_sim': torch.zeros(0)}", "claims a curve 'l_sim' of torch.float32, shape (0,), "),
+        ("labels=zeros, trace={'x': torch.zeros(3, 2)}", "claims a curve 'x' of torch.float32, shape (3, 2), expected"),
+    ],
+)
+def test_a_finding_of_no_form_names_attack_victim_and_round(
+    run: Path, parts: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And everybody else is scored and shown."""
+    source = STRANGERS.replace(
+        "return None",
+        f"zeros = torch.zeros(6, dtype=torch.long); return Reconstruction(data=torch.zeros(6, 1, 8, 8), {parts})",
+    )
+    module = ModuleType("of_no_form")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(source, vars(module))
+    bad = {"name": "of_no_form:Nothing", "label": "bad"}
+    audit = open_audit(run, attack_file([bad, ATTACKS[0]], adversary={"rounds": [2], "victims": [2]}))
+    [failure] = audit.run()
+    assert failure.startswith(f"bad, round 2, client 2: the attack {sentence}")
+    failures: list[str] = []
+    assert {row["attack"] for row in audit.score(failures)} == {"sme"}
+    write_report(run, audit, failures)
+    assert failures == []
+
+
+def test_what_breaks_the_scoring_or_the_drawing_of_one_finding_leaves_the_others_alone(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = open_audit(run, attack_file(adversary={"rounds": [1], "victims": [2]}))
+    assert audit.run() == []
+    cursed = findings(run)["sme/round-1-client-2-repeat-0"].data
+
+    def breaking(work: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(finding: Any, *rest: Any, **more: Any) -> Any:
+            if torch.equal(getattr(finding, "data", torch.zeros(0)), cursed):
+                raise ZeroDivisionError("of a stranger\nin two lines")
+            return work(finding, *rest, **more)
+
+        return broken
+
+    monkeypatch.setattr("fedsim.audit.score", breaking(audit_module.score))
+    monkeypatch.setattr("fedsim.evidence._look_at", breaking(evidence._look_at))
+    failures: list[str] = []
+    assert {row["attack"] for row in audit.score(failures)} == {"ig"}
+    assert {row["attack"] for row in read_rows(RunFolder(run).scores)} == {"ig"}
+    page = write_report(run, audit, failures).read_text()
+    assert failures == [
+        "sme, round 1, client 2: not scored: ZeroDivisionError: of a stranger",
+        "sme, round 1, client 2 is left out: ZeroDivisionError: of a stranger",
+    ]
+    assert failures[1] in page
+    assert (run / "findings/ig/round-1-client-2-repeat-0.png").is_file()
+    assert not (run / "findings/sme/round-1-client-2-repeat-0.png").is_file()
 
 
 def test_a_claim_that_does_not_fit_the_truth_file_is_a_failure_that_names_the_attack(
@@ -767,7 +828,9 @@ def test_a_regression_is_attacked_and_scored(
     path = next(run.findings.glob("*/*.safetensors"))
     finding, about = load_finding(path)
     save_finding(dataclasses.replace(finding, labels=torch.zeros(len(finding.labels), dtype=torch.long)), path, about)
-    assert {row["attack"] for row in audit.score()} == {"sme", "ig"} - {path.parent.name}
+    failures: list[str] = []
+    assert {row["attack"] for row in audit.score(failures)} == {"sme", "ig"} - {path.parent.name}
+    assert len(failures) == 1
 
 
 def test_an_attack_on_numbers_says_that_texts_are_none(

@@ -243,6 +243,15 @@ def test_report_is_written_anew(here: Call, run: Path) -> None:
     assert (run / "report.html").stat().st_size > 1000
 
 
+def test_a_finding_that_cannot_be_shown_is_told_and_the_page_is_written(here: Call, run: Path) -> None:
+    (run / "report.html").unlink()
+    (run / "findings" / "sme" / "round-1-client-0-repeat-0.safetensors").write_bytes(b"garbage")
+    sentence = complains(here("report", run), 1)
+    assert sentence.startswith("round-1-client-0-repeat-0.safetensors is left out: ")
+    assert sentence.endswith("remove it and attack again")
+    assert "round 2" in (run / "report.html").read_text()
+
+
 def test_a_finished_run_is_neither_overwritten_nor_lost(here: Call, home: Path, run: Path) -> None:
     again = here("run", home / "tiny.toml", "--out", run)
     said = complains(again, 2)

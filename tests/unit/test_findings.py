@@ -1,0 +1,185 @@
+"""A finding is checked when it is made, and again when it is read: what is kept can be judged and drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedsim.errors import AttackError, TranscriptError
+from fedsim.findings import (
+    Finding,
+    Inference,
+    LocalModel,
+    Reconstruction,
+    Representatives,
+    Texts,
+    load_claim,
+    load_finding,
+    save_finding,
+)
+
+GREY, KINDS = torch.full((2, 1, 4, 4), 0.5), torch.tensor([0, 1])
+ABOUT = {"attack": "sme", "plugin": "sme", "round": "1", "victim": 0, "repeat": 0, "granted": [], "settings": {}}
+
+
+def images(**parts: Any) -> Reconstruction:
+    return Reconstruction(**{"data": GREY, "labels": KINDS, **parts})
+
+
+def texts(**parts: Any) -> Texts:
+    return Texts(**{"tokens": torch.zeros((2, 5), dtype=torch.long), "labels": KINDS, **parts})
+
+
+def model(**parts: Any) -> LocalModel:
+    return LocalModel(**{"state": {"w": torch.zeros(3)}, **parts})
+
+
+def guess(**parts: Any) -> Inference:
+    return Inference(**{"of": "source", "candidates": torch.tensor([0, 4]), "scores": torch.zeros(3, 2), **parts})
+
+
+def curve(name: str, values: Any) -> dict[str, Any]:
+    return {"trace": {name: values}}
+
+
+def steps(*shape: int, at: Any, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    return {"snapshots": torch.zeros(shape, dtype=dtype), "snapshot_iterations": at}
+
+
+BAD: list[tuple[Callable[..., Finding], dict[str, Any], str]] = [
+    (
+        images,
+        {"labels": torch.tensor([[0, 1], [1, 0]])},
+        "labels of torch.int64, shape (2, 2), expected one for each of",
+    ),
+    (images, {"labels": torch.tensor(1)}, "labels of torch.int64, shape (), expected one for each of 2 examples"),
+    (images, {"labels": torch.tensor([0])}, "2 examples but 1 labels"),
+    (images, {"labels": torch.tensor([True, False])}, "labels of torch.bool, shape (2,), expected integers"),
+    (images, {"labels": torch.tensor([0j, 1j])}, "labels of torch.complex64, shape (2,), expected a dense tensor"),
+    (images, {"labels": torch.tensor([0, -1])}, "labels that are no class indices"),
+    (images, {"labels": torch.tensor([0, 1 << 40])}, "labels that are no class indices"),
+    (images, {"labels": torch.tensor([0.0, float("inf")])}, "targets that are NaN or infinite"),
+    (images, {"labels": [0, 1]}, "labels of type list, expected a torch.Tensor"),
+    (images, {"data": GREY * 3}, "data outside [0, 1], or NaN"),
+    (images, {"data": GREY * float("nan")}, "data outside [0, 1], or NaN"),
+    (images, {"data": GREY.double()}, "data of torch.float64, shape (2, 1, 4, 4), expected torch.float32"),
+    (images, {"data": GREY > 0}, "data of torch.bool, shape (2, 1, 4, 4), expected torch.float32"),
+    (images, {"data": GREY * 1j}, "data of torch.complex64, shape (2, 1, 4, 4), expected a dense tensor"),
+    (images, {"data": GREY.to_sparse()}, "data of torch.sparse_coo, torch.float32, shape (2, 1, 4, 4), expected a"),
+    (images, {"data": GREY.to("meta")}, "data of torch.float32, shape (2, 1, 4, 4), expected a dense tensor"),
+    (images, {"data": GREY[0, 0, 0]}, "data of torch.float32, shape (4,), expected example by its axes"),
+    (images, {"data": GREY[:0], "labels": KINDS[:0]}, "data of torch.float32, shape (0, 1, 4, 4), expected at least"),
+    (images, curve("l_sim", torch.zeros(0)), "a curve 'l_sim' of torch.float32, shape (0,), expected at least one"),
+    (images, curve("objective", torch.zeros(3, 2)), "a curve 'objective' of torch.float32, shape (3, 2), expected one"),
+    (images, curve("objective", torch.tensor(1.0)), "a curve 'objective' of torch.float32, shape (), expected one"),
+    (images, curve("objective", torch.tensor([1, 2])), "a curve 'objective' of torch.int64, shape (2,), expected one"),
+    (images, curve("objective", [1.0]), "a curve 'objective' of type list, expected a torch.Tensor"),
+    (images, curve("psnr", torch.zeros(2)), "calls a curve of its trace 'psnr', which only the evaluator can know"),
+    (images, curve("<b>$x^2$", torch.zeros(2)), "calls a curve of its trace '<b>$x^2$', expected at most 40 letters"),
+    (images, {"trace": [1.0]}, "returns a trace that is list, expected names to curves"),
+    (images, steps(1, 2, 1, 4, 5, at=torch.tensor([0])), "snapshots of torch.float32, shape (1, 2, 1, 4, 5), expected"),
+    (images, steps(1, 2, 1, 4, 4, at=None), "snapshots without snapshot_iterations, or the other way round"),
+    (images, steps(1, 2, 1, 4, 4, at=torch.tensor([0, 1])), "snapshot_iterations of torch.int64, shape (2,), expected"),
+    (
+        images,
+        steps(1, 2, 1, 4, 4, at=torch.tensor([0.5])),
+        "snapshot_iterations of torch.float32, shape (1,), expected",
+    ),
+    (texts, {"tokens": torch.zeros(2, 5)}, "tokens of torch.float32, shape (2, 5), expected integers, example by"),
+    (texts, {"tokens": torch.zeros((2, 5), dtype=torch.bool)}, "tokens of torch.bool, shape (2, 5), expected integers"),
+    (texts, {"tokens": torch.full((2, 5), 1 << 40)}, "tokens below 0 or from 16777216 on"),
+    (texts, curve("objective", torch.zeros(0)), "a curve 'objective' of torch.float32, shape (0,), expected at least"),
+    (model, {"state": {}}, "a model without tensors, expected a mapping of names to tensors"),
+    (model, {"state": {"w": [1.0]}}, "a model whose w is of type list, expected a torch.Tensor"),
+    (model, {"state": {"w": torch.zeros(3) * 1j}}, "a model whose w is of torch.complex64, shape (3,), expected a"),
+    (model, curve("objective", torch.zeros(3, 2)), "a curve 'objective' of torch.float32, shape (3, 2), expected one"),
+    (guess, {"of": "tokens"}, "infers 'tokens', expected 'source' or 'attribute'"),
+    (guess, {"scores": torch.zeros(3, 2, dtype=torch.long)}, "scores of torch.int64, shape (3, 2), expected floating"),
+    (guess, {"scores": torch.zeros(0, 2)}, "scores of torch.float32, shape (0, 2), expected at least one value"),
+    (guess, {"scores": torch.zeros(3)}, "scores candidates as (3,), expected records by 2 candidates"),
+    (guess, {"candidates": torch.tensor([1, 1])}, "names a candidate twice, expected each once"),
+    (guess, {"candidates": torch.tensor([0.0, 1.0])}, "candidates of torch.float32, shape (2,), expected integers"),
+    (guess, {"candidates": torch.tensor([-1, 1])}, "candidates below 0 or from 9223372036854775808 on"),
+]
+
+
+@pytest.mark.parametrize(("make", "parts", "sentence"), BAD, ids=[f"{n}: {b[2][:40]}" for n, b in enumerate(BAD)])
+def test_what_could_not_be_judged_or_drawn_is_refused_when_it_is_made(
+    make: Callable[..., Finding], parts: dict[str, Any], sentence: str
+) -> None:
+    make()  # as it is without these parts, it is fine
+    with pytest.raises(AttackError) as caught:
+        make(**parts)
+    verb = "" if sentence.split()[0] in ("calls", "returns", "infers", "scores", "names") else "claims "
+    told = [f"the attack {verb}{sentence}", f"the attack claims {sentence}"]
+    assert str(caught.value).startswith(tuple(told))
+    assert "\n" not in str(caught.value)
+
+
+def test_curves_may_have_gaps_and_leave_the_range_of_numbers() -> None:
+    images(trace={"objective": torch.tensor([float("nan"), float("inf"), 1.0])})
+
+
+@pytest.mark.parametrize("make", [images, texts, model, guess])
+def test_a_finding_survives_its_file(make: Callable[..., Finding], tmp_path: Path) -> None:
+    finding, path = make(trace={"objective": torch.tensor([2.0, 1.0])}), tmp_path / "finding.safetensors"
+    save_finding(finding, path, ABOUT)
+    again, about = load_claim(path)
+    assert type(again) is type(finding)
+    assert about == ABOUT
+    assert all(torch.equal(tensor, finding.tensors[name]) for name, tensor in again.tensors.items())
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"data": GREY, "labels": torch.zeros(2, 2, dtype=torch.long)},
+        {"data": GREY, "labels": KINDS, "trace/l_sim": torch.zeros(0)},
+        {"data": GREY, "labels": KINDS, "trace/objective": torch.zeros(3, 2)},
+        {"data": GREY * float("nan"), "labels": KINDS},
+        {"representatives": GREY[0, 0, 0], "labels": KINDS},
+        {"tokens": GREY, "labels": KINDS},
+        {"source/scores": torch.zeros(3, 2)},
+        {"labels": KINDS},
+    ],
+)
+def test_a_file_that_holds_no_sound_finding_is_one_sentence(tensors: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "finding.safetensors"
+    save_file(tensors, path, metadata={"about": json.dumps(ABOUT)})
+    with pytest.raises(TranscriptError, match=r"finding.safetensors: is damaged \(.+\); remove it and attack again$"):
+        load_finding(path)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        [],
+        None,
+        {},
+        {**ABOUT, "victim": "../0"},
+        {**ABOUT, "victim": -1},
+        {**ABOUT, "victim": 10**30},
+        {**ABOUT, "round": "one"},
+        {**ABOUT, "repeat": True},
+        {**ABOUT, "granted": "labels"},
+        {**ABOUT, "settings": [1]},
+        {**ABOUT, "seconds": "long"},
+        {**ABOUT, "attack": ["sme"]},
+    ],
+)
+def test_a_finding_that_does_not_say_whose_it_is_is_one_sentence(about: Any, tmp_path: Path) -> None:
+    path = tmp_path / "finding.safetensors"
+    save_file({"data": GREY, "labels": KINDS}, path, metadata={"about": json.dumps(about)})
+    with pytest.raises(TranscriptError, match=r"finding.safetensors: is damaged \(.+\); remove it and attack again$"):
+        load_claim(path)
+
+
+def test_representatives_are_checked_like_reconstructions() -> None:
+    with pytest.raises(AttackError, match="data outside"):
+        Representatives(data=GREY - 1, labels=KINDS)
