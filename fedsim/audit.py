@@ -42,6 +42,7 @@ from fedsim.findings import (
     load_finding,
     save_finding,
 )
+from fedsim.imputation import Guess, Imputation
 from fedsim.inference_scores import REFERENCES, score_inference, score_local_model, score_representatives
 from fedsim.local_optimum import METHOD, local_optimum
 from fedsim.messages import State
@@ -495,7 +496,8 @@ class Audit:
         if isinstance(finding, LocalModel):
             return self._judged_model(finding, about, victim, explained)
         if isinstance(finding, Inference):
-            return score_inference(finding, self._answers(finding, about, victim)), len(finding.scores)
+            answers, imputed = self._answers(finding, about, victim), self._imputed(finding, about, victim)
+            return score_inference(finding, answers, imputed), len(finding.scores)
         truth = self.truth(victim, round_of_truth(finding, about))
         if truth is None:
             return [], 0
@@ -555,6 +557,22 @@ class Audit:
             return torch.from_numpy(np.stack([np.isin(own, share) for share in shares], axis=1))
         column = self.experiment.dataset.column(str(about["partial_records"]))
         return column.values(data.train(victim)[0])
+
+    def _imputed(self, finding: Inference, about: Mapping[str, Any], victim: int) -> Guess | None:
+        """What the public records say of the attribute; None of sources, and where no records are public."""
+        assert self.experiment is not None
+        dataset = self.experiment.dataset
+        if finding.of == "source" or not len(dataset.test):
+            return None
+        name = str(about["partial_records"])
+        if name not in self._imputations:
+            self._imputations[name] = Imputation.learnt(dataset.test, dataset.column(name), self.seed)
+        return self._imputations[name].guess(*self.experiment.data.train(victim))
+
+    @cached_property
+    def _imputations(self) -> dict[str, Imputation]:
+        """By the column that they are of: to learn one takes seconds, and it serves all victims."""
+        return {}
 
 
 def first_round(about: Mapping[str, object]) -> int:

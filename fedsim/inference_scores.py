@@ -17,6 +17,7 @@ from fedsim import metrics
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, DataError
 from fedsim.findings import Inference, Representatives
+from fedsim.imputation import IMPUTED, Guess
 from fedsim.local_optimum import state_for
 from fedsim.messages import State
 from fedsim.score import Public, Score
@@ -183,7 +184,7 @@ def _against_proxies(metric: str, value: float, proxies: Mapping[str, float], op
     )
 
 
-def score_inference(inference: Inference, truth: Tensor) -> list[Score]:
+def score_inference(inference: Inference, truth: Tensor, imputed: Guess | None = None) -> list[Score]:
     """Judge what an attack infers of each record of the victim.
 
     Where several candidates are the likeliest, each counts by chance alone: as if one of them were drawn.
@@ -191,14 +192,16 @@ def score_inference(inference: Inference, truth: Tensor) -> list[Score]:
     Of sources, `source_accuracy` is the share of records whose claimed client holds the record; the floor is a client
     drawn at random, the ceiling lower than 1 where nobody among the candidates holds a record.
 
-    Of an attribute, `attribute_accuracy` is the share of records whose category is right; its floor is the most
-    frequent category among the victim's own records, the strictest of all guesses, for it takes her data to know it.
-    `attribute_balanced_accuracy` is the mean of that share over the categories that she has, so that a rare one counts
-    as much as a frequent one; whoever says the same of all records gets 1 over the number of those categories.
+    Of an attribute, `attribute_accuracy` is the share of records whose category is right; its floor is the better of
+    two guesses: the most frequent category among the victim's own records, which takes its data to know, and what
+    public records of the same kind say of each of them, see `fedsim.imputation`.
+    `attribute_balanced_accuracy` is the mean of that share over the categories that the victim has, so that a rare one
+    counts as much as a frequent one; whoever says the same of all records gets 1 over the number of those categories.
 
     Args:
         truth: of sources `record candidate`, whether the candidate holds the record, candidates in the order of the
             inference; of an attribute `record`, the index of its category.
+        imputed: of an attribute, the guess from public records; None where there are none, which the floor then says.
 
     Raises:
         DataError: the inference is about other records or candidates than the truth.
@@ -209,7 +212,9 @@ def score_inference(inference: Inference, truth: Tensor) -> list[Score]:
         _check_shape(inference, truth, tuple(inference.scores.shape))
         return [_source_accuracy(chosen, truth)]
     _check_shape(inference, truth, tuple(inference.scores.shape[:1]))
-    return _attribute_accuracy(chosen, inference.candidates, truth)
+    if imputed is not None:
+        _check_shape(inference, imputed.likeliest, tuple(truth.shape))
+    return _attribute_accuracy(chosen, inference.candidates, truth, imputed)
 
 
 def _check_shape(inference: Inference, truth: Tensor, expected: tuple[int, ...]) -> None:
@@ -234,27 +239,29 @@ def _source_accuracy(chosen: Tensor, holders: Tensor) -> Score:
     )
 
 
-def _attribute_accuracy(chosen: Tensor, candidates: Tensor, truth: Tensor) -> list[Score]:
-    right = (chosen * (candidates == truth[:, None])).sum(1)
+def _attribute_accuracy(chosen: Tensor, candidates: Tensor, truth: Tensor, imputed: Guess | None) -> list[Score]:
     counts = truth.bincount()
     present = counts.nonzero().flatten().tolist()
-    balanced = torch.stack([right[truth == category].mean() for category in present]).mean()
+
+    def balanced(right: Tensor) -> float:
+        return torch.stack([right[truth == category].mean() for category in present]).mean().item()
+
+    right = (chosen * (candidates == truth[:, None])).sum(1)
+    guesses = {"majority attribute": counts.max().item() / len(truth)}
+    balanced_guesses = {"one attribute for all": 1 / len(present)}
+    if imputed is not None:
+        guesses[IMPUTED] = (imputed.likeliest == truth).double().mean().item()
+        balanced_guesses[IMPUTED] = balanced((imputed.balanced == truth).double())
     return [
-        Score(
-            metric="attribute_accuracy",
-            value=right.mean().item(),
-            floor=counts.max().item() / len(truth),
-            floor_guess="majority attribute",
-            ceiling=1.0,
-        ),
-        Score(
-            metric="attribute_balanced_accuracy",
-            value=balanced.item(),
-            floor=1 / len(present),
-            floor_guess="one attribute for all",
-            ceiling=1.0,
-        ),
+        _against_guesses("attribute_accuracy", right.mean().item(), guesses),
+        _against_guesses("attribute_balanced_accuracy", balanced(right), balanced_guesses),
     ]
+
+
+def _against_guesses(metric: str, value: float, guesses: Mapping[str, float]) -> Score:
+    best = max(guesses, key=lambda name: guesses[name])
+    told = best if IMPUTED in guesses else f"{best}; there are no public data to impute from"
+    return Score(metric=metric, value=value, floor=guesses[best], floor_guess=told, ceiling=1.0)
 
 
 def score_representatives(

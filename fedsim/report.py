@@ -36,6 +36,7 @@ from fedsim.evidence import (
     read_findings,
     read_recording,
 )
+from fedsim.imputation import IMPUTED
 from fedsim.run_folder import RunFolder, read_rows, write_text
 from fedsim.summary import Summary, summarise
 
@@ -176,6 +177,8 @@ def read_off(item: Summary) -> tuple[str, str]:
         return "", "the attack's own objective, not leakage"
     if np.isnan(item.gain):
         return "", "no floor to compare with"
+    if item.gain < 0 and item.floor_guess == IMPUTED:
+        return "less than public data do", ""
     if item.gain <= 0:
         return "no better than guessing", ""
     if not np.isfinite(item.gain_margin):

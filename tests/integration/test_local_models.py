@@ -19,6 +19,7 @@ from fedsim.config import AttackFile, Config, check
 from fedsim.errors import ConfigError, DataError
 from fedsim.experiment import Experiment
 from fedsim.findings import Finding, Inference, LocalModel, Representatives, load_finding, save_finding
+from fedsim.imputation import Imputation
 from fedsim.report import write_report
 from fedsim.run_folder import RunFolder, read_rows
 from fedsim.threat_model import grant, grant_private
@@ -120,6 +121,25 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
     assert "By source accuracy, " in headline
     assert "ceiling" not in headline  # nobody could carry that out
     assert "it reads the victim&#39;s optimal model" in html
+
+
+def test_public_records_that_give_the_attribute_away_are_the_floor_and_are_learnt_from_once(
+    run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model-based attack is below what the other columns, of which one is the attribute's echo, say in public."""
+    folder = run(attack("aia-model", "last-returned"))
+    audit = open_audit(folder.path, None)
+    assert audit.run() == []
+    dataset = audit.experiment.dataset  # type: ignore[union-attr]
+    column, learnt = dataset.column("sensitive"), []
+    for examples in (dataset.train, dataset.test):
+        examples.raw[:, 0] = column.values(examples.raw).float()
+    whole = Imputation.learnt
+    monkeypatch.setattr(Imputation, "learnt", lambda *given: learnt.append(given) or whole(*given))
+    rows = [row for row in audit.score() if row["metric"] == "attribute_accuracy"]
+    assert [row["floor_guess"] for row in rows] == ["imputed from public data"] * 3
+    assert all(row["floor"] > 0.9 > row["value"] for row in rows)
+    assert len(learnt) == 1
 
 
 def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., RunFolder]) -> None:

@@ -16,6 +16,7 @@ from fedsim import metrics
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, DataError
 from fedsim.findings import Inference, Representatives
+from fedsim.imputation import Guess
 from fedsim.inference_scores import score_inference, score_local_model, score_representatives
 from fedsim.messages import State
 from fedsim.models.mlp import Mlp
@@ -207,10 +208,30 @@ def test_an_attribute_is_compared_with_the_majority_among_her_own_records() -> N
     accuracy, balanced = score_inference(found, truth)
     assert accuracy.metric == "attribute_accuracy"
     assert accuracy.value == pytest.approx(3 / 5)
-    assert (accuracy.floor, accuracy.floor_guess, accuracy.ceiling) == (4 / 5, "majority attribute", 1)
+    nothing = "; there are no public data to impute from"
+    assert (accuracy.floor, accuracy.floor_guess, accuracy.ceiling) == (4 / 5, f"majority attribute{nothing}", 1)
     assert balanced.metric == "attribute_balanced_accuracy"
     assert balanced.value == pytest.approx((2 / 4 + 1) / 2)
-    assert (balanced.floor, balanced.floor_guess, balanced.ceiling) == (1 / 2, "one attribute for all", 1)
+    assert (balanced.floor, balanced.floor_guess, balanced.ceiling) == (1 / 2, f"one attribute for all{nothing}", 1)
+
+
+def test_public_data_are_the_floor_of_an_attribute_where_they_say_more_than_the_majority() -> None:
+    """Four of five records are of category 2; imputed are all five, then three of them."""
+    truth = torch.tensor([2, 2, 0, 2, 2])
+    found = inference("attribute", [[0, 0, 9]] * 5)
+    accuracy, balanced = score_inference(found, truth, Guess(likeliest=truth, balanced=truth))
+    assert (accuracy.value, accuracy.floor, accuracy.floor_guess) == (4 / 5, 1, "imputed from public data")
+    assert (balanced.value, balanced.floor, balanced.floor_guess) == (1 / 2, 1, "imputed from public data")
+    rare = torch.tensor([0, 0, 0, 2, 2])
+    accuracy, balanced = score_inference(found, truth, Guess(likeliest=rare, balanced=rare))
+    assert (accuracy.floor, accuracy.floor_guess) == (4 / 5, "majority attribute")
+    assert (balanced.floor, balanced.floor_guess) == (pytest.approx((2 / 4 + 1) / 2), "imputed from public data")
+
+
+def test_a_guess_about_other_records_is_refused() -> None:
+    few = torch.zeros(3).long()
+    with pytest.raises(DataError, match=r"the attribute of 5 records"):
+        score_inference(inference("attribute", [[1, 0]] * 5), torch.ones(5).long(), Guess(likeliest=few, balanced=few))
 
 
 def test_balanced_accuracy_is_scikit_learns() -> None:

@@ -497,6 +497,11 @@ def test_the_verdict_follows_from_the_advantage_over_the_floor_and_its_interval(
     assert read_off(summary(gain=gain, gain_margin=margin))[0] == verdict
 
 
+def test_an_attack_below_what_public_data_say_is_told_so():
+    below = summary(metric="attribute_accuracy", gain=-0.1, floor_guess="imputed from public data")
+    assert read_off(below)[0] == "less than public data do"
+
+
 def test_an_attacks_own_objective_is_no_leakage():
     assert read_off(summary(metric="l_sim", gain=1.0))[0] == ""
 
