@@ -38,6 +38,8 @@ log = logging.getLogger("fedsim." + __name__)
 
 MEAN_GRADIENT = frozenset({"learning_rate", "local_epochs", "batch_size"})
 """What an attack has to know that compares sizes of gradients, not only their direction."""
+MOMENTS = frozenset({"input_mean", "input_std"})
+"""What dummy data are standardised with."""
 _SNAPSHOTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Fractions of the iterations after which the dummy data are kept for the report."""
 
@@ -122,6 +124,7 @@ class GradientInversion(Attack):
     precision: Literal["float32", "bfloat16"] = "float32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
+    uses: ClassVar[frozenset[str]] = MOMENTS | MEAN_GRADIENT | {"labels"}
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adversaries.local_updates import PAPER, rounds_of
 from adversaries.matching import (
+    MOMENTS,
     GradientInversion,
     Recipe,
     by_tenths,
@@ -181,6 +182,7 @@ class GradientSampleReconstruction(GradientInversion):
 
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | {"num_classes", "batch_size"}
+    uses: ClassVar[frozenset[str]] = MOMENTS
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

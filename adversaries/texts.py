@@ -149,11 +149,6 @@ def reads_tokens(knowledge: Knowledge) -> tuple[nn.Module, str]:
     """
     assert knowledge.model is not None
     assert knowledge.input_shape is not None
-    if knowledge.value_range is not None:
-        raise AttackError(
-            "value_range is granted, and the tokens of a text have none; leave it out of adversary.knowledge, or "
-            "choose an attack on data of numbers"
-        )
     if len(knowledge.input_shape) != 1:
         raise AttackError(
             f"input_shape: expected the length of a text, one number, got {tuple(knowledge.input_shape)}; attack data "
@@ -315,6 +310,7 @@ class OnTexts(Attack):
     words: Words = "vocabulary"
 
     needs: ClassVar[frozenset[str]] = _NEEDS
+    uses: ClassVar[frozenset[str]] = frozenset({"labels"})
     texts: ClassVar[bool] = True
 
     def _run(
@@ -403,6 +399,7 @@ class TextLeakage(OnTexts, DeepLeakage):
     """
 
     needs: ClassVar[frozenset[str]] = _NEEDS | MEAN_GRADIENT | {"num_classes"}
+    uses: ClassVar[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,6 +412,8 @@ class TextInvertingGradients(OnTexts, InvertingGradients):
     References:
         Geiping et al.: Inverting Gradients, NeurIPS 2020. Differs: as `inverting-gradients`; the paper has no texts.
     """
+
+    uses: ClassVar[frozenset[str]] = MEAN_GRADIENT | {"labels"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -439,6 +438,7 @@ class EmbeddingRows(Attack):
         url="https://arxiv.org/abs/2103.06819",
     )
     needs: ClassVar[frozenset[str]] = _NEEDS
+    uses: ClassVar[frozenset[str]] = MEAN_GRADIENT | {"labels"}
     texts: ClassVar[bool] = True
     main_metric: ClassVar[str] = "words_found"
 

@@ -18,7 +18,7 @@ from adversaries.alignment import align
 from adversaries.distances import SquaredL2
 from adversaries.labels import RULES, last_layer
 from adversaries.lbfgs import minimise
-from adversaries.matching import by_cosine, check_choices, check_not_negative, check_positive
+from adversaries.matching import MOMENTS, by_cosine, check_choices, check_not_negative, check_positive
 from adversaries.priors import BatchNormStatistics, total_variation
 from adversaries.scene import Scene, normalising_by_batch, scene_of, trained_by_batch
 from adversaries.slopes import check_inputs, check_slope
@@ -119,6 +119,7 @@ class TemporalInversion(Attack):
         url="https://arxiv.org/abs/2306.07883",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
+    uses: ClassVar[frozenset[str]] = MOMENTS | {"labels"}
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

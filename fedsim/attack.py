@@ -7,9 +7,9 @@ An attack sees a `Transcript` and a `Knowledge`, nothing else. Ground truth live
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import ClassVar, final
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ class PartialRecords(Records):
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
-    """What the threat model grants the adversary besides the messages. None means withheld.
+    """What the threat model grants the adversary besides the messages. None means withheld, or not declared.
 
     Attributes:
         model: builds the architecture that the server broadcasts the weights of.
@@ -106,6 +106,11 @@ class Knowledge:
         """Names of what is granted, in the order of the fields."""
         return [name for name in KNOWLEDGE if getattr(self, name) is not None]
 
+    def only(self, names: Set[str]) -> Knowledge:
+        """The same without what is granted but is not among `names`."""
+        withheld: dict[str, Any] = {name: None for name in self.granted() if name not in names}
+        return replace(self, **withheld)
+
 
 KNOWLEDGE = tuple(item.name for item in fields(Knowledge) if item.name not in ("models", "device"))
 """Everything that a threat model can grant or withhold."""
@@ -130,11 +135,13 @@ class Paper:
 class Attack(ABC):
     """Base of all attacks: a frozen dataclass whose fields are its hyperparameters.
 
-    A subclass names its `paper`, what it `needs`, and implements `_run`.
+    A subclass names its `paper`, what it `needs` and `uses`, and implements `_run`.
 
     Class attributes:
         paper: the publication that describes it.
         needs: names of `Knowledge` fields without which it cannot work.
+        uses: names of further fields that it reads where they are granted. What it declares in neither is not handed
+            to it, so that a report can say what it went by.
         temporal: whether one run reads several rounds of the victim; otherwise it reads one update.
         texts: whether it is made for texts, whose inputs are tokens, instead of data of numbers.
         main_metric: the metric of `scores.csv` that the report judges it by first of all; empty for the first one.
@@ -142,6 +149,7 @@ class Attack(ABC):
 
     paper: ClassVar[Paper]
     needs: ClassVar[frozenset[str]] = frozenset()
+    uses: ClassVar[frozenset[str]] = frozenset()
     temporal: ClassVar[bool] = False
     texts: ClassVar[bool] = False
     main_metric: ClassVar[str] = ""
@@ -165,7 +173,7 @@ class Attack(ABC):
 
         Args:
             transcript: what the server saw; restrict it with `only` to the rounds to be used.
-            knowledge: what the threat model grants.
+            knowledge: what the threat model grants; the attack gets what it declares of it.
             victim: client id in the transcript.
             rng: source of every random draw of the attack.
             progress: told about each iteration.
@@ -176,19 +184,26 @@ class Attack(ABC):
             TranscriptError: a round is damaged, or the victim is not in it.
         """
         self.check(knowledge)
-        finding = self._run(transcript, knowledge, victim, rng, progress or _silent)
+        finding = self._run(transcript, knowledge.only(self.declared()), victim, rng, progress or _silent)
         if not isinstance(finding, Finding):
             got = type(finding).__name__
             raise AttackError(f"{type(self).__name__} returned {got}, expected a Finding")
         return finding
 
+    @classmethod
+    def declared(cls) -> frozenset[str]:
+        """All that it reads of what is granted: what it needs and what it uses."""
+        return cls.needs | cls.uses
+
     @final
     def check(self, knowledge: Knowledge, granted: Sequence[str] = ()) -> None:
         """Raise KnowledgeError unless `knowledge`, or what will be `granted`, covers `needs`."""
-        for name in self.needs - set(KNOWLEDGE):
-            raise PluginError(
-                f"{type(self).__name__}.needs: '{name}' is nothing that can be known, {did_you_mean(name, KNOWLEDGE)}"
-            )
+        for where in ("needs", "uses"):
+            for name in sorted(getattr(self, where) - set(KNOWLEDGE)):
+                raise PluginError(
+                    f"{type(self).__name__}.{where}: '{name}' is nothing that can be known, "
+                    f"{did_you_mean(name, KNOWLEDGE)}"
+                )
         missing = sorted(self.needs - set(knowledge.granted()) - set(granted))
         if missing:
             raise KnowledgeError(

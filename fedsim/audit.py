@@ -298,10 +298,10 @@ class Audit:
 
     def _knowledge(self, transcript: Transcript, job: Job, first: int) -> tuple[Knowledge, list[str]]:
         """What the attack of `job` is handed, and what tells the models among it from others."""
-        adversary = self.spec.adversary
-        truth = self.truth(job.victim, first) if private(adversary) else None
+        adversary, declared = self.spec.adversary, job.attack.declared()
+        truth = self.truth(job.victim, first) if declared.intersection(private(adversary)) else None
         common = grant(adversary, self.experiment, self.beside)
-        knowledge = grant_private(common, adversary, self.experiment, job.victim, truth)
+        knowledge = grant_private(common, adversary, self.experiment, job.victim, truth, declared).only(declared)
         if (title := job.attack.builds_on) is None:
             return knowledge, []
         if title == OPTIMAL:
@@ -336,7 +336,8 @@ class Audit:
         """Names everything that the finding of `job` follows from."""
         labels = None if knowledge.labels is None else knowledge.labels.tolist()
         headers = [transcript.header(number).plain() for number in job.rounds]
-        granted = self.spec.adversary.knowledge.model_dump()
+        table = self.spec.adversary.knowledge.model_dump()
+        granted = {name: table[name] for name in knowledge.granted()}
         code = [] if (own := code_hash(type(job.attack))) is None else [{"code": own}]
         outside = [] if self.experiment else _records_hash(knowledge)  # a run's own records do not change
         model = [] if self._model_code is None else [{"model": self._model_code}]
@@ -364,7 +365,7 @@ class Audit:
                     "settings": dataclasses.asdict(attack),
                     "code": code_hash(type(attack)),
                     "model_code": self._model_code,
-                    "granted": granted,
+                    "granted": [name for name in granted if name in attack.declared()],
                 }
             )
             for table, attack in build_attacks(self.spec)

@@ -273,6 +273,8 @@ def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) ->
         console.print(table if table.rows else "no settings")
         if needs := getattr(cls, "needs", None):
             console.print(f"needs: {', '.join(sorted(needs))}")
+        if uses := getattr(cls, "uses", None):
+            console.print(f"uses, where granted: {', '.join(sorted(uses))}", soft_wrap=True)
         if paper := getattr(cls, "paper", None):
             console.print(f"paper: {paper} {paper.url}", markup=False, soft_wrap=True)
 

@@ -238,33 +238,35 @@ def _single(found: Sequence[Found]) -> tuple[str, str] | None:
 
 
 def _threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Everything that can be granted: what it is, whom it was granted, who needs it.
+    """Everything that can be granted: what it is, who was handed it, who needs it.
 
-    Attacks declare only what they cannot do without. Each is handed all that is granted, so that who has something
-    without needing it may use it.
+    An attack is handed what it declares of what is granted, so what a finding was made with is what its attack had.
     """
-    granted = {str(item.about["attack"]): set(item.about["granted"]) for item in found}
-    if not granted and audit:
-        table = audit.spec.adversary.knowledge
-        granted = {"": {name for name in KNOWLEDGE if getattr(table, name) is not False}}
+    handed: dict[str, set[str]] = {}
+    for item in found:
+        handed.setdefault(str(item.about["attack"]), set()).update(item.about["granted"])
+    table = audit.spec.adversary.knowledge if audit else None
+    open_to_all = {name for name in KNOWLEDGE if table is not None and getattr(table, name) is not False}
+    if not found:
+        handed = {title: open_to_all & cls.declared() for title, cls in attacks.items() if cls}
     text = " ".join(re.sub(r"`[^`]*`, ", "", inspect.getdoc(Knowledge) or "").replace("`", "").split())
     threats = []
     for name, after in zip(KNOWLEDGE, [*KNOWLEDGE[1:], "models"], strict=True):
         about = re.search(rf" {name}: (.*?) {after}: ", text)
-        having = [title for title, names in granted.items() if name in names]
+        having = [title for title, names in handed.items() if name in names]
+        without = [title for title in handed if (cls := attacks.get(title)) and name in cls.declared() - handed[title]]
         needed = [title for title, cls in attacks.items() if cls and name in cls.needs]
-        handed = having if having != [""] else list(attacks)
         threats.append(
             {
                 "name": name,
                 "about": about[1].rstrip(".") if about else "",
-                "granted": bool(having),
-                "only": having if len(having) < len(granted) else [],
+                "granted": bool(having) or (name in open_to_all and not without),
+                "only": having if having and without else [],
                 "needed": needed,
-                "may_use": [title for title in attacks if title in handed and title not in needed],
+                "used": [title for title in having if title not in needed],
             }
         )
-    return threats if granted else []
+    return threats if handed else []
 
 
 def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[str, str]:

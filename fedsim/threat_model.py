@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -86,17 +86,23 @@ def check_private(adversary: AdversaryTable, experiment: Experiment | None, has_
 
 
 def grant_private(
-    knowledge: Knowledge, adversary: AdversaryTable, experiment: Experiment | None, victim: int, truth: Truth | None
+    knowledge: Knowledge,
+    adversary: AdversaryTable,
+    experiment: Experiment | None,
+    victim: int,
+    truth: Truth | None,
+    declared: Set[str] = frozenset(PRIVATE),
 ) -> Knowledge:
     """`knowledge` and what is granted of this `victim`: her labels, her records, or all of these but a column.
 
     Args:
         truth: what she held in the attacked round; None where nobody says.
+        declared: what the attack reads; nothing else is added.
 
     Raises:
         ConfigError, DataError: there is nothing to take them from.
     """
-    wanted = private(adversary)
+    wanted = [name for name in private(adversary) if name in declared]
     if not wanted:
         return knowledge
     if truth is None:

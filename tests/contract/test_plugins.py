@@ -7,6 +7,7 @@ import inspect
 import math
 import pickle
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,30 @@ def test_what_an_attack_declares_to_need_is_exactly_sufficient(name: str, transc
     for withheld in attack.needs:
         with pytest.raises(KnowledgeError, match=f"{type(attack).__name__} needs {withheld}, which the threat model"):
             run(name, transcript, only(known, attack.needs - {withheld}))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_reads_what_it_declares_and_nothing_else(name: str, transcript: Transcript) -> None:
+    """With all at hand it finds what it finds with the declared alone, and what it declares to use it reads."""
+    attack, known, read = attack_with(name), known_to(name), set[str]()
+
+    class Watched(Knowledge):
+        """Notes who reads which field, but for copies of the whole."""
+
+        def __getattribute__(self, field: str) -> Any:
+            value = super().__getattribute__(field)
+            if sys._getframe(1).f_code.co_filename != dataclasses.__file__ and value is getattr(known, field, self):
+                read.add(field)
+            return value
+
+    shown = transcript.only(rounds_for(name, transcript))
+    everything = Watched(**{field: getattr(known, field) for field in (*KNOWLEDGE, "device")})
+    whole = attack._run(shown, everything, 5, generator(0), lambda *_: None)
+    if not attack.uses <= read:  # some facts serve to count labels that are withheld
+        attack._run(shown, dataclasses.replace(everything, labels=None), 5, generator(0), lambda *_: None)
+    assert attack.uses <= read, attack.uses - read
+    declared = run(name, transcript).tensors
+    assert all(torch.equal(tensor, declared[key]) for key, tensor in whole.tensors.items())
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if registry.load("attacks", name).needs])

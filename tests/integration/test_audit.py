@@ -22,6 +22,7 @@ from torch import nn
 
 from fedsim import audit as audit_module
 from fedsim import evidence
+from fedsim.attack import KNOWLEDGE
 from fedsim.audit import Audit, attack_round, open_audit
 from fedsim.config import AdversaryTable, AttackFile, Config, check
 from fedsim.datasets import Dataset, Examples
@@ -321,6 +322,23 @@ def test_labels_are_granted_from_the_truth_or_not_at_all(run: Path, tmp_path: Pa
         assert finding.labels.tolist() == truth.labels.sort().values.tolist()
         assert "labels" in about["granted"]  # type: ignore[operator]
     assert "label_accuracy" not in {row["metric"] for row in audit.score()}
+
+
+def test_what_an_attack_does_not_declare_is_neither_handed_over_nor_part_of_its_finding(run: Path) -> None:
+    """`sra-gradient` finds labels of its own, so granting them changes nothing: it is not attacked again."""
+    table = {"name": "sra-gradient", "iterations": 2}
+    stamps, scores = [], []
+    for granted in (False, True):
+        spec = attack_file([table], adversary={"knowledge": {"labels": granted}, "rounds": [1], "victims": [0]})
+        audit = open_audit(run, spec)
+        assert audit.run() == []
+        [path] = (run / "findings" / "sra-gradient").glob("*.safetensors")
+        about = load_finding(path)[1]
+        assert about["granted"] == [name for name in KNOWLEDGE if name in build_attacks(spec)[0][1].declared()]
+        stamps.append((path.stat().st_mtime_ns, about["fingerprint"]))
+        scores.append(audit.score())
+    assert stamps[0] == stamps[1]
+    assert scores[0] == scores[1] != []
 
 
 def test_granted_labels_that_nobody_knows_are_an_error(run: Path, tmp_path: Path) -> None:
@@ -757,7 +775,9 @@ def test_the_fingerprint_of_a_built_in_attack_knows_nothing_of_code(run: Path) -
     _, about = load_finding(run / "findings" / "sme" / "round-1-client-0-repeat-0.safetensors")
     [(_, attack)] = build_attacks(audit.spec)
     header = Transcript(run).header(1).plain()
-    text = json.dumps([repr(attack), audit.spec.adversary.knowledge.model_dump(), None, 0, [header]], sort_keys=True)
+    table = audit.spec.adversary.knowledge.model_dump()
+    granted = {name: table[name] for name in about["granted"]}  # type: ignore[attr-defined]
+    text = json.dumps([repr(attack), granted, None, 0, [header]], sort_keys=True)
     assert about["fingerprint"] == hashlib.sha256(text.encode()).hexdigest()
     assert about["code"] is None
 

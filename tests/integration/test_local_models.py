@@ -47,10 +47,16 @@ class Decoder(Attack):
         return LocalModel(state={name: self.factor * t for name, t in update.after.items()})
 
 
+class Reader(Decoder):
+    """Declares that it reads records."""
+
+    uses = frozenset({"records"})
+
+
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     module = ModuleType("own_decoder")
-    module.Decoder = Decoder  # type: ignore[attr-defined]
+    module.Decoder, module.Reader = Decoder, Reader  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return {
         "data": TABLE,
@@ -94,7 +100,7 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
         for client in range(3):
             finding, about = load_finding(folder.findings / title / f"round-1-5-client-{client}-repeat-0.safetensors")
             assert isinstance(finding, kind)
-            assert about["partial_records"] == "sensitive"
+            assert about["partial_records"] == ("sensitive" if title == "aia" else "")
     rows = audit.score()
     values = {(row["attack"], row["metric"], row["victim"]): row for row in rows}
     assert {metric for title, metric, _ in values if title == "decoder"} == {
@@ -227,17 +233,19 @@ def test_findings_about_other_records_of_an_outside_client_are_not_there_already
     knowledge = {"records": True, "value_range": [0.0, 1.0]}
     tables = {
         "adversary": {"knowledge": knowledge, "victims": [0], "rounds": "all", "workers": 1},
-        "attack": [DECODER],
+        "attack": [DECODER, {"name": "own_decoder:Reader", "label": "reader"}],
         "truth": {"0": "truth.safetensors"},
     }
     spec = check(AttackFile, tables, "a.toml")
-    written = []
+    written: dict[str, list[int]] = {"decoder": [], "reader": []}
     for value in (0.0, 0.0, 1.0):
         save_file({"data": torch.full((4, 6), value), "labels": torch.zeros(4).long()}, tmp_path / "truth.safetensors")
-        Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path).run()
-        [path] = folder.findings.glob("**/*.safetensors")
-        written.append(path.stat().st_mtime_ns)
-    assert written[0] == written[1] < written[2]
+        assert Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path).run() == []
+        for title, stamps in written.items():
+            [path] = (folder.findings / title).glob("*.safetensors")
+            stamps.append(path.stat().st_mtime_ns)
+    assert written["reader"][0] == written["reader"][1] < written["reader"][2]
+    assert len(set(written["decoder"])) == 1  # it does not read them
 
 
 def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[..., RunFolder], tmp_path: Path) -> None:
@@ -316,8 +324,8 @@ def test_a_model_decoded_from_other_rounds_is_not_built_upon(run: Callable[..., 
     fewer = check(AttackFile, {**tables, "attack": [DECODER, attack("sia", "decoder")]}, "a.toml")
     [failure] = open_audit(folder.path, fewer).run()
     assert failure == (
-        "sia, expected at least 2 candidates for the source of a record, but 1 have a model that 'decoder' decoded; "
-        "attack more victims, or see why it failed for the others"
+        "sia, round 1-5, client 0: expected at least 2 candidates for the source of a record, but 1 have a model that "
+        "'decoder' decoded; attack more victims, or see why it failed for the others"
     )
 
 

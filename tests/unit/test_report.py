@@ -308,20 +308,22 @@ def test_a_run_that_was_never_evaluated_claims_no_accuracy(folder):
     assert "The model's final" not in text_of(page(folder))
 
 
-def test_who_may_use_what_is_granted_is_told_apart_from_who_needs_it(folder):
+def test_who_used_what_was_granted_is_told_apart_from_who_needs_it(folder):
     record(folder)
     claim(folder, torch.rand(3, 1, 2, 2), granted=["model", "labels"])
     claim(folder, torch.rand(3, 1, 2, 2), attack="sra-gradient", granted=["model", "batch_size"])
     text = text_of(page(folder))
-    assert "labels the victim's labels in ascending order to sme only – sme" in text
+    assert "labels the victim's labels in ascending order granted – sme" in text
     assert "batch_size B, examples in one local step to sra-gradient only sra-gradient –" in text
     assert "builds the architecture that the server broadcasts the weights of granted sme, sra-gradient –" in text
 
 
-def test_before_any_attack_all_may_use_what_is_granted(folder):
+def test_before_any_attack_what_is_granted_is_told_beside_who_declares_it(folder):
     folder.write_experiment(config())
     record(folder)
-    assert "number of classes granted – sme" in text_of(page(folder))
+    text = text_of(page(folder))
+    assert "number of classes granted – –" in text
+    assert "step size of the clients' local training granted – sme" in text
 
 
 def test_a_claim_about_a_table_has_no_picture_and_no_psnr(folder):

@@ -253,7 +253,6 @@ def an_image_model() -> nn.Module:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"value_range": ([0.0], [1.0])}, "value_range is granted, and the tokens of a text have none; leave it out"),
         ({"input_shape": (1, 4, 4)}, "input_shape: expected the length of a text, one number, got (1, 4, 4); attack"),
         (
             {"model": an_image_model},
@@ -302,11 +301,11 @@ def test_an_update_that_says_nothing_of_words_is_refused(record: Any) -> None:
 @pytest.mark.parametrize(
     ("tokens", "labels", "message"),
     [
-        (torch.rand(2, 3), torch.zeros(2).long(), "the attack claims texts as torch.float32 of shape (2, 3), expected"),
+        (torch.rand(2, 3), torch.zeros(2).long(), "the attack claims tokens of torch.float32, shape (2, 3), expected"),
         (
             torch.zeros(3).long(),
             torch.zeros(3).long(),
-            "the attack claims texts as torch.int64 of shape (3,), expected",
+            "the attack claims tokens of torch.int64, shape (3,), expected",
         ),
         (torch.zeros(2, 3).long(), torch.zeros(1).long(), "the attack claims 2 texts but 1 labels"),
         (torch.full((1, 3), -1), torch.zeros(1).long(), "the attack claims tokens below 0"),
