@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -30,7 +31,16 @@ from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Pro
 from fedsim.claims import Owed
 from fedsim.config import AdversaryTable, AttackFile, Config
 from fedsim.datasets import Dataset
-from fedsim.errors import AttackCrash, AttackError, ConfigError, DataError, FedsimError, KnowledgeError, did_you_mean
+from fedsim.errors import (
+    AttackCrash,
+    AttackError,
+    ConfigError,
+    DataError,
+    FedsimError,
+    KnowledgeError,
+    RunError,
+    did_you_mean,
+)
 from fedsim.experiment import Experiment, build_attacks, data_folder
 from fedsim.findings import (
     Finding,
@@ -43,7 +53,14 @@ from fedsim.findings import (
     save_finding,
 )
 from fedsim.imputation import Guess, Imputation
-from fedsim.inference_scores import REFERENCES, score_inference, score_local_model, score_representatives
+from fedsim.inference_scores import (
+    DRAWS,
+    REFERENCES,
+    Memory,
+    score_inference,
+    score_local_model,
+    score_representatives,
+)
 from fedsim.local_optimum import METHOD, local_optimum
 from fedsim.messages import State
 from fedsim.plugin_code import UNREADABLE, code_hash, file_hash, place_of
@@ -53,6 +70,7 @@ from fedsim.scoring import Public, Score, Truth, score
 from fedsim.threat_model import check_model, check_private, grant, grant_private, private
 from fedsim.transcript import Transcript, hash_state
 from fedsim.workers import in_processes
+from fedsim.zest import draw_references
 
 log = logging.getLogger(__name__)
 
@@ -392,17 +410,22 @@ class Audit:
         dataset = self.experiment.dataset
         return Truth(data=_in_unit_range(data, dataset), labels=labels, padding=dataset.padding)
 
-    def optimum(self, client: int) -> State:
-        """theta_c*, what `client` would train on her data alone from w_0 on; found once and kept in the run folder."""
+    def optimum(self, client: int, *, elsewhere: bool = False) -> State:
+        """theta_c*, what `client` would train on her data alone from w_0 on; found once and kept in the run folder.
+
+        Args:
+            elsewhere: from other random weights than w_0, to which nothing in the messages is near.
+        """
         assert self.experiment is not None
-        path = self._optimum_path(client)
+        path = self._optimum_path(client, elsewhere=elsewhere)
         if not path.is_file():
             data, labels = self.experiment.data.train(client)
-            log.info("client %d: training her optimal local model, for comparison", client)
+            beginning = " from other random weights" if elsewhere else ""
+            log.info("client %d: training her optimal local model%s, for comparison", client, beginning)
             with one_thread(), torch.enable_grad():  # an attack that asks for it may compute without slopes
                 found = local_optimum(
                     self.experiment.new_model(),
-                    self.experiment.initial_state(),
+                    self.experiment.other_start() if elsewhere else self.experiment.initial_state(),
                     self.experiment.data.to_model(data),
                     labels,
                     self.experiment.dataset.task.loss,
@@ -412,8 +435,8 @@ class Audit:
         assert isinstance(finding, LocalModel)
         return finding.state
 
-    def _optimum_path(self, client: int) -> Path:
-        return self.folder.optima / METHOD / f"client-{client}.safetensors"
+    def _optimum_path(self, client: int, *, elsewhere: bool = False) -> Path:
+        return self.folder.optima / METHOD / f"client-{client}{'-other-start' if elsewhere else ''}.safetensors"
 
     def _find_optima(self, clients: Sequence[int]) -> None:
         """Make sure that `optimum` knows `clients`, several at once; others are found when they are asked for."""
@@ -446,7 +469,7 @@ class Audit:
         """
         rows, images = [], []
         now = self._settings()
-        public, explained = self.public(), dict[str, Tensor]()
+        public, memory = self.public(), Memory()
         failures = [] if failures is None else failures
         for path in _findings(self.folder):
             try:
@@ -462,7 +485,7 @@ class Audit:
                     failures.append(f"not scored: {error}")
                 continue
             try:
-                scores, examples = self._judged(finding, about, public, explained)
+                scores, examples = self._judged(finding, about, public, memory)
             except Exception as error:  # whatever a stranger's finding does to those who compare it
                 told = isinstance(error, FedsimError)
                 who = f"{about['attack']}, round {about['round']}, client {about['victim']}"
@@ -481,7 +504,7 @@ class Audit:
         return rows
 
     def _judged(
-        self, finding: Finding, about: Mapping[str, Any], public: Public | None, explained: dict[str, Tensor]
+        self, finding: Finding, about: Mapping[str, Any], public: Public | None, memory: Memory
     ) -> tuple[list[Score], int]:
         """The scores of one finding, none where nobody knows the truth, and of how many examples they speak.
 
@@ -495,7 +518,7 @@ class Audit:
             )
             return [], 0
         if isinstance(finding, LocalModel):
-            return self._judged_model(finding, about, victim, explained)
+            return self._judged_model(finding, about, victim, memory)
         if isinstance(finding, Inference):
             answers, imputed = self._answers(finding, about, victim), self._imputed(finding, about, victim)
             return score_inference(finding, answers, imputed), len(finding.scores)
@@ -519,7 +542,7 @@ class Audit:
         return scores, len(truth.labels)
 
     def _judged_model(
-        self, finding: LocalModel, about: Mapping[str, Any], victim: int, explained: dict[str, Tensor]
+        self, finding: LocalModel, about: Mapping[str, Any], victim: int, memory: Memory
     ) -> tuple[list[Score], int]:
         assert self.experiment is not None
         data, dataset = self.experiment.data, self.experiment.dataset
@@ -533,6 +556,8 @@ class Audit:
         returned = transcript.update(max(n for n, clients in present.items() if victim in clients), victim)
         if returned.gradient is None:
             proxies["last-returned model"] = returned.after
+        proxies["first model"] = self.experiment.initial_state()  # w_0, which the server knows whatever was recorded
+        other, why = self._other_optimum(victim)
         scores = score_local_model(
             finding.state,
             self.optimum(victim),
@@ -541,12 +566,34 @@ class Audit:
             inputs=data.to_model(inputs),
             labels=labels,
             loss=dataset.task.loss,
-            references=data.to_model(dataset.test.inputs(slice(0, REFERENCES))),
+            references=[data.to_model(dataset.test.inputs(drawn)) for drawn in self._references],
+            elsewhere=other,
             columns=dataset.columns,
             target=dataset.target,
-            explained=explained,
+            memory=memory,
         )
+        if why:
+            scores.append(Score(metric="zest_other_start", value=math.nan, missing=why))
         return scores, len(labels)
+
+    def _other_optimum(self, victim: int) -> tuple[State | None, str]:
+        """The optimum from other random weights, or why there is none; of texts, which Zest cannot compare, neither."""
+        assert self.experiment is not None
+        if self.experiment.dataset.vocabulary:
+            return None, ""
+        try:
+            return self.optimum(victim, elsewhere=True), ""
+        except RunError as error:
+            log.warning("client %d: no optimum from other random weights: %s", victim, error)
+            return None, f"there is no optimum from other random weights ({error})"
+
+    @cached_property
+    def _references(self) -> list[Tensor]:
+        """Which public examples Zest explains models on, a draw each; one draw where it takes them all."""
+        assert self.experiment is not None
+        test = self.experiment.dataset.test
+        draws = DRAWS if len(test) > REFERENCES else 1
+        return [draw_references(test, REFERENCES, self.seed, draw) for draw in range(draws)]
 
     def _answers(self, finding: Inference, about: Mapping[str, Any], victim: int) -> Tensor:
         """The truth about each record: who of the candidates holds it, or its category."""

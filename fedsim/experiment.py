@@ -81,11 +81,11 @@ class Experiment:
         """A network to be filled with whatever state is at hand; its own weights mean nothing."""
         return self.new_model()
 
-    def new_model(self) -> nn.Module:
-        """A freshly built network, initialised from the run's seed."""
+    def new_model(self, weights: str = "model") -> nn.Module:
+        """A freshly built network, initialised from the run's seed; `weights` names the draw."""
         table = self.config.model
         plugin = registry.build("models", table.name, table.settings, "model")
-        with seeded(self.seed, "model"):
+        with seeded(self.seed, weights):
             return a_network(plugin.build(self.dataset.task), table.name)
 
     def initial_state(self) -> dict[str, Tensor]:
@@ -100,6 +100,10 @@ class Experiment:
         if table.start is None:
             return fresh
         return read_state(Path(table.start), fresh, table.name, withheld=() if shared else statistics_of(model))
+
+    def other_start(self) -> dict[str, Tensor]:
+        """Random weights that no client of this federation was ever sent, in the form of w_0."""
+        return state_of(self.new_model("other start"), statistics=self.training.batch_norm_statistics == "shared")
 
     def new_strategy(self) -> Any:
         """The Flower strategy that the experiment names, with the memory of a fresh start.

@@ -5,9 +5,11 @@ Like `fedsim.scoring`, this is where claims meet the truth; no attack may import
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +32,31 @@ _CLOSENESS: Mapping[str, tuple[Callable[[Tensor, Tensor], Tensor], float | None]
     "class_ssim": (metrics.ssim, 1.0),
     "class_psnr": (metrics.psnr, None),
 }
-REFERENCES, MASKS = 64, 500
-"""Of Zest, half of its paper's 128 and 1000, which on Adult give the same within 0.03 at four times the cost, 1 s a
-model; other masks, as many, give the same within 0.02."""
+REFERENCES, MASKS, DRAWS = 64, 500, 3
+"""Of Zest, half of its paper's 128 and 1000, and how often so many references are drawn: the mean counts."""
+_KEPT = 32
+"""Models whose explanations are kept from victim to victim."""
+_BETWEEN = (0.25, 0.5, 0.75)
+"""Where on the segment between two proxies models are judged, too."""
+_HIGHER = ("zest", "zest_other_start", "local_accuracy")
 _MISSING = {
-    "zest": "texts have no mean that a masked word could be replaced with",
+    **dict.fromkeys(("zest", "zest_other_start"), "texts have no mean that a masked word could be replaced with"),
     "local_mape": "a true target is 0, to which no error is relative",
 }
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of models that come again: proxies are the same for each attack, and some of them for each victim.
+
+    Attributes:
+        signatures: of the first models, by the hash of the state, for to explain a model takes seconds; and megabytes
+            to keep, so of some only.
+        judged: metrics by the hashes of the state and of the victim's optimum.
+    """
+
+    signatures: dict[str, list[Tensor]] = field(default_factory=dict)
+    judged: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
 
 
 def score_local_model(
@@ -48,10 +68,11 @@ def score_local_model(
     inputs: Tensor,
     labels: Tensor,
     loss: Loss = cross_entropy,
-    references: Tensor,
+    references: Sequence[Tensor],
+    elsewhere: State | None = None,
     columns: Sequence[Column] = (),
     target: tuple[float, float] = (0.0, 1.0),
-    explained: dict[str, Tensor] | None = None,
+    memory: Memory | None = None,
 ) -> list[Score]:
     """Judge a claimed local model by the victim's true optimal one, next to what proxies get.
 
@@ -60,20 +81,30 @@ def score_local_model(
     `local_accuracy` is the share of classes that are right, `local_mape` the mean absolute error of a regression
     relative to the true target, in percent (LMRA, Table 9).
 
+    The optimum is trained from w_0, as some attacks train what they claim, so a small distance may tell no more than
+    that both began at one place. `zest_other_start` therefore compares with the answers of a second optimum, of the
+    same data from other random weights; its ceiling is what the first optimum gets there.
+
+    The floor is the best, by each metric and for each client, of the proxies and of what lies between two of them: the
+    models at a quarter, the middle and three quarters of the segment from one to the other and, of the distance, the
+    point of the segment that is nearest. The truth chooses it. So it is stricter than any adversary's own choice, who
+    knows the proxies but not which of these points is best; an attack above it has found something that is not
+    on the way from one model that was sent to another.
+
     Args:
         claimed: what the attack returned.
         optimum: theta_c*, see `fedsim.local_optimum`.
         proxies: models that anybody has who reads the messages, by what they are called: the global one, the victim's
-            last-returned one. The best of them, by each metric, is the floor.
+            last-returned one, the first one, w_0.
         model: lends its architecture.
         inputs: `example ...`, the victim's training data in model units.
         labels: `example`, class indices or standardised targets.
         loss: what she minimises.
-        references: `example ...`, public examples in model units; Zest uses the first `REFERENCES`.
+        references: `example ...` each, draws of public examples in model units. Zest is the mean over them.
+        elsewhere: the second optimum; None leaves `zest_other_start` out.
         columns: of a table.
         target: mean and standard deviation that targets were standardised with.
-        explained: memory of Zest's signatures by the hash of a state, for further calls with the same references;
-            proxies and optima come again and again, and to explain a model is most of the work.
+        memory: for further calls with the same references, see `Memory`.
 
     Raises:
         AttackError: the claimed model is none of this architecture.
@@ -85,16 +116,17 @@ def score_local_model(
         inputs=inputs,
         labels=labels,
         loss=loss,
-        references=references[:REFERENCES],
+        references=references,
+        elsewhere=None if elsewhere is None else _of_architecture(model, elsewhere, "the optimum of another start"),
         columns=columns,
         target=target,
-        explained={} if explained is None else explained,
+        memory=Memory() if memory is None else memory,
     )
     found = state_for(model, claimed)
     if found is None:
         raise AttackError("the attack claims a model of another architecture than the victim's: names or shapes differ")
     own, best = truth.metrics(found), truth.metrics(truth.optimum)
-    others = {name: truth.metrics(_of_architecture(model, state, f"the {name}")) for name, state in proxies.items()}
+    others = truth.proxies({name: _of_architecture(model, state, f"the {name}") for name, state in proxies.items()})
     return [
         _against_proxies(metric, value, {name: values[metric] for name, values in others.items()}, best[metric])
         for metric, value in own.items()
@@ -117,46 +149,75 @@ class _LocalTruth:
     inputs: Tensor
     labels: Tensor
     loss: Loss
-    references: Tensor
+    references: Sequence[Tensor]
+    elsewhere: State | None
     columns: Sequence[Column]
     target: tuple[float, float]
-    explained: dict[str, Tensor]
+    memory: Memory
+    explained: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def metrics(self, state: State) -> dict[str, float]:
+        """By name, computed once for this model and this victim, whom its optimum stands for."""
+        whose = hash_state(state), hash_state(self.optimum)
+        if whose not in self.memory.judged:
+            self.memory.judged[whose] = self._metrics(state)
+        return self.memory.judged[whose]
+
+    def _metrics(self, state: State) -> dict[str, float]:
         on_data = evaluate(self.model, state, self.inputs, self.labels, self.loss)
         values = {
             "parameter_distance": self._distance(state),
-            "zest": self._zest(state),
+            "zest": self._zest(state, self.optimum),
+            **({} if self.elsewhere is None else {"zest_other_start": self._zest(state, self.elsewhere)}),
             "local_loss": on_data["loss"],
         }
         if "accuracy" in on_data:
             return values | {"local_accuracy": on_data["accuracy"]}
         return values | {"local_mape": self._mape(state)}
 
-    def _zest(self, state: State) -> float:
-        return (
-            zest(self._signature(state), self._signature(self.optimum))
-            if self.references.is_floating_point()
-            else math.nan
-        )
+    def proxies(self, states: Mapping[str, State]) -> dict[str, dict[str, float]]:
+        """Of each proxy, and of the best points between each two of them."""
+        found = {name: self.metrics(state) for name, state in states.items()}
+        for (one, start), (other, end) in itertools.combinations(states.items(), 2):
+            points = [self.metrics(_blend(start, end, share)) for share in _BETWEEN]
+            best = {metric: _best(metric)(point[metric] for point in points) for metric in points[0]}
+            best["parameter_distance"] = self._distance(_blend(start, end, self._nearest(start, end)))
+            found[f"between the {one} and the {other}"] = best
+        return found
 
-    def _signature(self, state: State) -> Tensor:
+    def _zest(self, state: State, other: State) -> float:
+        if not all(draw.is_floating_point() for draw in self.references):
+            return math.nan
+        return fmean(map(zest, self._signatures(state), self._signatures(other)))
+
+    def _signatures(self, state: State) -> list[Tensor]:
+        """One a draw of references."""
         key = hash_state(state)
-        if key not in self.explained:
-            self.explained[key] = self._explain(state)
+        for known in (self.explained, self.memory.signatures):
+            if key in known:
+                return known[key]
+        self.explained[key] = [self._explain(state, draw) for draw in self.references]
+        if len(self.memory.signatures) < _KEPT:
+            self.memory.signatures[key] = self.explained[key]
         return self.explained[key]
 
-    def _explain(self, state: State) -> Tensor:
-        pieces = pieces_of(self.references.shape[1:], self.columns)
-        outputs = model_outputs(self.model, state, self.references)
-        return signature(outputs, self.references, pieces, masks=max(MASKS, 2 * int(pieces.max() + 1)))
+    def _explain(self, state: State, references: Tensor) -> Tensor:
+        pieces = pieces_of(references.shape[1:], self.columns)
+        outputs = model_outputs(self.model, state, references)
+        return signature(outputs, references, pieces, masks=max(MASKS, 2 * int(pieces.max() + 1)))
 
     def _distance(self, state: State) -> float:
-        def flat(of: State) -> Tensor:
-            return torch.cat([of[name].flatten().double() for name, _ in self.model.named_parameters()])
+        optimum = self._flat(self.optimum)
+        return float((self._flat(state) - optimum).norm() / optimum.norm())
 
-        optimum = flat(self.optimum)
-        return float((flat(state) - optimum).norm() / optimum.norm())
+    def _nearest(self, start: State, end: State) -> float:
+        """Where on the segment, from 0 to 1, the point is that is nearest to the optimum."""
+        along, wanted = self._flat(end) - self._flat(start), self._flat(self.optimum) - self._flat(start)
+        length = float(along @ along)
+        return min(1.0, max(0.0, float(wanted @ along) / length)) if length else 0.0
+
+    def _flat(self, state: State) -> Tensor:
+        return torch.cat([state[name].flatten().double() for name, _ in self.model.named_parameters()])
 
     @torch.no_grad()
     def _mape(self, state: State) -> float:
@@ -169,8 +230,17 @@ class _LocalTruth:
         return 100 * ((found - true).abs() / true.abs()).mean().item()
 
 
+def _blend(start: State, end: State, share: float) -> State:
+    """The model so far on the way from one to the other; of what both hold."""
+    return {name: torch.lerp(tensor, end[name], share) for name, tensor in start.items() if name in end}
+
+
+def _best(metric: str) -> Callable[[Iterable[float]], float]:
+    return max if metric in _HIGHER else min
+
+
 def _against_proxies(metric: str, value: float, proxies: Mapping[str, float], optimum: float) -> Score:
-    higher = metric in ("zest", "local_accuracy")
+    higher = metric in _HIGHER
     if not math.isfinite(optimum):
         return Score(metric=metric, value=math.nan, missing=_MISSING.get(metric, ""), higher_is_better=higher)
     best = (max if higher else min)(proxies, key=lambda name: proxies[name], default="")

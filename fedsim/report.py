@@ -57,6 +57,7 @@ _METRICS = {
     "class_psnr": "class PSNR, dB",
     "class_ssim": "class SSIM",
     "zest": "Zest",
+    "zest_other_start": "Zest, other start",
     "local_mape": "local MAPE, %",
 }
 

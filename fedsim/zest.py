@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.datasets import Column
+from fedsim.datasets import Column, Examples
 from fedsim.errors import AttackError, ConfigError, DataError
 from fedsim.messages import State
-from fedsim.randomness import generator
+from fedsim.randomness import Key, generator, numpy_generator
 from fedsim.training import forward, load_state, set_evaluation_modes
 
 MASKS = 1000
@@ -39,6 +40,27 @@ def pieces_of(shape: Sequence[int], columns: Sequence[Column] = ()) -> Tensor:
     for place, column in enumerate(columns):
         pieces[column.features] = place
     return pieces
+
+
+def draw_references(examples: Examples, count: int, *key: Key) -> Tensor:
+    """Indices of `count` of the examples, or of all if there are fewer, drawn under `key`.
+
+    As evenly as they go over natural groups and classes (of a regression, quarters of the target): of each that is
+    there one, then of each a second, and so on. Files are often sorted, and their first rows all of one client.
+    """
+    labels = examples.labels.numpy()
+    if examples.labels.is_floating_point() and len(labels):
+        labels = np.digitize(labels, np.quantile(labels, (0.25, 0.5, 0.75)))
+    groups = labels if examples.groups is None else examples.groups.numpy()
+    _, strata = np.unique(np.stack([groups, labels]), axis=1, return_inverse=True)
+    order = numpy_generator("references", *key).permutation(len(labels))
+    # Beside each of them in that order, how many of its stratum come before it.
+    shuffled = strata.reshape(-1)[order]
+    grouped = np.argsort(shuffled, kind="stable")
+    sizes = np.unique(shuffled, return_counts=True)[1]
+    before = np.empty(len(order), dtype=np.int64)
+    before[grouped] = np.concatenate([np.arange(0), *(np.arange(size) for size in sizes)])
+    return torch.from_numpy(order[np.argsort(before, kind="stable")[:count]])
 
 
 def model_outputs(model: nn.Module, state: State, references: Tensor) -> Callable[[Tensor], Tensor]:

@@ -16,10 +16,11 @@ from safetensors.torch import save_file
 from fedsim.attack import Attack, Knowledge, Paper, Progress
 from fedsim.audit import Audit, attack_round, open_audit
 from fedsim.config import AttackFile, Config, check
-from fedsim.errors import ConfigError, DataError
+from fedsim.errors import ConfigError, DataError, RunError
 from fedsim.experiment import Experiment
 from fedsim.findings import Finding, Inference, LocalModel, Representatives, load_finding, save_finding
 from fedsim.imputation import Imputation
+from fedsim.local_optimum import local_optimum
 from fedsim.report import write_report
 from fedsim.run_folder import RunFolder, read_rows
 from fedsim.threat_model import grant, grant_private
@@ -106,6 +107,7 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
     assert {metric for title, metric, _ in values if title == "decoder"} == {
         "parameter_distance",
         "zest",
+        "zest_other_start",
         "local_loss",
         "local_accuracy",
     }
@@ -148,6 +150,51 @@ def test_public_records_that_give_the_attribute_away_are_the_floor_and_are_learn
     assert len(learnt) == 1
 
 
+def test_what_lies_between_the_first_and_the_last_returned_model_is_a_floor(
+    run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were the optimum in their middle, to claim the last-returned model would be no reconstruction."""
+    folder = run(DECODER, adversary={"when": "never", "victims": [0], "rounds": "all", "workers": 1})
+    audit = open_audit(folder.path, None)
+    assert audit.run() == []
+    experiment = audit.experiment
+    assert experiment is not None
+    first, last = experiment.initial_state(), Transcript(folder.path).update(5, 0).after
+    middle = {name: (first[name] + last[name]) / 2 for name in first}
+    monkeypatch.setattr(Audit, "optimum", lambda self, client, *, elsewhere=False: middle)
+    rows = {row["metric"]: row for row in audit.score()}
+    for metric in ("parameter_distance", "zest", "zest_other_start"):
+        assert rows[metric]["floor_guess"] == "between the last-returned model and the first model"
+        assert rows[metric]["floor"] == pytest.approx(rows[metric]["ceiling"], abs=1e-6)
+        assert abs(rows[metric]["value"] - rows[metric]["ceiling"]) > 1e-4
+
+
+def test_an_optimum_from_another_start_is_kept_and_one_that_diverges_costs_only_its_own_row(
+    run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run(DECODER, adversary={"when": "never", "victims": [0, 1], "rounds": "all", "workers": 1})
+    audit = open_audit(folder.path, None)
+    assert audit.run() == []
+    own, other = audit.optimum(0), audit.optimum(0, elsewhere=True)
+    assert all(not torch.equal(own[name], other[name]) for name in own)
+    assert audit.experiment is not None
+    name, elsewhere = next(iter(audit.experiment.other_start().items()))
+    whole = local_optimum
+
+    def diverging(model: torch.nn.Module, start: dict[str, torch.Tensor], *rest: Any) -> dict[str, torch.Tensor]:
+        if torch.equal(start[name], elsewhere):
+            raise RunError("it diverged")
+        return whole(model, start, *rest)
+
+    monkeypatch.setattr("fedsim.audit.local_optimum", diverging)
+    failures: list[str] = []
+    rows = {(row["victim"], row["metric"]): row for row in audit.score(failures)}
+    assert failures == []
+    assert rows[0, "zest_other_start"]["missing"] == ""
+    assert rows[1, "zest_other_start"]["missing"] == "there is no optimum from other random weights (it diverged)"
+    assert rows[1, "zest"]["missing"] == ""
+
+
 def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., RunFolder]) -> None:
     folder = run(DECODER, attack("aia-model", "decoder", label="aia"))
     assert open_audit(folder.path, None).run() == []
@@ -186,7 +233,7 @@ def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., RunFolder]
     folder = run({**DECODER, "factor": -1.0}, attack("aia-model", "decoder", label="aia"))
     failures = open_audit(folder.path, None).run()
     assert failures == [
-        f"decoder, round 1-5, client 2: RuntimeError: it did not work ({__file__}:{44}; the traceback is in log.txt)",
+        f"decoder, round 1-5, client 2: RuntimeError: it did not work ({__file__}:{45}; the traceback is in log.txt)",
         "aia, source: 'decoder' decoded no model of client 2; see why it failed there, or choose another source",
     ]
     assert len(list((folder.findings / "aia").glob("*.safetensors"))) == 2

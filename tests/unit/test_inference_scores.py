@@ -17,7 +17,7 @@ from fedsim.datasets import Column
 from fedsim.errors import AttackError, DataError
 from fedsim.findings import Inference, Representatives
 from fedsim.imputation import Guess
-from fedsim.inference_scores import score_inference, score_local_model, score_representatives
+from fedsim.inference_scores import Memory, score_inference, score_local_model, score_representatives
 from fedsim.messages import State
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seeded
@@ -47,7 +47,7 @@ def built(task: Task = CLASSES, seed: int = 0, batch_norm: bool = False) -> nn.M
 def judge(claimed: State, proxies: dict[str, State], optimum: State | None = None, **options: Any) -> dict[str, Score]:
     model = built()
     settings: dict[str, Any] = {
-        "model": model, "inputs": INPUTS, "labels": LABELS, "references": REFERENCES, "columns": COLUMNS
+        "model": model, "inputs": INPUTS, "labels": LABELS, "references": [REFERENCES], "columns": COLUMNS
     }  # fmt: skip
     scores = score_local_model(claimed, state_of(model) if optimum is None else optimum, proxies, **settings | options)
     return {item.metric: item for item in scores}
@@ -109,6 +109,64 @@ def test_the_floor_is_the_better_proxy(swapped: bool) -> None:
     assert alone.floor_guess == ""
 
 
+def test_the_floor_of_the_distance_is_the_nearest_point_of_the_segments_between_proxies() -> None:
+    """The optimum lies beside the segment of two proxies, at a tenth of it, where no quarter point is."""
+    along, beside = away(OPTIMUM, 1.0, seed=3), away(OPTIMUM, 0.1, seed=4)
+    proxies = {
+        name: {n: OPTIMUM[n] + (along[n] - OPTIMUM[n]) * place + (beside[n] - OPTIMUM[n]) for n in OPTIMUM}
+        for name, place in (("first model", -0.1), ("last-returned model", 0.9))
+    }
+    item = judge(OPTIMUM, proxies)["parameter_distance"]
+    shares = torch.linspace(0, 1, 401)
+    tried = [
+        judge({n: torch.lerp(*(proxies[name][n] for name in proxies), share) for n in OPTIMUM}, {})[
+            "parameter_distance"
+        ]
+        for share in (0.0, 0.25, 1.0)
+    ]
+    assert item.floor < min(each.value for each in tried)
+    ends = [torch.cat([t.flatten().double() for t in proxies[name].values()]) for name in proxies]
+    true = torch.cat([tensor.flatten().double() for tensor in OPTIMUM.values()])
+    fine = min(float((ends[0] + float(share) * (ends[1] - ends[0]) - true).norm() / true.norm()) for share in shares)
+    assert fine * (1 - 1e-3) < item.floor <= fine * (1 + 1e-6)
+    assert item.floor_guess == "between the first model and the last-returned model"
+
+
+def test_whoever_claims_a_point_between_two_proxies_is_not_above_the_floor() -> None:
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        claimed = {n: torch.lerp(PROXIES["global model"][n], PROXIES["last-returned model"][n], share) for n in OPTIMUM}
+        for item in judge(claimed, PROXIES).values():
+            gain = (item.value - item.floor) * (1 if item.higher_is_better else -1)
+            assert gain <= 1e-9, (share, item.metric)
+
+
+def test_a_second_optimum_tells_whether_a_claim_answers_alike_wherever_training_began() -> None:
+    other = state_of(built(seed=5))
+    scores = judge(away(OPTIMUM, 0.05), PROXIES, elsewhere=other)
+    assert judge(other, PROXIES, elsewhere=other)["zest_other_start"].value == pytest.approx(1, abs=1e-9)
+    assert scores["zest_other_start"].ceiling == judge(other, {})["zest"].value  # what the first optimum gets there
+    assert (
+        scores["zest_other_start"].floor
+        >= judge(PROXIES["global model"], {}, elsewhere=other)["zest_other_start"].value
+    )
+    assert "zest_other_start" not in judge(OPTIMUM, PROXIES)
+
+
+def test_zest_is_the_mean_over_draws_of_references() -> None:
+    claimed, draws = away(OPTIMUM, 0.3), [REFERENCES[:4], REFERENCES[4:]]
+    each = [judge(claimed, {}, references=[draw])["zest"].value for draw in draws]
+    assert abs(each[0] - each[1]) > 1e-3
+    assert judge(claimed, {}, references=draws)["zest"].value == pytest.approx(sum(each) / 2, abs=1e-9)
+
+
+def test_what_is_remembered_of_models_changes_no_score() -> None:
+    memory = Memory()
+    for _ in range(2):
+        again = [judge(claim, PROXIES, memory=memory) for claim in (OPTIMUM, away(OPTIMUM, 0.2))]
+        assert again == [judge(claim, PROXIES) for claim in (OPTIMUM, away(OPTIMUM, 0.2))]
+    assert len(memory.judged) == 7  # two claims, one of them the optimum, two proxies and three points between
+
+
 def test_the_error_of_a_regression_is_relative_and_in_its_own_units() -> None:
     """Table 9 of LMRA: mean of |y - found| / |y|, in percent; prices are 500 + 100 times what the model says."""
     model = built(REGRESSION)
@@ -151,7 +209,7 @@ def test_models_of_texts_have_no_explanations() -> None:
     optimum, tokens = state_of(model), torch.arange(30).reshape(10, 3) % 7
     scores = judge(
         away(optimum, 0.1), {"global model": optimum}, optimum, model=model, inputs=tokens, labels=LABELS[:10],
-        references=tokens, columns=(),
+        references=[tokens], columns=(),
     )  # fmt: skip
     assert math.isnan(scores["zest"].value)
     assert scores["zest"].missing.startswith("texts have no mean")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.datasets import Column
+from fedsim.datasets import Column, Examples
 from fedsim.errors import AttackError, ConfigError, DataError
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import seeded
 from fedsim.task import Task
 from fedsim.training import state_of
-from fedsim.zest import model_outputs, pieces_of, signature, zest
+from fedsim.zest import draw_references, model_outputs, pieces_of, signature, zest
 
 FEATURES, OUTPUTS = 6, 3
 
@@ -34,6 +35,40 @@ def network(seed: int, batch_norm: bool = False) -> nn.Module:
 
 def explained(outputs: nn.Module, intercept: bool = False, pieces: Tensor = PIECES) -> Tensor:
     return signature(outputs, REFERENCES, pieces, masks=200, intercept=intercept)
+
+
+def sorted_examples(labels: Tensor) -> Examples:
+    """Three clients one after the other, the first of them with most examples."""
+    groups = torch.tensor([0] * 60 + [1] * 20 + [2] * 10)
+    return Examples(raw=torch.zeros(90, 1), labels=labels, scale=1.0, groups=groups)
+
+
+def test_references_are_drawn_evenly_over_clients_and_classes() -> None:
+    """The first 24 rows would all be one client's."""
+    examples = sorted_examples(torch.arange(90) % 2)
+    drawn = draw_references(examples, 24, 7, 0)
+    assert examples.groups is not None
+    pairs = list(zip(examples.groups[drawn].tolist(), examples.labels[drawn].tolist(), strict=True))
+    assert {pair: pairs.count(pair) for pair in pairs} == {(group, label): 4 for group in range(3) for label in (0, 1)}
+    assert len(set(drawn.tolist())) == 24
+    assert torch.equal(drawn, draw_references(examples, 24, 7, 0))
+    assert not torch.equal(drawn, draw_references(examples, 24, 7, 1))
+    assert not torch.equal(drawn, draw_references(examples, 24, 8, 0))
+
+
+def test_references_of_a_regression_are_drawn_evenly_over_its_targets() -> None:
+    """Of each quarter as many, which by chance alone would be rare."""
+    examples = Examples(raw=torch.zeros(90, 1), labels=torch.arange(90.0) ** 3, scale=1.0)
+    targets = examples.labels[draw_references(examples, 36, 0)]
+    quarters = np.digitize(targets.numpy(), np.quantile(examples.labels.numpy(), (0.25, 0.5, 0.75)))
+    assert np.bincount(quarters).tolist() == [9, 9, 9, 9]
+
+
+def test_where_references_are_few_all_are_drawn() -> None:
+    examples = sorted_examples(torch.arange(90) % 2)
+    assert sorted(draw_references(examples, 200, 0).tolist()) == list(range(90))
+    nothing = Examples(raw=torch.zeros(0, 1), labels=torch.zeros(0), scale=1.0)
+    assert len(draw_references(nothing, 8, 0)) == 0
 
 
 @pytest.mark.parametrize("constant", [False, True])
