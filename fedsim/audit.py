@@ -15,7 +15,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from graphlib import CycleError, TopologicalSorter
@@ -63,7 +64,7 @@ from fedsim.inference_scores import (
 )
 from fedsim.local_optimum import METHOD, local_optimum
 from fedsim.messages import State
-from fedsim.plugin_code import UNREADABLE, code_hash, file_hash, place_of
+from fedsim.plugin_code import UNREADABLE, code_hash, crash, file_hash
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
@@ -183,11 +184,12 @@ class Audit:
         failures: list[str] = []
         jobs = list(self._jobs(transcript, rounds, failures))
         for stage in self._stages():
-            for job, error in self._work(transcript, [j for j in jobs if j.title in stage], progress or _silent):
-                if error is not None:
-                    failures.append(_sentence(job, error))
-                    told = isinstance(error, FedsimError) and not isinstance(error, AttackCrash)
-                    log.error("%s", failures[-1], exc_info=None if told else error)
+            with closing(self._work(transcript, [j for j in jobs if j.title in stage], progress or _silent)) as work:
+                for job, error in work:
+                    if error is not None:
+                        failures.append(_sentence(job, error))
+                        told = isinstance(error, FedsimError) and not isinstance(error, AttackCrash)
+                        log.error("%s", failures[-1], exc_info=None if told else error)
         return failures
 
     def _stages(self) -> list[list[str]]:
@@ -196,13 +198,15 @@ class Audit:
 
     def _work(
         self, transcript: Transcript, jobs: Sequence[Job], progress: ProgressOf
-    ) -> Iterable[tuple[Job, BaseException | None]]:
+    ) -> Generator[tuple[Job, BaseException | None]]:
         """Do `jobs`, several at once on a CPU; each with what it raised."""
         self._find_optima(sorted({job.victim for job in jobs if job.attack.builds_on == OPTIMAL}))
         workers = self.spec.adversary.workers or min(os.cpu_count() or 1, (len(jobs) + 1) // 2)
         if workers > 1 and grant(self.spec.adversary, self.experiment, self.beside).device.type == "cpu":
-            return in_processes(jobs, workers, _worker, (self.folder.path, self.spec, self.beside), progress)
-        return ((job, self._try(transcript, job, progress)) for job in jobs)
+            yield from in_processes(jobs, workers, _worker, (self.folder.path, self.spec, self.beside), progress)
+            return
+        for job in jobs:
+            yield job, self._try(transcript, job, progress)
 
     def _jobs(self, transcript: Transcript, rounds: Iterable[int] | None, failures: list[str]) -> Iterable[Job]:
         """What to do, round by round; attacks on several rounds come first."""
@@ -237,10 +241,10 @@ class Audit:
                             repeat=repeat,
                         )
 
-    def _try(self, transcript: Transcript, job: Job, progress: ProgressOf) -> Exception | None:
+    def _try(self, transcript: Transcript, job: Job, progress: ProgressOf) -> BaseException | None:
         try:
             self.attack(transcript, job, partial(progress, job))
-        except Exception as error:  # attacks may be strangers' code; one that breaks breaks only itself
+        except (Exception, SystemExit) as error:  # attacks may be strangers' code; one that breaks breaks only itself
             return error
         return None
 
@@ -293,11 +297,10 @@ class Audit:
                     rng=generator(self.seed, "attack", job.round, job.victim, job.repeat),
                     progress=progress,
                 )
-        except FedsimError:
+        except (FedsimError, KeyboardInterrupt):
             raise
-        except Exception as error:  # a stranger's: say where in his code
-            place = place_of(error, type(job.attack))
-            raise AttackCrash(f"{_first_line(error)} ({place}; the traceback is in log.txt)") from error
+        except BaseException as error:  # a stranger's, also sys.exit: say where in his code
+            raise crash(error, type(job.attack)) from error
 
     def _owed(self, transcript: Transcript, job: Job, knowledge: Knowledge, first: int, before: State | None) -> Owed:
         """The form that the finding of `job` has to have."""
@@ -679,11 +682,18 @@ def attack_round(path: Path, number: int) -> None:
             log.warning("round %d was not attacked in the round loop: %s", number, error)
 
 
-def _worker(path: Path, spec: AttackFile, beside: Path) -> Callable[[Job, Progress], None]:
+@contextmanager
+def round_attacker(path: Path) -> Iterator[Callable[[int, Progress], None]]:
+    """The function with which a process beside the round loop attacks one round after the other."""
+    yield lambda number, progress: attack_round(path, number)
+
+
+@contextmanager
+def _worker(path: Path, spec: AttackFile, beside: Path) -> Iterator[Callable[[Job, Progress], None]]:
     """The function that a worker process attacks with."""
     audit = open_audit(path, spec, beside)
     transcript = Transcript(path)
-    return lambda job, progress: audit.attack(transcript, job, progress)
+    yield lambda job, progress: audit.attack(transcript, job, progress)
 
 
 def _is_there(job: Job, about: Mapping[str, object], fingerprint: str, model_code: str | None) -> bool:
@@ -715,14 +725,11 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _optimum_worker(path: Path, spec: AttackFile, beside: Path) -> Callable[[int, Progress], None]:
+@contextmanager
+def _optimum_worker(path: Path, spec: AttackFile, beside: Path) -> Iterator[Callable[[int, Progress], object]]:
     """The function with which a worker process finds optimal local models."""
     audit = open_audit(path, spec, beside)
-
-    def find(client: int, progress: Progress) -> None:
-        audit.optimum(client)
-
-    return find
+    yield lambda client, progress: audit.optimum(client)
 
 
 @cache

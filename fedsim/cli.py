@@ -45,7 +45,13 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override one setting, e.g. attack.sme.iterations=200.")
 ]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie; FEDSIM_DATA by default.")]
-_INTERRUPTED = "interrupted; `fedsim run --resume RUN`, or the same `fedsim train`, goes on from what is kept"
+_INTERRUPTED = "interrupted"
+_GO_ON = {
+    "run": "; `fedsim run --resume RUN` goes on from what is kept",
+    "train": "; the same `fedsim train` goes on from what is kept",
+    "attack": "; the same `fedsim attack` goes on from the findings that are kept",
+}
+"""What to do after an interrupt, by the command that was running."""
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
@@ -297,7 +303,7 @@ def main() -> None:
     sentence, code = _outcome()
     if sentence:
         _say(sentence)
-    if sentence is _INTERRUPTED:  # Flower's server thread would go on waiting for clients that are gone
+    if sentence == _interrupted():  # Flower's server thread would go on waiting for clients that are gone
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -313,13 +319,20 @@ def _outcome() -> tuple[str, int]:
     except FedsimError as error:
         return str(error), error.exit_code
     except typer.Abort:
-        return _INTERRUPTED, 1
+        return _interrupted(), 1
+    except SystemExit as error:  # no command of ours leaves so; what was to come after it was not done
+        return f"something that was loaded called sys.exit({error.code!r}), so the work was not finished", 1
     except Exception as error:
         if getattr(error, "exit_code", None) == 2 and hasattr(error, "format_message"):
             # Without a command the help page has been printed, and nothing is left to say.
             return error.format_message(), 2
         raise
-    return (_INTERRUPTED, 1) if code == 128 + signal.SIGINT else ("", code)  # what typer makes of Ctrl-C
+    return (_interrupted(), 1) if code == 128 + signal.SIGINT else ("", code)  # what typer makes of Ctrl-C
+
+
+def _interrupted() -> str:
+    command = next((word for word in sys.argv[1:] if word in _GO_ON), "")
+    return _INTERRUPTED + _GO_ON.get(command, "")
 
 
 def _attack(audit: Audit) -> list[str]:

@@ -66,7 +66,7 @@ class AttackError(FedsimError):
 
 
 class AttackCrash(AttackError):
-    """An attack raised something else than a FedsimError, which is the cause of this."""
+    """An attack raised something else than a FedsimError, which is the cause of this, or its process died."""
 
 
 class RunError(FedsimError):

@@ -268,13 +268,18 @@ def _prefixed(trace: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"trace/{name}": values for name, values in trace.items()}
 
 
+def to_save(finding: Finding) -> dict[str, Tensor]:
+    """Its tensors as safetensors wants them, by name; `finding_of` is the inverse."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in finding.tensors.items()}
+
+
 def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> None:
     """Write `finding` and the facts `about` it in one step, as safetensors.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in finding.tensors.items()}
+    own = to_save(finding)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with in_one_step(path) as temporary:
@@ -297,7 +302,7 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
             tensors: dict[str, torch.Tensor] = {key: file.get_tensor(key) for key in order}
         if not isinstance(about, dict):
             raise ValueError("what it says about itself is no table")
-        finding = _finding(tensors)
+        finding = finding_of(tensors)
     except (OSError, SafetensorError, AttackError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise TranscriptError(f"{path}: is damaged ({error}); remove it and attack again") from error
     return finding, about
@@ -338,7 +343,7 @@ _SAID: Mapping[str, Callable[[object], bool]] = {
 """What the facts about an attack's finding must be."""
 
 
-def _finding(tensors: Mapping[str, Tensor]) -> Finding:
+def finding_of(tensors: Mapping[str, Tensor]) -> Finding:
     """The inverse of a finding's `tensors`."""
     trace = {name.removeprefix("trace/"): t for name, t in tensors.items() if name.startswith("trace/")}
     if "tokens" in tensors:

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from fedsim.errors import AttackCrash, PluginError
+
 OWN = frozenset({"fedsim", "adversaries", "clients", "strategies"})
 """Packages of this distribution: findings of its own attacks outlive a new version of it."""
 UNREADABLE = "unreadable"
@@ -54,6 +56,32 @@ def place_of(error: BaseException, cls: type) -> str:
         if found := [place for package, place in frames if package in packages]:
             return found[-1]
     return frames[-1][1] if frames else "nowhere"
+
+
+def crash(error: BaseException, cls: type) -> AttackCrash:
+    """The sentence for what a plug-in of `cls` raised, with the place in its code."""
+    what = "it called sys.exit" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}".splitlines()[0]
+    return AttackCrash(f"{what} ({place_of(error, cls)}; the traceback is in log.txt)")
+
+
+def files_of(cls: type) -> dict[str, Path]:
+    """The files of the modules that `cls` and the classes it derives from are in, but for fedsim's and Python's own.
+
+    Raises:
+        PluginError: one of them is in no file, or only in the program that runs, so no other process can import it.
+    """
+    return {name: file_of(name) for name in reversed(_modules(cls))}
+
+
+def file_of(name: str) -> Path:
+    """The file of the module `name`, which is imported; see `files_of`."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if name == "__main__" or file is None or not Path(file).is_file():
+        raise PluginError(
+            f"'{name}': a process of its own cannot import what is in no module file; put it into a file beside the "
+            "experiment or into a package"
+        )
+    return Path(file).resolve()
 
 
 def _modules(cls: type) -> list[str]:

@@ -39,7 +39,13 @@ def seeded(*key: Key) -> Iterator[None]:
     The global states of `random`, NumPy and torch (CPU) are restored on leaving; a GPU that is in
     use is seeded as well.
     """
-    seed = seed_for(*key)
+    with seeded_by(seed_for(*key)):
+        yield
+
+
+@contextlib.contextmanager
+def seeded_by(seed: int) -> Iterator[None]:
+    """As `seeded`, for those who were given the seed of a key and not the key."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch_state = torch.default_generator.get_state()
     try:

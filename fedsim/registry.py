@@ -112,7 +112,7 @@ def _load_entry(group: Group, name: str) -> Any:
     found = entry(group, name)
     try:
         return found.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         owner = found.dist.name if found.dist else "?"
         raise PluginError(
             f"{group}: '{name}' ({found.value}, from {owner}) does not load: {type(error).__name__}: {error}"
@@ -131,7 +131,7 @@ def load_object(reference: str, beside: Path | None = None) -> Any:
         sys.path.append(folder)
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"'{reference}' does not load: {type(error).__name__}: {error}") from error
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from fedsim.run_folder import RunFolder, made_with, read_rows, write_rows
 from fedsim.states import States
 from fedsim.training import evaluate
 from fedsim.transcript import Plan, Recorder
+from fedsim.workers import beside
 from strategies.checkpoint import Checkpoint
 from strategies.curious import Curious
 
@@ -236,10 +235,7 @@ def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[i
     if experiment.config.adversary.when != "in-round":
         yield None
         return
-    from fedsim.audit import attack_round  # with all that scoring needs, which takes seconds to import
+    from fedsim.audit import round_attacker  # with all that scoring needs, which takes seconds to import
 
-    jobs: list[Future[None]] = []
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as worker:
-        yield lambda number: jobs.append(worker.submit(attack_round, folder.path, number))
-    for job in jobs:
-        job.result()
+    with beside(round_attacker, (folder.path,)) as attack:
+        yield attack
