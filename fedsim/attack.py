@@ -24,8 +24,8 @@ Progress = Callable[[int, int, Mapping[str, float]], None]
 
 
 GLOBAL, LAST_RETURNED, OPTIMAL = "global", "last-returned", "optimal"
-"""Model sources that are no attack: w_t of the last round, the victim's last w_T, and her optimal local model, which
-only the evaluator has and which makes an attack the ceiling of its kind."""
+"""Model sources that are no attack: w_t of the last round, the victim's last w_T, and its optimal local model, which
+only the evaluator has. What reads one of them counts as no attack of its own in a report."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, formatannotation
 from itertools import groupby
@@ -20,6 +20,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from fedsim.audit import Audit, Job
     from fedsim.messages import Update
     from fedsim.run_folder import RunFolder
-    from fedsim.summary import Summary
+    from fedsim.summary import Line
     from fedsim.transcript import Transcript
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -45,6 +46,7 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override one setting, e.g. attack.sme.iterations=200.")
 ]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie; FEDSIM_DATA by default.")]
+_STYLES = {"leaks": "bold red", "undecided": "yellow", "beyond the floor": "yellow"}
 _INTERRUPTED = "interrupted"
 _GO_ON = {
     "run": "; `fedsim run --resume RUN` goes on from what is kept",
@@ -336,7 +338,8 @@ def _interrupted() -> str:
 
 
 def _attack(audit: Audit) -> list[str]:
-    from fedsim.summary import summarise
+    from fedsim.evidence import kinds
+    from fedsim.summary import lines
 
     columns = (
         TextColumn("{task.description}"),
@@ -357,22 +360,23 @@ def _attack(audit: Audit) -> list[str]:
 
         failures = audit.run(follow)
     rows = audit.score(failures)
-    for attack, items in groupby(summarise(rows), key=lambda item: item.attack):
-        console.print(_score_table(attack, items))
+    for attack, found in groupby(lines(rows, kinds(audit.folder)), key=lambda line: line.summary.attack):
+        console.print(_score_table(attack, list(found)))
     return failures
 
 
-def _score_table(attack: str, items: Iterable[Summary]) -> Table:
-    """One attack's scores; narrow enough for 80 columns."""
-    metric, guess = Column("metric", no_wrap=True), Column("best guess", overflow="fold")
-    table = Table(metric, "score", "n", "floor", guess, "leak is", title=escape(f"What leaked to {attack}"))
-    missing = []
-    for item in items:
-        if item.missing:
-            missing.append(f"{item.metric} {item.text}")
-        else:
-            floor = f"{item.floor:.4g}"
-            table.add_row(item.metric, item.interval_text, str(item.count), floor, item.floor_guess, item.direction)
+def _score_table(attack: str, found: Sequence[Line]) -> Table:
+    """One attack's scores, the main one first, in the words of the page; narrow enough for 80 columns."""
+    columns = Column("metric", no_wrap=True), "score", "n", "best guess", "reading"
+    table = Table(*columns, title=escape(f"What leaked to {attack}"), box=SIMPLE_HEAD)
+    for line in found:
+        item = line.summary
+        if not item.missing:
+            score = item.interval_text.replace(" [", "\n[").replace(" ± ", "\n± ")
+            says = f"[{_STYLES.get(line.verdict, 'default')}]{escape(line.verdict)}[/]"
+            texts = (score, item.count_text.removeprefix("n = "), f"{item.floor:.4g} {item.floor_guess}")
+            table.add_row(item.metric, *map(escape, texts), f"{says}\n[dim]{escape(line.remark)}[/]")
+    missing = [f"{line.summary.metric} {line.summary.text}" for line in found if line.summary.missing]
     table.caption = escape("; ".join(missing))
     return table
 

@@ -16,9 +16,10 @@ from fedsim import figures, metrics, registry, text_metrics
 from fedsim.audit import Audit, round_of_truth, snapshots_psnr
 from fedsim.errors import FedsimError, RunError, first_line
 from fedsim.experiment import Experiment
-from fedsim.findings import Finding, Reconstruction, Representatives, Texts, load_claim
+from fedsim.findings import Finding, Reconstruction, Representatives, Texts, load_claim, read_about
 from fedsim.run_folder import RunFolder
 from fedsim.scoring import Truth, claimed_data
+from fedsim.summary import Kind
 from fedsim.transcript import Header, Transcript
 
 log = logging.getLogger(__name__)
@@ -278,6 +279,19 @@ def attack_classes(audit: Audit | None, found: Sequence[Found]) -> dict[str, Any
     names = {table.title: table.name for table in audit.spec.attack} if audit else {}
     names |= {str(item.about["attack"]): str(item.about["plugin"]) for item in found}
     return {title: _attack_class(name) for title, name in names.items()}
+
+
+def kinds(folder: RunFolder) -> dict[str, Kind]:
+    """By the title of each attack that found something, what reading its scores takes."""
+    found = {}
+    for path in sorted(folder.findings.rglob("*.safetensors")):
+        try:
+            about = read_about(path)
+            source = str(about.get("settings", {}).get("source", ""))
+            found[str(about["attack"])] = Kind(main_metric=_main_metric(about), source=source)
+        except (FedsimError, KeyError):  # it is not scored either
+            continue
+    return found
 
 
 def _attack_class(name: str) -> Any:

@@ -321,6 +321,19 @@ def load_claim(path: Path) -> tuple[Finding, dict[str, Any]]:
     return finding, about
 
 
+def read_about(path: Path) -> dict[str, Any]:
+    """The facts about a finding, without the finding.
+
+    Raises:
+        TranscriptError: the file is damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads(file.metadata()["about"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise TranscriptError(f"{path}: is damaged ({error}); remove it and attack again") from error
+
+
 def _count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 

@@ -10,8 +10,7 @@ import json
 import logging
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import tomli_w
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedsim import figures, registry
-from fedsim.attack import KNOWLEDGE, OPTIMAL, Knowledge, Paper
+from fedsim.attack import KNOWLEDGE, Knowledge, Paper
 from fedsim.audit import Audit
 from fedsim.config import Config, PluginTable
 from fedsim.defense import Defense
@@ -32,13 +31,13 @@ from fedsim.evidence import (
     Found,
     Recording,
     attack_classes,
+    kinds,
     own_audit,
     read_findings,
     read_recording,
 )
-from fedsim.imputation import IMPUTED
 from fedsim.run_folder import RunFolder, read_rows, write_text
-from fedsim.summary import Summary, summarise
+from fedsim.summary import FEWEST, headline, lines, listed, most_victims
 
 log = logging.getLogger(__name__)
 
@@ -47,30 +46,6 @@ PICTURES, ROUNDS = 12, 200
 DELTA = 1e-5
 """The delta at which a defense's guarantee is stated."""
 _STEPPING = ("learning_rate", "momentum", "weight_decay")
-_CEILING = "no attack but the ceiling of its kind: it reads the victim's optimal model"
-_METRICS = {
-    "psnr": "PSNR, dB",
-    "ssim": "SSIM",
-    "mse": "MSE",
-    "lpips": "LPIPS",
-    "l_sim": "L_sim",
-    "class_psnr": "class PSNR, dB",
-    "class_ssim": "class SSIM",
-    "zest": "Zest",
-    "zest_other_start": "Zest, other start",
-    "local_mape": "local MAPE, %",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leak:
-    """One line of 'What leaked': a summary, and what may be concluded from it."""
-
-    summary: Summary
-    metric: str
-    verdict: str
-    remark: str
-    victims: int
 
 
 def write_report(path: Path, audit: Audit | None = None, failures: list[str] | None = None) -> Path:
@@ -92,10 +67,8 @@ def write_report(path: Path, audit: Audit | None = None, failures: list[str] | N
     recording = read_recording(folder, notes)
     failures = [] if failures is None else failures
     found = read_findings(folder, audit, notes, failures)
-    ceilings = {str(f.about["attack"]) for f in found if f.about["settings"].get("source") == OPTIMAL}
     attacks = attack_classes(audit, found)
-    main = {title: str(getattr(cls, "main_metric", "")) for title, cls in attacks.items()}
-    leaks, measured = _leaks(read_rows(folder.scores), ceilings, main), read_rows(folder.metrics)
+    leaks, measured = lines(read_rows(folder.scores), kinds(folder)), read_rows(folder.metrics)
     styles = {title: figures.style(place) for place, title in enumerate(attacks)}
     floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
     training = figures.training_panels(measured)
@@ -105,8 +78,8 @@ def write_report(path: Path, audit: Audit | None = None, failures: list[str] | N
         facts=_facts(audit, recording, notes) | {"Versions": _versions(folder)},
         notes=notes,
         leaks={leak.summary.attack: [o for o in leaks if o.summary.attack == leak.summary.attack] for leak in leaks},
-        lonely=bool(leaks) and all(leak.victims < 2 for leak in leaks),
-        headline=_headline(leaks),
+        fewest=FEWEST if most_victims(leaks) < FEWEST else 0,
+        headline=headline(leaks),
         accuracy=_final_accuracy(measured),
         threats=_threats(audit, found, attacks),
         single=_single(found),
@@ -142,71 +115,8 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"png": _data_uri, "draw": figures.draw, "bibtex": bibtex, "listed": _listed}
+    environment.filters |= {"png": _data_uri, "draw": figures.draw, "bibtex": bibtex, "listed": listed}
     return environment.get_template("report.html.j2")
-
-
-def _leaks(rows: Sequence[Mapping[str, str]], ceilings: Set[str], main: Mapping[str, str]) -> list[Leak]:
-    """Of each attack and metric.
-
-    Args:
-        rows: of `scores.csv`.
-        ceilings: attacks upon models that only the evaluator has.
-        main: attack to its main metric, which comes first.
-    """
-    items = summarise(rows)
-    order = list(dict.fromkeys(item.attack for item in items))
-    leaks = []
-    for item in sorted(items, key=lambda item: (order.index(item.attack), item.metric != main.get(item.attack))):
-        same = [row for row in rows if (row["attack"], row["metric"]) == (item.attack, item.metric)]
-        verdict, remark = ("", _CEILING) if item.attack in ceilings else read_off(item)
-        name = _METRICS.get(item.metric, item.metric.replace("_", " "))
-        victims = len({row["victim"] for row in same if not row["missing"]})
-        leaks.append(Leak(summary=item, metric=name, verdict=verdict, remark=remark, victims=victims))
-    return leaks
-
-
-def read_off(item: Summary) -> tuple[str, str]:
-    """A verdict in a word or two, and what weakens it.
-
-    `leaks` means that the whole 95 % interval of the advantage over the floor, paired by victim, is
-    above zero; with one score there is no interval, only a score beyond the floor.
-    """
-    if item.missing:
-        return "", ""
-    if item.metric == "l_sim":
-        return "", "the attack's own objective, not leakage"
-    if np.isnan(item.gain):
-        return "", "no floor to compare with"
-    if item.gain < 0 and item.floor_guess == IMPUTED:
-        return "less than public data do", ""
-    if item.gain <= 0:
-        return "no better than guessing", ""
-    if not np.isfinite(item.gain_margin):
-        return "beyond the floor", "no interval"
-    if item.gain <= item.gain_margin:
-        return "undecided", "the interval reaches the floor"
-    return "leaks", ""
-
-
-def _headline(leaks: Sequence[Leak]) -> str:
-    """The answer in a sentence for each kind of attack, by the first metric of each that measures leakage.
-
-    The main metric of an attack comes first among `leaks`.
-    """
-    judged: dict[str, list[Leak]] = {}
-    told: set[str] = set()
-    for leak in leaks:
-        if leak.verdict and leak.summary.attack not in told:
-            judged.setdefault(leak.metric, []).append(leak)
-            told.add(leak.summary.attack)
-    sentences = []
-    for metric, own in judged.items():
-        better = [leak.summary.attack for leak in own if leak.verdict in ("leaks", "beyond the floor")]
-        who = f": {_listed(better)}" if better else ""
-        count = f"{len(better) or 'none'} of {len(own)} attack{'s' * (len(own) > 1)}"
-        sentences.append(f"By {metric.split(',')[0]}, {count} did better than the best guess{who}.")
-    return " ".join(sentences)
 
 
 def _final_accuracy(rows: Sequence[Mapping[str, str]]) -> str:
@@ -372,12 +282,7 @@ def _papers(audit: Audit | None, attacks: Mapping[str, Any]) -> list[tuple[str, 
     for title, paper in used:
         if paper and title not in cited.setdefault(paper, []):
             cited[paper].append(title)
-    return [(_listed(titles), paper) for paper, titles in cited.items()]
-
-
-def _listed(titles: Sequence[str]) -> str:
-    """Titles of attacks in a row; they may have commas of their own."""
-    return ("; " if any("," in title for title in titles) else ", ").join(titles)
+    return [(listed(titles), paper) for paper, titles in cited.items()]
 
 
 def bibtex(paper: Paper) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from fedsim.cli import main
 from fedsim.findings import load_finding
@@ -151,6 +153,7 @@ def test_run_leaves_everything_that_a_run_folder_holds(home: Path, at_end: subpr
     assert "round 1/2" in said
     assert "round 2/2" in said
     assert "What leaked" in said
+    assert "one victim only" in said or "of one victim" in said
     assert "public class mean" in said or "public mean" in said or "mid-grey" in said
     assert f"report: {Path('runs/tiny/report.html')}" in said
     assert "round 2/2" in (folder / "log.txt").read_text()
@@ -234,6 +237,27 @@ def test_inspect_says_what_is_recorded_and_its_hash(here: Call, home: Path, run:
     first, again = here("inspect", "--hash", run), here("inspect", "--hash", home / "runs" / "tiny" / "transcript")
     assert re.fullmatch(r"[0-9a-f]{64}\n", first.stdout)
     assert first.stdout == again.stdout
+
+
+def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns() -> None:
+    from fedsim.cli import _score_table
+    from fedsim.summary import lines
+
+    row = {"attack": "aia, [x]", "round": 1, "ceiling": 1.0, "higher_is_better": True, "missing": ""}
+    rows = [
+        row | {"metric": metric, "victim": victim, "value": value, "floor": 0.5, "floor_guess": "every class as often"}
+        for metric, value in (("attribute_balanced_accuracy", 0.6), ("attribute_accuracy", 0.4), ("psnr", 21.25))
+        for victim in range(6)
+    ]
+    screen = Console(width=80, file=io.StringIO())
+    screen.print(_score_table("aia, [x]", lines(rows, {})))
+    text = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    assert "What leaked to aia, [x]" in words
+    for told in ("attribute_balanced_accuracy", "[0.32, 0.79]", "leaks", "6 of 6", "no better", "guessing", "21.25"):
+        assert told in words, text
+    assert "…" not in text
 
 
 def test_report_is_written_anew(here: Call, run: Path) -> None:

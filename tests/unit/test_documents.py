@@ -78,5 +78,5 @@ def test_the_lines_that_compare_runs_print_accuracy_and_scores_of_each(
         "runs/undefended accuracy 0.9",
         "  sme psnr 21 ± 13 (n = 2) floor 12 (public mean)",
         "runs/defended accuracy not measured",
-        "  sme psnr 12 ± 13 (n = 2) floor 12 (public mean)",
+        "  sme psnr 12 [0, 25] (n = 2) floor 12 (public mean)",
     ]

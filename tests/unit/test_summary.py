@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedsim.summary import summarise
+from fedsim import inference_scores, scoring
+from fedsim.attack import GLOBAL, OPTIMAL
+from fedsim.summary import Kind, headline, interval, lines, reading, summarise
 
 _clients = itertools.count()
 
@@ -35,8 +38,7 @@ def test_the_interval_is_students() -> None:
     [summary] = summarise([row(v) for v in values])
     low, high = stats.t.interval(0.95, 3, np.mean(values), np.std(values, ddof=1) / 2)
     assert summary.mean == 23.0
-    assert summary.mean - summary.margin == pytest.approx(low)
-    assert summary.mean + summary.margin == pytest.approx(high)
+    assert (summary.low, summary.high) == (pytest.approx(low), pytest.approx(high))
     assert summary.text.startswith("23 ± ")
     assert summary.text.endswith("(n = 4)")
 
@@ -52,7 +54,7 @@ def test_the_nearest_public_examples_are_averaged_over_victims() -> None:
 
 def test_one_score_has_no_interval() -> None:
     [summary] = summarise([row(20.0)])
-    assert math.isnan(summary.margin)
+    assert math.isnan(summary.low)
     assert summary.text == "20 (n = 1)"
     assert summary.floor_text == "10 (noise)"
 
@@ -105,7 +107,8 @@ def test_random_starts_on_one_update_are_no_new_victims() -> None:
     assert (summary.count, summary.mean) == (2, 26.0)
     [alone] = summarise(rows[:2])
     assert (alone.count, alone.mean) == (2, 21.0)
-    assert math.isfinite(alone.margin)
+    assert alone.text.endswith("(n = 2 starts)")
+    assert math.isfinite(alone.low)
 
 
 def test_other_rounds_of_a_victim_are_no_new_victims() -> None:
@@ -117,11 +120,143 @@ def test_other_rounds_of_a_victim_are_no_new_victims() -> None:
     assert (summary.count, summary.mean) == (2, (21.5 + 31.0) / 2)
     [alone] = summarise(rows[:3])
     assert (alone.count, alone.mean) == (2, 21.5)
+    assert alone.text.endswith("(n = 2 rounds)")
 
 
 def test_the_advantage_over_the_floor_is_paired_by_victim() -> None:
     rows = [row(value, floor=value - 3.0) for value in (10.0, 20.0, 60.0)]
     [summary] = summarise(rows)
-    assert (summary.gain, summary.gain_margin) == (3.0, 0.0)
+    assert (summary.gain, summary.ahead) == (3.0, 3)
     [lower] = summarise([row(1.0, floor=4.0, higher_is_better=False)])
     assert lower.gain == 3.0
+
+
+Sample = Callable[[np.random.Generator, int], Any]
+
+
+@pytest.mark.parametrize("count", [3, 5, 10, 30])
+@pytest.mark.parametrize(
+    ("draw", "mean"),
+    [
+        pytest.param(lambda rng, n: (rng.random(n) < 0.2).astype(float), 0.2, id="all or nothing"),
+        pytest.param(lambda rng, n: np.where(rng.random(n) < 0.5, 0.1, 0.9), 0.5, id="two heaps"),
+        pytest.param(lambda rng, n: np.where(rng.random(n) < 0.2, 0.1, 0.9), 0.74, id="two heaps, one small"),
+        pytest.param(lambda rng, n: rng.beta(20, 5, n), 0.8, id="continuous"),
+    ],
+)
+def test_the_interval_of_a_share_holds_the_true_mean_and_stays_a_share(count: int, draw: Sample, mean: float) -> None:
+    """Student's covers two heaps with three victims in 62 % of cases, and leaves [0, 1]."""
+    rng = np.random.default_rng(count)
+    limits = np.array([interval("label_accuracy", draw(rng, count)) for _ in range(150)])
+    assert limits.min() >= 0
+    assert limits.max() <= 1
+    assert np.mean((limits[:, 0] <= mean) & (mean <= limits[:, 1])) > 0.92
+
+
+def test_the_interval_of_an_all_or_nothing_share_is_the_binomial_one() -> None:
+    low, high = interval("source_accuracy", np.array([1.0] * 7 + [0.0] * 3))
+    exact = stats.binomtest(7, 10).proportion_ci(0.95, "exact")
+    assert (low, high) == (pytest.approx(exact.low, abs=0.02), pytest.approx(exact.high, abs=0.02))
+
+
+def test_a_share_of_three_victims_is_told_within_its_range() -> None:
+    [summary] = summarise([row(value, metric="label_accuracy", floor=0.1) for value in (0.0, 0.0, 0.66)])
+    assert summary.text == "0.22 [0.006, 0.8] (n = 3)"
+
+
+def test_students_interval_ends_where_the_metric_does() -> None:
+    low, _ = interval("mse", np.array([0.0, 0.0, 0.3]))
+    _, high = interval("ssim", np.array([0.2, 0.9, 0.9]))
+    assert (low, high) == (0.0, 1.0)
+
+
+def test_every_metric_that_is_bounded_by_one_is_known_for_a_share_or_has_a_range() -> None:
+    from fedsim.summary import _RANGES, _SHARES
+
+    bounded = {name for name, best in scoring._CEILING.items() if best == 1.0}
+    bounded |= {name for name, (_, best) in inference_scores._CLOSENESS.items() if best == 1.0}
+    assert bounded <= _SHARES | set(_RANGES)
+
+
+def verdicts(gains: list[float], **keys: Any) -> tuple[str, str]:
+    [summary] = summarise([row(10 + gain, floor=10.0, **keys) for gain in gains])
+    return reading(summary)
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict", "remark"),
+    [
+        ([5.0], "beyond the floor", "one victim only"),
+        ([-5.0], "not beyond the floor", "one victim only"),
+        ([5.0, 5.1, 5.2, 5.3], "beyond the floor", "4 of 4 victims, too few to tell"),
+        ([5.0, -0.1], "undecided", "1 of 2 victims, too few to tell"),
+        ([-1.0, -2.0, 0.0], "not beyond the floor", "0 of 3 victims, too few to tell"),
+        ([5.0, 5.1, 5.2, 5.3, 5.4], "leaks", "5 of 5 victims"),
+        ([5.0, 5.1, 5.2, 5.3, -0.1], "undecided", "4 of 5 victims"),
+        ([1.0] * 9 + [-0.1], "leaks", "9 of 10 victims"),
+        ([1.0] * 8 + [-0.1] * 2, "undecided", "8 of 10 victims"),
+        ([0.1] * 9 + [-9.0], "undecided", "9 of 10 victims"),
+        ([-1.0] * 5 + [0.1], "no better than guessing", "1 of 6 victims"),
+        ([0.0] * 6, "no better than guessing", "0 of 6 victims"),
+        ([math.inf] * 5, "leaks", "5 of 5 victims"),
+    ],
+)
+def test_a_score_says_no_more_than_its_victims_carry(gains: list[float], verdict: str, remark: str) -> None:
+    assert verdicts(gains) == (verdict, remark)
+
+
+@pytest.mark.parametrize("victims", [3, 6])
+def test_an_attack_below_what_public_data_say_is_told_so(victims: int) -> None:
+    below = [row(0.6, metric="attribute_accuracy", floor=0.7, floor_guess="imputed from public data")] * victims
+    [summary] = summarise([item | {"victim": number} for number, item in enumerate(below)])
+    assert reading(summary)[0] == "less than public data do"
+
+
+def test_many_rounds_of_one_victim_do_not_make_a_leak() -> None:
+    rows = [row(15.0, victim=0, round=number) for number in range(20)]
+    assert reading(summarise(rows)[0]) == ("beyond the floor", "20 of 20 rounds, of one victim only")
+
+
+def test_what_is_no_leakage_has_no_verdict() -> None:
+    assert verdicts([1.0] * 6, metric="l_sim")[0] == ""
+    [unknown] = summarise([row(20.0, floor=math.nan, floor_guess="")])
+    assert reading(unknown) == ("", "no floor to compare with")
+
+
+def rows_of(attack: str, metric: str, gain: float, count: int = 6, **keys: Any) -> list[dict[str, Any]]:
+    return [row(0.5 + gain, floor=0.5, attack=attack, metric=metric, victim=v, **keys) for v in range(count)]
+
+
+def test_the_headline_is_made_of_the_readings_in_the_table() -> None:
+    rows = rows_of("ig", "psnr", -0.1) + rows_of("ig", "label_accuracy", 0.2) + rows_of("sme", "psnr", 0.3)
+    found = lines(rows + rows_of("dlg", "psnr", math.nan, missing="x"), {"ig": Kind(main_metric="psnr")})
+    assert headline(found) == (
+        "By PSNR, leaks: sme. By PSNR, no better than guessing: ig. "
+        "Besides, by label accuracy, leaks: ig. Not judged: dlg."
+    )
+    told = {line.summary.attack for line in found if line.verdict == "leaks"}
+    assert told == {"ig", "sme"}
+
+
+def test_too_few_victims_are_told_in_the_headline() -> None:
+    assert headline(lines(rows_of("sme", "psnr", 0.3, count=3), {})) == (
+        "By PSNR, beyond the floor: sme. Only 3 victims were attacked, too few to conclude from."
+    )
+    assert headline([]) == ""
+
+
+def test_baselines_are_not_counted_as_attacks() -> None:
+    rows = [r for name in ("lmra", "shared-model", "aia, best") for r in rows_of(name, "zest", 0.2)]
+    found = lines(rows, {"shared-model": Kind(source=GLOBAL), "aia, best": Kind(source=OPTIMAL)})
+    assert headline(found) == (
+        "By Zest, leaks: lmra. Baselines are not counted as attacks. By Zest, leaks: shared-model."
+    )
+    assert [line.verdict for line in found] == ["leaks", "leaks", ""]
+    assert "a baseline: it reads the global model as it was sent" in found[1].remark
+
+
+def test_what_an_attack_may_beat_is_not_called_a_bound() -> None:
+    [distance] = summarise(rows_of("lmra", "local_loss", 0.2, ceiling=0.4))
+    assert distance.best_text == "0.4 by the optimal local model"
+    [share] = summarise(rows_of("sia", "source_accuracy", 0.2, ceiling=1.0))
+    assert share.best_text == "at most 1"

@@ -16,7 +16,7 @@ import fedsim.workers
 from fedsim.errors import AttackCrash, DataError
 from fedsim.workers import Worker, beside, cause_of_death, in_processes
 
-WORK = '''
+WORK = """
 import ctypes, os, signal, sys, time
 from contextlib import contextmanager
 from fedsim.errors import DataError
@@ -59,7 +59,7 @@ def prepare(refuse=False):
 if __name__ == "__main__":
     for _ in in_processes([f"{sys.argv[1]}|hangs {n}" for n in range(4)], 2, prepare, (), lambda *_: None):
         pass
-'''
+"""
 
 
 @pytest.fixture
@@ -206,8 +206,8 @@ def test_where_the_system_does_not_tell_a_worker_looks_for_itself(folder: Path) 
     """In an interpreter that takes itself for one on another system."""
     code = (
         "import subprocess, sys, time\n"
-        "child = 'import sys; sys.platform = \"other\"; from fedsim.workers import end_with; import os, time; "
-        'end_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(600)\'\n'
+        'child = \'import sys; sys.platform = "other"; from fedsim.workers import end_with; import os, time; '
+        "end_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(600)'\n"
         "subprocess.Popen([sys.executable, '-c', child])\n"
         "time.sleep(600)\n"
     )
@@ -243,7 +243,7 @@ def test_one_beside_that_dies_is_told_once(folder: Path, caplog: pytest.LogCaptu
 
 @needs_proc
 def test_an_error_in_the_round_loop_ends_the_one_beside(folder: Path) -> None:
-    with pytest.raises(ZeroDivisionError), beside(prepare(), ()) as give:  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError), beside(prepare(), ()) as give:  # type: ignore[arg-type]  # noqa: PT012
         give(f"{folder}|hangs")
         while not pids(folder):
             time.sleep(0.01)
