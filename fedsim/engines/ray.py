@@ -2,6 +2,9 @@
 
 Private names of Flower are used because the public `run_simulation` warns that it will go and cannot
 hand a run_config to the ServerApp, and because its pools have sizes that suit one machine.
+
+Whoever reaches a Ray can run code in it, and by default it listens on every interface and asks nobody
+for a password. The Ray that is started here listens on loopback and wants a token that only it knows.
 """
 
 from __future__ import annotations
@@ -9,8 +12,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -34,6 +38,7 @@ _ENVIRONMENT = {
     "RAY_task_rpc_inlined_bytes_limit": "100000000",
 }
 _PATIENCE = 20.0
+_CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 NODES_PER_ACTOR = 2
 
 
@@ -60,17 +65,23 @@ def launch(
         RunError: Ray could not be started or reached, its hosts differ, the GPUs are not there, or
             the run failed.
     """
-    os.environ.update({key: value for key, value in _ENVIRONMENT.items() if key not in os.environ})
-    try:
-        import ray
-        from flwr.simulation.run_simulation import _run_simulation
-        from flwr.supercore.telemetry import EventType
-    except ImportError as error:
-        raise InstallationError(
-            f"engine 'ray' needs Flower with Ray ({error}); pip install 'flwr[simulation]' or use engine 'serial'"
-        ) from error
+    with _environment(_variables(address)), _authentication():
+        _launch(server_app, client_app, context, clients, actors, gpus_per_actor, address)
 
-    python_path = os.environ.get("PYTHONPATH")
+
+def _launch(
+    server_app: ServerApp,
+    client_app: ClientApp,
+    context: Context,
+    clients: int,
+    actors: int | None,
+    gpus_per_actor: float,
+    address: str | None,
+) -> None:
+    import ray
+    from flwr.simulation.run_simulation import _run_simulation
+    from flwr.supercore.telemetry import EventType
+
     # A crashed actor comes back, and what it was at is tried once more; without this it would swallow
     # every later message.
     resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus_per_actor, "max_restarts": -1, "max_task_retries": 1}
@@ -98,7 +109,64 @@ def launch(
     finally:
         if ray.is_initialized():
             ray.shutdown()
-        _restore("PYTHONPATH", python_path)
+
+
+def _variables(address: str | None) -> dict[str, str]:
+    """Environment variables for Ray and the processes that it starts."""
+    variables = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
+    if address is None:
+        # Actors inherit both: in the environment no other user of this machine can read the token, and
+        # as a runtime_env the path would cost a second each.
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": _python_path()}
+    return variables
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set `variables`, and afterwards what they were before."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def _authentication() -> Iterator[None]:
+    """Let Ray, which may have been imported long ago, read from the environment how it shall authenticate.
+
+    Raises:
+        InstallationError: Ray is not installed, or is one that cannot authenticate.
+        RunError: this process uses a Ray already.
+    """
+    try:
+        import flwr.simulation.run_simulation  # noqa: F401
+        import ray
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+    except ImportError as error:
+        raise InstallationError(
+            f"engine 'ray' needs Flower with Ray ({error}); pip install 'flwr[simulation]' or use engine 'serial'"
+        ) from error
+    if ray.is_initialized():
+        raise RunError("engine ray: this process uses a Ray already, which is left as it is; call ray.shutdown() first")
+
+    def read() -> None:
+        AuthenticationTokenLoader.instance().reset_cache()
+        Config.initialize("")
+
+    read()
+    try:
+        yield
+    finally:
+        read()
 
 
 def node_count(actors: int, clients: int) -> int:
@@ -108,39 +176,62 @@ def node_count(actors: int, clients: int) -> int:
 
 def _connect(address: str | None, actors: int | None) -> None:
     """Start Ray, or join a cluster; Flower uses what it finds."""
-    import grpc
     import ray
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray._private.ray_constants import GLOBAL_GRPC_OPTIONS
+    from ray._private import ray_constants
 
-    path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        os.environ["PYTHONPATH"] = path  # actors inherit it; as a runtime_env it would cost a second each
         log.info("starting Ray on this machine")
-        ray.init(address="local", num_cpus=actors, **quiet)  # own actors, even where another cluster runs
+        # Own actors, even where another cluster runs. A Ray that is no cluster listens on loopback alone.
+        with patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
+            ray.init(address="local", num_cpus=actors, **quiet)
         return
     log.info("joining the Ray cluster at %s", address)
-    if "://" in address:
+    if "://" in address or not (address == "auto" or re.fullmatch(r".+:\d+", address)):
         raise RunError(f"federation.address: expected 'host:port' of a Ray cluster's head, or 'auto', got '{address}'")
     try:
-        if re.fullmatch(r".+:\d+", address):  # Ray itself would go on asking for minutes
-            with init_grpc_channel(
-                address, GLOBAL_GRPC_OPTIONS
-            ) as channel:  # with TLS where Ray has it, never by proxy
-                grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
+        _knock(address)
         data = {name: os.environ[name] for name in ("FEDSIM_DATA", "FEDSIM_CACHE") if name in os.environ}
-        ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path, **_ENVIRONMENT, **data}}, **quiet)
-    except grpc.FutureTimeoutError as error:
-        raise RunError(
-            f"federation.address: no Ray cluster answers at '{address}' within {_PATIENCE:.0f} s; "
-            "start one there with `ray start --head`, or leave the address out"
-        ) from error
+        variables = {"PYTHONPATH": _python_path(), **_ENVIRONMENT, **data}
+        ray.init(address=address, runtime_env={"env_vars": variables}, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise RunError(
             f"federation.address: no Ray cluster to join at '{address}' ({first_line(error)}); "
             "start one there with `ray start --head`, or leave the address out"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Raise a RunError where no cluster answers at `address`, or one that does not let us in.
+
+    Ray itself would go on asking for minutes, and not say which of the two it is.
+    """
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray._private.ray_constants import GLOBAL_GRPC_OPTIONS
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+    from ray.exceptions import AuthenticationError
+
+    denied = (
+        f"federation.address: the Ray cluster at '{address}' does not accept our token; give its own by "
+        "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH"
+    )
+    place = canonicalize_bootstrap_address_or_die(address) if address == "auto" else address
+    try:  # with TLS where Ray has it, never by proxy
+        with init_grpc_channel(place, GLOBAL_GRPC_OPTIONS) as channel:
+            grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
+            channel.unary_unary(_CLUSTER_ID)(b"", timeout=_PATIENCE)
+    except grpc.FutureTimeoutError as error:
+        raise RunError(
+            f"federation.address: no Ray cluster answers at '{address}' within {_PATIENCE:.0f} s; "
+            "start one there with `ray start --head`, or leave the address out"
+        ) from error
+    except AuthenticationError as error:  # a token is wanted here, but there is none
+        raise RunError(denied) from error
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            raise RunError(denied) from error
+        log.debug("%s answers %r", place, error)  # whether this is a Ray is for Ray to say
 
 
 def _compare_hosts() -> None:
@@ -232,9 +323,3 @@ def _without_waiting(server_app: ServerApp, pools: list[Any]) -> ServerApp:
                     ray.kill(actor)
 
     return ending
-
-
-def _restore(name: str, value: str | None) -> None:
-    os.environ.pop(name, None)
-    if value is not None:
-        os.environ[name] = value

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,104 @@ def test_a_client_who_never_answers_does_not_keep_the_run_from_ending(
     failures = transcript.header(1).failures
     assert set(failures.values()) == {"no reply in time"}
     assert len(failures) == 2, "she and the one who shares a message with her"
+
+
+INTRUDER = """
+import sys
+import ray
+from ray._private import ray_constants
+ray_constants.ENABLE_RAY_CLUSTER = sys.argv[1] != "127.0.0.1"  # otherwise Ray leaves loopback by itself
+try:
+    ray.init(address=":".join(sys.argv[1:3]), logging_level=40)
+    print("ran as", ray.get(ray.remote(lambda: "one of yours").remote()))
+except (OSError, RuntimeError, ray.exceptions.RayError) as error:
+    print("kept out:", type(error).__name__)
+"""
+
+
+def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
+    """Address and port of each TCP socket that these processes listen at."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            inodes |= {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    found = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                raw, port = fields[1].split(":")
+                words = struct.pack(f"={len(raw) // 8}I", *(int(raw[k : k + 8], 16) for k in range(0, len(raw), 8)))
+                found.append((socket.inet_ntop(family, words).removeprefix("::ffff:"), int(port, 16)))
+    return found
+
+
+def test_nobody_else_gets_into_the_ray_that_is_started_here(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every socket is on loopback, where other users of this machine may come from, so a token is wanted there."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    sockets: list[tuple[str, int]] = []
+    said: list[str] = []
+    compare = fedsim.engines.ray._actors
+
+    def look(*arguments: Any) -> int:  # our own run goes on beside this
+        import ray
+
+        gcs = int(ray.get_runtime_context().gcs_address.rsplit(":", 1)[1])
+        family = [os.getpid(), *descendants(os.getpid())]
+        sockets.extend(listening(family))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        command = [sys.executable, "-W", "ignore", "-c", INTRUDER, "127.0.0.1", str(gcs)]
+        environment["RAY_NUM_REDIS_GET_RETRIES"] = "1"
+        said.append(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout)
+        return compare(*arguments)
+
+    monkeypatch.setattr(fedsim.engines.ray, "_actors", look)
+    run = serial_run(tiny_config(federation={"engine": "ray", "actors": 1}), tmp_path / "run")
+    assert Transcript(run.path).rounds == [1, 2]
+    assert len(sockets) >= 4, "Ray's processes should be among them"
+    assert {address for address, _ in sockets} == {"127.0.0.1"}
+    assert all(words.startswith("kept out") for words in said), said
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def test_a_ray_of_our_host_program_is_left_alone(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "shutdown", lambda: pytest.fail("it was ended"))
+    with pytest.raises(
+        RunError, match=r"engine ray: this process uses a Ray already, .* call ray.shutdown\(\) first"
+    ) as caught:
+        serial_run(tiny_config(federation={"engine": "ray"}), tmp_path / "run")
+    assert_one_sentence(caught.value)
+
+
+def test_a_cluster_that_wants_a_token_takes_its_own_and_any_other_is_one_sentence(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    asking = fedsim.engines.ray._variables(None)
+    with fedsim.engines.ray._environment(asking), fedsim.engines.ray._authentication():
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    config = tiny_config(federation={"engine": "ray", "address": cluster.address})
+    try:
+        for token in (None, "0" * 64):
+            if token:
+                monkeypatch.setenv("RAY_AUTH_MODE", "token")
+                monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+            with pytest.raises(RunError, match="does not accept our token; give its own by RAY_AUTH_MODE") as caught:
+                serial_run(config, tmp_path / f"run-{token}")
+            assert_one_sentence(caught.value)
+        monkeypatch.setenv("RAY_AUTH_TOKEN", asking["RAY_AUTH_TOKEN"])
+        assert Transcript(serial_run(config, tmp_path / "run").path).rounds == [1, 2]
+    finally:
+        cluster.shutdown()
 
 
 def test_a_cluster_is_joined_and_records_the_same_bytes(
