@@ -49,6 +49,7 @@ from fedsim.findings import (
     LocalModel,
     Reconstruction,
     Representatives,
+    Texts,
     load_claim,
     load_finding,
     save_finding,
@@ -68,7 +69,8 @@ from fedsim.plugin_code import UNREADABLE, code_hash, crash, file_hash
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
-from fedsim.threat_model import check_model, check_private, grant, grant_private, private
+from fedsim.similarity import Message
+from fedsim.threat_model import check_model, check_private, full_knowledge, grant, grant_private, private
 from fedsim.transcript import Transcript, hash_state
 from fedsim.workers import in_processes
 from fedsim.zest import draw_references
@@ -541,8 +543,28 @@ class Audit:
             rng=rng,
             weights=folder / "weights" if (folder := data_folder()) else None,
             labels_granted="labels" in about["granted"],
+            message=self._message(finding, about, victim),
         )
         return scores, len(truth.labels)
+
+    def _message(self, finding: Reconstruction | Texts, about: Mapping[str, Any], victim: int) -> Message | None:
+        """What the finding was read from, as far as L_sim takes it; None for texts, and where it is several messages.
+
+        None too where nobody says what the model is, or the recording is not there.
+        """
+        known = full_knowledge(self.spec.adversary, self.experiment, self.beside)
+        several = "-" in str(about["round"])
+        if isinstance(finding, Texts) or several or known.model is None or known.value_range is None:
+            return None
+        assert known.loss is not None
+        low, high = (torch.tensor(end) for end in known.value_range)
+        try:
+            update = Transcript(self.folder.path).update(first_round(about), victim)
+        except FedsimError as error:
+            log.warning("%s, client %d: no L_sim: %s", about["attack"], victim, error)
+            return None
+        settings = self.experiment.training if self.experiment else None
+        return Message(model=known.model(), loss=known.loss, update=update, value_range=(low, high), settings=settings)
 
     def _judged_model(
         self, finding: LocalModel, about: Mapping[str, Any], victim: int, memory: Memory

@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsim import metrics, text_metrics
-from fedsim.errors import DataError
+from fedsim.errors import DataError, FedsimError, first_line
 from fedsim.findings import Reconstruction, Texts
 from fedsim.score import Public as Public
 from fedsim.score import Score as Score
+from fedsim.similarity import AT_BROADCAST, ON_LINE, Message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,10 @@ _DIRECTION = {"psnr": True, "ssim": True, "mse": False, "lpips": False}
 _CEILING = {"psnr": None, "ssim": 1.0, "mse": 0.0, "lpips": 0.0}
 _DIRECTION |= dict.fromkeys(("recover_rate", "tokens_found", "words_found"), True)
 _CEILING |= dict.fromkeys(("recover_rate", "tokens_found", "words_found"), 1.0)
+_DIRECTION |= dict.fromkeys((AT_BROADCAST, ON_LINE), False)
+_CEILING |= dict.fromkeys((AT_BROADCAST, ON_LINE), 0.0)
+_OF_ALL = ("words_found", AT_BROADCAST, ON_LINE)
+"""Metrics that are of all examples together, and so of none by itself."""
 
 
 def score(
@@ -94,6 +99,7 @@ def score(
     rng: torch.Generator,
     weights: Path | None = None,
     labels_granted: bool = False,
+    message: Message | None = None,
 ) -> list[Score]:
     """Judge a finding against the truth, next to what guessing would have got.
 
@@ -107,6 +113,7 @@ def score(
         rng: draws the noise and the random public images.
         weights: folder with network weights for LPIPS.
         labels_granted: the labels were given to the attack, so they are not scored.
+        message: what the finding was read from; None where it is not known, or is several messages.
 
     Raises:
         DataError: the finding and the truth differ in kind or in shape.
@@ -126,15 +133,16 @@ def score(
         claimed, nearest = text_metrics_of(finding.tokens, truth), _nearest_texts(truth, public) if public else {}
         guesses = {name: text_metrics_of(g, truth) for name, g in _text_guesses(finding, truth, public, rng).items()}
     else:
-        claimed = image_metrics(data, truth, weights)
-        guesses = {name: image_metrics(g, truth, weights) for name, g in _guesses(finding, public, rng).items()}
+        claimed = image_metrics(data, truth, weights) | _similarities(data, finding.labels, message)
+        guesses = {
+            name: image_metrics(g, truth, weights) | _similarities(g, finding.labels, message)
+            for name, g in _guesses(finding, public, rng).items()
+        }
         nearest = paired_metrics(_nearest(truth, public), truth, weights) if public else {}
     scores = [
-        _metric_score(name, value, {g: v[name] for g, v in guesses.items()}, nearest.get(name))
+        _metric_score(name, value, {g: v[name] for g, v in guesses.items() if name in v}, nearest.get(name))
         for name, value in claimed.items()
     ]
-    if "l_sim" in finding.trace:
-        scores.append(_similarity(finding.trace["l_sim"]))
     if not (labels_granted or truth.labels.is_floating_point()):
         scores.append(_label_score(finding.labels, truth.labels, public))
     return scores
@@ -196,6 +204,18 @@ def paired_metrics(paired: Tensor, truth: Truth, weights: Path | None) -> dict[s
         "mse": metrics.mse(paired, truth.data),
         "lpips": metrics.lpips(paired, truth.data, weights),
     }
+
+
+def _similarities(data: Tensor, labels: Tensor, message: Message | None) -> dict[str, Tensor | str]:
+    """How well examples explain the message; nothing where that is not known."""
+    if message is None:
+        return {}
+    try:
+        return {name: torch.tensor([value]) for name, value in message.similarities(data, labels).items()}
+    except FedsimError as error:
+        return {AT_BROADCAST: str(error)}
+    except Exception as error:  # whatever a stranger's model does with what is claimed; no other score is lost for it
+        return {AT_BROADCAST: f"the model raised {type(error).__name__}: {first_line(error)}"}
 
 
 def label_accuracy(claimed: Tensor, true: Tensor) -> float:
@@ -273,19 +293,7 @@ def _metric_score(
         nearest_public=nearest.mean().item() if isinstance(nearest, Tensor) else math.nan,
         ceiling=_CEILING[name],
         higher_is_better=_DIRECTION[name],
-        per_image=() if name == "words_found" else tuple(value.tolist()),
-    )
-
-
-def _similarity(trace: Tensor) -> Score:
-    """The attack's own gradient-matching loss; its floor is that of the random start."""
-    return Score(
-        metric="l_sim",
-        value=trace[-1].item(),
-        floor=trace[0].item(),
-        floor_guess="random start",
-        ceiling=0.0,
-        higher_is_better=False,
+        per_image=() if name in _OF_ALL else tuple(value.tolist()),
     )
 
 

@@ -41,6 +41,7 @@ _NAMES = {
     "mse": "MSE",
     "lpips": "LPIPS",
     "l_sim": "L_sim",
+    "l_sim_line": "L_sim, best on the line",
     "class_psnr": "class PSNR, dB",
     "class_ssim": "class SSIM",
     "zest": "Zest",
@@ -216,8 +217,8 @@ def reading(item: Summary) -> tuple[str, str]:
     """
     if item.missing:
         return NOT_JUDGED, item.missing
-    if item.metric == "l_sim":
-        return "", "the attack's own objective, not leakage"
+    if item.metric in ("l_sim", "l_sim_line"):
+        return "", "how well the claims explain the message, not leakage"
     if math.isnan(item.gain):
         return "", "no floor to compare with"
     told = f"{item.ahead} of {item.count} {item.unit}{'s' * (item.count != 1)}"

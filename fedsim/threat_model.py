@@ -54,6 +54,11 @@ def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path
     return Knowledge(**values)
 
 
+def full_knowledge(adversary: AdversaryTable, experiment: Experiment | None, beside: Path) -> Knowledge:
+    """What the evaluator knows of the protocol: all of it, or of a recording made elsewhere what the file grants."""
+    return Knowledge(**_protocol(experiment)) if experiment else grant(adversary, experiment, beside)
+
+
 def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
     """Raise PluginError where a model that is written out does not build."""
     setting = adversary.knowledge.model

@@ -90,7 +90,7 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
     ]
     audit.score()
     rows = read_rows(RunFolder(run).scores)
-    metrics = ["psnr", "ssim", "mse", "lpips", "l_sim", "label_accuracy"]
+    metrics = ["psnr", "ssim", "mse", "lpips", "l_sim", "l_sim_line", "label_accuracy"]
     assert [row["metric"] for row in rows] == metrics * 8
     assert {(row["attack"], row["victim"], row["round"], row["repeat"]) for row in rows} == {
         (title, victim, number, "0") for title in ("ig", "sme") for number in "12" for victim in "02"
@@ -612,7 +612,9 @@ def test_a_strangers_attack_without_a_trace_is_scored(run: Path, strangers: str)
         truth = audit.truth(int(row["victim"]), 1)
         assert truth is not None
         assert row["value"] == pytest.approx((truth.data - 0.5).square().mean().item(), rel=1e-4)
-    assert "l_sim" not in {row["metric"] for row in audit.score()}
+    l_sim = [row for row in audit.score() if row["metric"] == "l_sim"]  # the evaluator's, so it has one, too
+    assert all(0 < row["value"] < 2 and row["floor_guess"] for row in l_sim)
+    assert len(l_sim) == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -842,7 +844,7 @@ def test_a_regression_is_attacked_and_scored(
     audit = open_audit(run.path, None)
     assert audit.run() == []
     rows = audit.score()
-    assert {row["metric"] for row in rows} == {"mse", "l_sim"}
+    assert {row["metric"] for row in rows} == {"mse", "l_sim", "l_sim_line"}
     assert {row["attack"] for row in rows} == {"sme", "ig"}
     write_report(run.path, audit)
     path = next(run.findings.glob("*/*.safetensors"))

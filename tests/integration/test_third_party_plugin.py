@@ -127,7 +127,8 @@ def test_it_is_scored_under_the_same_rules(site: Site, run: subprocess.Completed
     assert run.returncode == 0, run.stderr
     rows = read_rows(site.work / "runs" / "compare" / "scores.csv")
     theirs = [row for row in rows if row["attack"] == "first-layer-mean"]
-    assert [row["metric"] for row in theirs] == ["psnr", "ssim", "mse", "lpips", "label_accuracy"] * 2
+    metrics = ["psnr", "ssim", "mse", "lpips", "l_sim", "l_sim_line", "label_accuracy"]
+    assert [row["metric"] for row in theirs] == metrics * 2
     assert all(row["floor"] and row["floor_guess"] for row in theirs if not row["missing"])
     ours = {(r["victim"], r["metric"]): r for r in rows if r["attack"] == "sme"}
     for row in theirs:  # these guesses do not depend on what an attack claims, so they are the same for everyone

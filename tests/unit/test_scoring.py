@@ -203,13 +203,6 @@ def test_the_floor_of_labels_does_not_depend_on_what_classes_are_called() -> Non
     assert floors == {(0.3, "every class as often")}  # 4 of 10 classes are guessed, 3 of them are there
 
 
-def test_a_trace_adds_the_attacks_own_loss_with_its_start_as_floor() -> None:
-    trace = {"l_sim": torch.tensor([0.9, 0.5, 0.25])}
-    scores = judge(Reconstruction(data=images(4, seed=5), labels=LABELS, trace=trace))
-    assert (scores["l_sim"].value, scores["l_sim"].floor, scores["l_sim"].ceiling) == (0.25, pytest.approx(0.9), 0.0)
-    assert not scores["l_sim"].higher_is_better
-
-
 def test_the_value_is_the_mean_over_the_images() -> None:
     item = judge(Reconstruction(data=images(4, seed=5), labels=LABELS))["psnr"]
     assert len(item.per_image) == 4
