@@ -8,15 +8,17 @@ other keys are that plug-in's own settings and are checked against it.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedsim.errors import ConfigError, did_you_mean
+from fedsim.errors import ConfigError, did_you_mean, first_line
 from fedsim.registry import explain
 
 _T = TypeVar("_T", bound=BaseModel)
@@ -118,17 +120,17 @@ class FederationTable(Table):
 
     engine: Literal["serial", "ray", "flower"] = "serial"
     seed: int = Field(default=0, ge=0)
-    clients: int = Field(default=10, ge=1)
-    rounds: int = Field(default=1, ge=1)
+    clients: int = Field(default=10, ge=1, le=10_000_000)
+    rounds: int = Field(default=1, ge=1, le=1_000_000)
     straggler_probability: float = Field(default=0.0, ge=0, le=1)
     evaluate_every: int = Field(default=1, ge=0)
-    timeout: float = Field(default=3600.0, gt=0)
+    timeout: float = Field(default=3600.0, gt=0, le=1e8)
     device: Literal["cpu", "cuda"] = "cpu"
     vectorise: bool = True
-    actors: int | None = Field(default=None, ge=1)
+    actors: int | None = Field(default=None, ge=1, le=100_000)
     address: str | None = None
-    gpus_per_actor: float = Field(default=1.0, gt=0)
-    supernodes: int = Field(default=2, ge=1)
+    gpus_per_actor: float = Field(default=1.0, gt=0, le=1024)
+    supernodes: int = Field(default=2, ge=1, le=100_000)
     port: int | None = Field(default=None, ge=1, le=65535)
 
 
@@ -141,9 +143,9 @@ class StatesTable(Table):
     """
 
     rounds: list[Annotated[int, Field(ge=0)]] = []
-    epochs: list[Annotated[int, Field(ge=0)]] = []
+    epochs: list[Annotated[int, Field(ge=0, le=1_000_000)]] = []
     decay_at: list[Annotated[int, Field(ge=1)]] = []
-    decay: float = Field(default=0.1, gt=0)
+    decay: float = Field(default=0.1, gt=0, le=1)
 
 
 class RecordingTable(Table):
@@ -192,8 +194,8 @@ class AdversaryTable(Table):
     when: Literal["at-end", "in-round", "never"] = "at-end"
     victims: list[int] | Literal["all"] | None = None
     rounds: list[int] | Literal["all"] | None = None
-    repeats: int = Field(default=1, ge=1)
-    workers: int | None = Field(default=None, ge=1)
+    repeats: int = Field(default=1, ge=1, le=1000)
+    workers: int | None = Field(default=None, ge=1, le=4096)
     device: str = "auto"
     knowledge: KnowledgeTable = KnowledgeTable()
 
@@ -231,7 +233,7 @@ class AttackFile(Table):
     @classmethod
     def _keys_are_clients(cls, truth: dict[str, str]) -> dict[str, str]:
         for key in truth:
-            if not key.isdigit():
+            if not (key.isascii() and key.isdigit()):
                 raise ValueError(f"expected client ids as keys, got '{key}'")
         return truth
 
@@ -239,7 +241,7 @@ class AttackFile(Table):
     def _attacks_make_sense(self) -> AttackFile:
         for name, chosen in (("victims", self.adversary.victims), ("rounds", self.adversary.rounds)):
             if isinstance(chosen, list):
-                _check_not_empty(f"adversary.{name}", chosen, "clients" if name == "victims" else name)
+                _check_list(f"adversary.{name}", chosen, "clients" if name == "victims" else name)
         titles = [table.title for table in self.attack]
         for title in titles:
             if titles.count(title) > 1:
@@ -295,19 +297,21 @@ class Config(AttackFile):
         return self
 
 
-def _check_not_empty(where: str, chosen: list[int], what: str) -> None:
+def _check_list(where: str, chosen: list[int], what: str) -> None:
     if not chosen:
         raise ValueError(f"{where}: the list is empty; leave the key out, or name {what}")
+    if twice := [item for item, count in Counter(chosen).items() if count > 1]:
+        raise ValueError(f"{where}: {twice[0]} is named twice; name each once")
 
 
 def _check_choice(where: str, chosen: list[int], count: int, what: str) -> None:
     first = 0 if what == "clients" else 1
-    _check_not_empty(where, chosen, what)
     if len(chosen) > count:
         raise ValueError(f"{where}: {len(chosen)} {what} named, but federation.{what} is {count}")
     for item in chosen:
         if not first <= item < first + count:
             raise ValueError(f"{where}: expected {what} from {first} to {first + count - 1}, got {item}")
+    _check_list(where, chosen, what)
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
@@ -320,21 +324,68 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     for table, key in (("model", "start"), ("partition", "path")):  # nodes work in folders of their own
         owner = tables.get(table)
         if isinstance(owner, dict) and isinstance(owner.get(key), str) and owner[key]:
-            owner[key] = str((path.parent / Path(owner[key]).expanduser()).resolve())
+            try:
+                owner[key] = str((path.parent / Path(owner[key]).expanduser()).resolve())
+            except RuntimeError as error:
+                raise ConfigError(f"{path}: {table}.{key}: {first_line(error)}; name another file") from error
     return check(Config, tables, str(path))
 
 
 def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The tables of a TOML file with overrides applied, unchecked."""
+    """The tables of a TOML file with overrides applied; of what they say, only what no setting can be is refused."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ConfigError(f"{path}: {_TOO_DEEP}") from error
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise ConfigError(f"{path}: is not valid TOML: {error}") from error
     for override in overrides:
         _override(tables, override)
+    try:
+        for place, value in _leaves(tables):
+            if complaint := _impossible(place[-1], value, is_path=place[0] == "truth" or place[-1] in _PATHS):
+                raise ConfigError(f"{path}: {'.'.join(place)}: {complaint}")
+    except RecursionError as error:
+        raise ConfigError(f"{path}: {_TOO_DEEP}") from error
     return tables
+
+
+_TOO_DEEP = "is nested too deeply; settings are tables, lists and values in them"
+_LARGEST = (1 << 64) - 1
+"""Flower's ids of nodes, which may be victims, have 64 bits."""
+_PATHS = ("path", "start", "folder")
+"""Settings that name a file or folder."""
+
+
+def _leaves(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every key and every value in `value` that is no table or list, and where it is."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield (*place, str(key)), str(key)
+            yield from _leaves(inner, (*place, str(key)))
+    else:
+        yield place, value
+
+
+def _impossible(key: str, value: Any, *, is_path: bool) -> str:
+    """Why no setting can have this value; nothing where one might."""
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return f"expected a whole number below 2^64, got one of {value.bit_length()} bits"
+    if not isinstance(value, str):
+        return ""
+    if "\0" in value:
+        return "holds a NUL character; remove it"
+    if not is_path or value == key:
+        return ""
+    if any(len(os.fsencode(part)) > 255 for part in value.split("/")) or len(os.fsencode(value)) > 4000:
+        return f"a path of {len(value)} characters is longer than files can be called; shorten it"
+    try:
+        Path(value).expanduser()
+    except RuntimeError:
+        return f"nobody knows the home folder that {value.split('/')[0]!r} stands for; write the path out"
+    return ""
 
 
 def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
@@ -343,10 +394,14 @@ def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
         text = json.dumps(tables)
     except TypeError as error:
         raise ConfigError(f"{where}: dates and times are not used in experiment files") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: {_TOO_DEEP}") from error
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":  # it was JSON a moment ago
+            raise ConfigError(f"{where}: {_TOO_DEEP}") from error
         place, complaint = explain(error, tables)
         if first["type"] == "extra_forbidden":
             complaint = f"unknown key, {did_you_mean(place[-1], _fields_at(kind, first['loc'][:-1]))}"
@@ -371,7 +426,9 @@ def _override(tables: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: expected key=value, e.g. attack.sme.iterations=200")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError as error:
+        raise ConfigError(f"--set {'.'.join(parents)}.{last}: {_TOO_DEEP}") from error
+    except ValueError:
         value = text
     table: Any = tables
     for word in parents:

@@ -19,9 +19,9 @@ from fedsim.config import AttackFile, AttackTable, Config, TrainingTable, check
 from fedsim.datasets import Dataset
 from fedsim.datasets.checks import check_dataset
 from fedsim.defense import Defense, a_defense
-from fedsim.errors import ConfigError, PluginError
+from fedsim.errors import ConfigError, PluginError, first_line
 from fedsim.federated_data import FederatedData
-from fedsim.models.checks import a_network, check_model
+from fedsim.models.checks import a_network, check_model, within_memory
 from fedsim.randomness import seeded
 from fedsim.states import read_state
 from fedsim.strategy_checks import LEAST, check_strategy
@@ -29,9 +29,16 @@ from fedsim.training import LocalTraining, batches_of_round, state_of, statistic
 
 
 def data_folder() -> Path | None:
-    """The folder named by FEDSIM_DATA, where data sets and weights are looked for."""
+    """The folder named by FEDSIM_DATA, where data sets and weights are looked for.
+
+    Raises:
+        ConfigError: it begins with the home of a user whom nobody knows.
+    """
     named = os.environ.get("FEDSIM_DATA")
-    return Path(named).expanduser() if named else None
+    try:
+        return Path(named).expanduser() if named else None
+    except RuntimeError as error:
+        raise ConfigError(f"FEDSIM_DATA: {named}: {first_line(error)}; write the path out") from error
 
 
 class Experiment:
@@ -85,7 +92,7 @@ class Experiment:
         """A freshly built network, initialised from the run's seed; `weights` names the draw."""
         table = self.config.model
         plugin = registry.build("models", table.name, table.settings, "model")
-        with seeded(self.seed, weights):
+        with seeded(self.seed, weights), within_memory(table.name):
             return a_network(plugin.build(self.dataset.task), table.name)
 
     def initial_state(self) -> dict[str, Tensor]:

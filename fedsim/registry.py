@@ -232,7 +232,8 @@ def explain(error: ValidationError, tables: Any) -> tuple[list[str], str]:
     alike = [str(c["msg"]) for c in complaints if _place(c["loc"], tables) == place]
     message = " or ".join([alike[0], *(other.removeprefix("Input should be ") for other in alike[1:])])
     message = message.replace("valid array", "list").replace("an object", "a table")
-    return place, f"{message[0].lower()}{message[1:]}, got {first['input']!r}"
+    got = repr(first["input"])
+    return place, f"{message[0].lower()}{message[1:]}, got {got if len(got) <= 200 else got[:200] + '...'}"
 
 
 def _place(location: Sequence[int | str], tables: Any) -> list[str]:

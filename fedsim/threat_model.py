@@ -74,6 +74,8 @@ def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
             f"adversary.knowledge.model: {setting} gives {type(built).__name__}, expected a function that builds a "
             "torch.nn.Module"
         )
+    if complaint := unsized(built):
+        raise PluginError(f"adversary.knowledge.model: {setting} {complaint}")
 
 
 def private(adversary: AdversaryTable) -> list[str]:

@@ -19,6 +19,9 @@ from fedsim.messages import State, non_finite
 from fedsim.randomness import generator, seeded
 from fedsim.task import Loss
 
+_MOST = {"local_epochs": 10**6, "local_steps": 10**6, "batch_size": 10**9}
+"""What is beyond is a slip of the keyboard."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
@@ -67,14 +70,17 @@ class LocalTraining:
             self._check_one_gradient()
         if (self.local_epochs is None) == (self.local_steps is None):
             raise ConfigError("training: set local_epochs or local_steps, exactly one of them")
-        for name in ("local_epochs", "local_steps", "batch_size"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"training.{name}: expected at least 1, got {value}")
+            if value is not None and not 1 <= value <= most:
+                expected = "at least 1" if value < 1 else f"at most {most}"
+                raise ConfigError(f"training.{name}: expected {expected}, got {value}")
         for name in ("learning_rate", "momentum", "weight_decay", "proximal_mu"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise ConfigError(f"training.{name}: expected a finite value of at least 0, got {value}")
+        if self.momentum >= 1:
+            raise ConfigError(f"training.momentum: expected less than 1, or steps grow for ever, got {self.momentum}")
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(f"training.momentum: belongs to optimizer 'sgd', got '{self.optimizer}'")
         if self.batch_norm_statistics == "withheld" and self.batch_norm != "train":
@@ -167,6 +173,10 @@ def local_update(
             optimizer.step()
     after = state_of(model, statistics=settings.batch_norm_statistics == "shared")
     if broken := non_finite(after):
+        if spoilt := non_finite(before):
+            raise RunError(
+                f"the model that was broadcast is NaN or infinite in {spoilt[0]}; lower the step size in [strategy]"
+            )
         raise RunError(
             f"local training diverged: {broken[0]} is NaN or infinite after {len(losses)} steps; "
             "lower training.learning_rate"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from fedsim.datasets import Dataset
 from fedsim.errors import ConfigError
@@ -15,11 +21,55 @@ def a_network(thing: Any, name: str) -> nn.Module:
     """`thing`, which the model called `name` gave, if it is a network.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is something else, or has layers without a size.
     """
     if not isinstance(thing, nn.Module):
         raise ConfigError(f"model: '{name}' gave a {type(thing).__name__}, expected a torch.nn.Module")
+    if complaint := unsized(thing):
+        raise ConfigError(f"model: '{name}' {complaint}")
     return thing
+
+
+def unsized(network: nn.Module) -> str:
+    """What is wrong with a network that has layers without a size; nothing where there are none."""
+    for key, value in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(value):
+            owner = type(network.get_submodule(key.rpartition(".")[0])).__name__
+            return (
+                f"does not say how large '{key}' is, of a {owner}, which takes its size from the first input; name the "
+                "sizes, so that weights can travel before there is one"
+            )
+    return ""
+
+
+@contextmanager
+def within_memory(name: str) -> Iterator[None]:
+    """Raise while a network is built, as soon as it could not be trained in this machine's memory.
+
+    Raises:
+        ConfigError: its weights, their gradients and the messages are larger than the memory.
+    """
+    there, numbers = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
+    remedy = f"more than the {there / 1e9:.0f} GB of memory here; make it smaller"
+
+    def count(module: nn.Module, key: str, parameter: nn.Parameter | None) -> None:
+        nonlocal numbers
+        numbers += 0 if parameter is None or is_lazy(parameter) else parameter.numel()
+        if (needed := 4 * 4 * numbers) > there:
+            raise ConfigError(
+                f"model: '{name}' has {numbers} parameters or more, which with their gradients, the broadcast and the "
+                f"reply take {needed / 1e9:.0f} GB, {remedy}"
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    except (MemoryError, RuntimeError, OverflowError, TypeError) as error:
+        if not re.search("allocate memory|Storage size|[Oo]verflow", str(error)):
+            raise
+        raise ConfigError(f"model: '{name}' has a layer that takes {remedy}") from error
+    finally:
+        hook.remove()
 
 
 def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, attacked: bool) -> None:
