@@ -16,11 +16,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Pro
 from fedsim.claims import Owed
 from fedsim.config import AdversaryTable, AttackFile, Config
 from fedsim.datasets import Dataset
+from fedsim.datasets.cache import cache_folder
 from fedsim.errors import (
     AttackCrash,
     AttackError,
@@ -63,9 +65,10 @@ from fedsim.inference_scores import (
     score_local_model,
     score_representatives,
 )
+from fedsim.isolation import Isolation, attempt
 from fedsim.local_optimum import METHOD, local_optimum
 from fedsim.messages import State
-from fedsim.plugin_code import UNREADABLE, code_hash, crash, file_hash
+from fedsim.plugin_code import UNREADABLE, code_hash, file_hash
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
@@ -186,7 +189,8 @@ class Audit:
         failures: list[str] = []
         jobs = list(self._jobs(transcript, rounds, failures))
         for stage in self._stages():
-            with closing(self._work(transcript, [j for j in jobs if j.title in stage], progress or _silent)) as work:
+            todo = [job for job in jobs if job.title in stage]
+            with _room() as room, closing(self._work(transcript, todo, progress or _silent, room)) as work:
                 for job, error in work:
                     if error is not None:
                         failures.append(_sentence(job, error))
@@ -199,16 +203,18 @@ class Audit:
         return _in_order({table.title: a.builds_on for table, a in build_attacks(self.spec)}, self.experiment)
 
     def _work(
-        self, transcript: Transcript, jobs: Sequence[Job], progress: ProgressOf
+        self, transcript: Transcript, jobs: Sequence[Job], progress: ProgressOf, room: Path
     ) -> Generator[tuple[Job, BaseException | None]]:
         """Do `jobs`, several at once on a CPU; each with what it raised."""
         self._find_optima(sorted({job.victim for job in jobs if job.attack.builds_on == OPTIMAL}))
         workers = self.spec.adversary.workers or min(os.cpu_count() or 1, (len(jobs) + 1) // 2)
         if workers > 1 and grant(self.spec.adversary, self.experiment, self.beside).device.type == "cpu":
-            yield from in_processes(jobs, workers, _worker, (self.folder.path, self.spec, self.beside), progress)
+            arguments = (self.folder.path, self.spec, self.beside, room)
+            yield from in_processes(jobs, workers, _worker, arguments, progress)
             return
-        for job in jobs:
-            yield job, self._try(transcript, job, progress)
+        with self._isolation(room) as isolation:
+            for job in jobs:
+                yield job, self._try(transcript, job, progress, isolation)
 
     def _jobs(self, transcript: Transcript, rounds: Iterable[int] | None, failures: list[str]) -> Iterable[Job]:
         """What to do, round by round; attacks on several rounds come first."""
@@ -243,14 +249,24 @@ class Audit:
                             repeat=repeat,
                         )
 
-    def _try(self, transcript: Transcript, job: Job, progress: ProgressOf) -> BaseException | None:
+    def _isolation(self, room: Path) -> Isolation:
+        """Where attacks of other packages run, which are not to be led to the run, its data or any truth."""
+        hidden = [self.folder.path, *(self.beside / file for file in self.spec.truth.values())]
+        hidden += filter(None, [data_folder()])
+        with suppress(DataError):  # there is none
+            hidden.append(cache_folder())
+        return Isolation(room, hidden)
+
+    def _try(
+        self, transcript: Transcript, job: Job, progress: ProgressOf, isolation: Isolation
+    ) -> BaseException | None:
         try:
-            self.attack(transcript, job, partial(progress, job))
+            self.attack(transcript, job, partial(progress, job), isolation)
         except (Exception, SystemExit) as error:  # attacks may be strangers' code; one that breaks breaks only itself
             return error
         return None
 
-    def attack(self, transcript: Transcript, job: Job, progress: Progress) -> None:
+    def attack(self, transcript: Transcript, job: Job, progress: Progress, isolation: Isolation) -> None:
         """Do one job and save what was found.
 
         Raises:
@@ -263,7 +279,7 @@ class Audit:
         if path.is_file() and _is_there(job, load_claim(path)[1], fingerprint, self._model_code):
             return
         started = time.monotonic()
-        finding = self._found(transcript, job, knowledge, progress)
+        finding = self._found(transcript, job, knowledge, progress, isolation)
         before = transcript.update(first, job.victim).before if isinstance(finding, LocalModel) else None
         self._owed(transcript, job, knowledge, first, before).check(finding)
         about = {
@@ -284,25 +300,23 @@ class Audit:
         }
         save_finding(finding, path, about)
 
-    def _found(self, transcript: Transcript, job: Job, knowledge: Knowledge, progress: Progress) -> Finding:
-        """What the attack of `job` finds.
+    def _found(
+        self, transcript: Transcript, job: Job, knowledge: Knowledge, progress: Progress, isolation: Isolation
+    ) -> Finding:
+        """What the attack of `job` finds, here or, where it is of another package, in a process of its own.
 
         Raises:
-            AttackCrash: it raised something else than a FedsimError.
+            AttackCrash: it raised something else than a FedsimError, or its process died.
         """
-        try:
-            with one_thread():
-                return job.attack.run(
-                    transcript.only(job.rounds),
-                    knowledge,
-                    victim=job.victim,
-                    rng=generator(self.seed, "attack", job.round, job.victim, job.repeat),
-                    progress=progress,
-                )
-        except (FedsimError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # a stranger's, also sys.exit: say where in his code
-            raise crash(error, type(job.attack)) from error
+        ours = code_hash(type(job.attack)) is None
+        return (attempt if ours else isolation.attempt)(
+            job.attack,
+            transcript.only(job.rounds),
+            knowledge,
+            victim=job.victim,
+            rng=generator(self.seed, "attack", job.round, job.victim, job.repeat),
+            progress=progress,
+        )
 
     def _owed(self, transcript: Transcript, job: Job, knowledge: Knowledge, first: int, before: State | None) -> Owed:
         """The form that the finding of `job` has to have."""
@@ -711,11 +725,19 @@ def round_attacker(path: Path) -> Iterator[Callable[[int, Progress], None]]:
 
 
 @contextmanager
-def _worker(path: Path, spec: AttackFile, beside: Path) -> Iterator[Callable[[Job, Progress], None]]:
+def _worker(path: Path, spec: AttackFile, beside: Path, room: Path) -> Iterator[Callable[[Job, Progress], None]]:
     """The function that a worker process attacks with."""
     audit = open_audit(path, spec, beside)
     transcript = Transcript(path)
-    yield lambda job, progress: audit.attack(transcript, job, progress)
+    with audit._isolation(room) as isolation:
+        yield lambda job, progress: audit.attack(transcript, job, progress, isolation)
+
+
+@contextmanager
+def _room() -> Iterator[Path]:
+    """A folder for the time of some attacks."""
+    with TemporaryDirectory(prefix="fedsim-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def _is_there(job: Job, about: Mapping[str, object], fingerprint: str, model_code: str | None) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence, Set
-from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedsim import registry
+from fedsim.architecture import Architecture, WrittenOut
 from fedsim.attack import KNOWLEDGE, Knowledge, PartialRecords, Records
 from fedsim.config import AdversaryTable
 from fedsim.datasets import Column
 from fedsim.errors import ConfigError, DataError, PluginError, first_line
 from fedsim.experiment import Experiment
+from fedsim.models.checks import unsized
+from fedsim.randomness import seed_for
 from fedsim.scoring import Truth
 
 PRIVATE = ("labels", "records", "partial_records")
@@ -173,14 +174,14 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
 
     The model is handed over as copies of a network: a method of the experiment would carry the data.
     """
-    task, data = experiment.dataset.task, experiment.data
+    task, data, model = experiment.dataset.task, experiment.data, experiment.config.model
     inputs: dict[str, Any] = {}
     if task.kind != "text":
         inputs["value_range"] = data.value_range()
         if data.standardise:
             inputs["input_mean"], inputs["input_std"] = data.moments()
     return inputs | {
-        "model": partial(deepcopy, experiment.new_model()),
+        "model": Architecture(model.name, model.settings, task, seed_for(experiment.seed, "model")),
         "loss": task.loss,
         "input_shape": task.input_shape,
         "num_classes": task.num_classes or None,
@@ -193,7 +194,8 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
 
 def _written_out(name: str, setting: Any, beside: Path) -> Any:
     if name == "model":
-        return registry.load_object(setting, beside)
+        registry.load_object(setting, beside)
+        return WrittenOut(setting)
     fits, expected = _EXPECTED[name]
     if not fits(setting):
         raise ConfigError(f"adversary.knowledge.{name}: expected {expected}, got {setting}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -270,9 +271,8 @@ class _RoundFile:
             failures=dict(sorted(failures.items())),
             config=dict(config),
         )
-        text = json.dumps(header.plain(), sort_keys=True)
-        sealed = json.dumps({"header": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
-        head = json.dumps({"__metadata__": {"fedsim": sealed}, **self._entries}, separators=(",", ":")).encode()
+        metadata = {"fedsim": _sealed(header.plain())}
+        head = json.dumps({"__metadata__": metadata, **self._entries}, separators=(",", ":")).encode()
         size = len(head) + -len(head) % 8
         if size > _LARGEST_HEADER:
             raise RunError(
@@ -362,6 +362,20 @@ class Transcript:
         Protocol facts are left out; which of them the adversary has is for the threat model to say.
         """
         return Transcript(self.folder, rounds, facts=False)
+
+    def copy_to(self, folder: Path) -> None:
+        """Its rounds as files of their own in `folder`, whose headers say no more than its own do.
+
+        Raises:
+            TranscriptError: a round is damaged.
+            OSError: the folder cannot be written.
+        """
+        folder.mkdir(parents=True)
+        for path in self._paths.values():
+            copied = folder / path.name
+            shutil.copyfile(path, copied)
+            if not self._facts:
+                _withhold_facts(copied)
 
     def header(self, number: int) -> Header:
         """What round `number` holds, without reading a tensor.
@@ -475,6 +489,28 @@ def _read_header(path: Path, number: int) -> Header:
         return Header(replies=replies, failures=failures, **fields)
     except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path, str(error)) from error
+
+
+def _sealed(header: Mapping[str, Any]) -> str:
+    text = json.dumps(header, sort_keys=True)
+    return json.dumps({"header": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+
+def _withhold_facts(path: Path) -> None:
+    """Leave the protocol facts out of a round's file; everything else stays where it is."""
+    with path.open("r+b") as file:
+        try:
+            room = int.from_bytes(file.read(8), "little")
+            head = json.loads(file.read(room))
+            fields = json.loads(json.loads(head["__metadata__"]["fedsim"])["header"])
+            head["__metadata__"]["fedsim"] = _sealed(fields | {"config": {}})
+            text = json.dumps(head, separators=(",", ":")).encode()
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise _damaged(path, str(error)) from error
+        if len(text) > room:
+            raise _damaged(path, "its header is not written as ours are")
+        file.seek(8)
+        file.write(text.ljust(room))
 
 
 def _damaged(path: Path, why: str) -> TranscriptError:

@@ -243,11 +243,15 @@ def test_one_beside_that_dies_is_told_once(folder: Path, caplog: pytest.LogCaptu
 
 @needs_proc
 def test_an_error_in_the_round_loop_ends_the_one_beside(folder: Path) -> None:
-    with pytest.raises(ZeroDivisionError), beside(prepare(), ()) as give:  # type: ignore[arg-type]  # noqa: PT012
-        give(f"{folder}|hangs")
-        while not pids(folder):
-            time.sleep(0.01)
-        raise ZeroDivisionError
+    def fail() -> None:
+        with beside(prepare(), ()) as give:  # type: ignore[arg-type]
+            give(f"{folder}|hangs")
+            while not pids(folder):
+                time.sleep(0.01)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert not lives(pids(folder)["hangs"])
 
 

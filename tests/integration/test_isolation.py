@@ -1,0 +1,403 @@
+"""An attack of another package runs in a process of its own: it finds no truth, and an honest one finds the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim.attack import Attack, Knowledge
+from fedsim.audit import Audit, open_audit
+from fedsim.config import AttackFile, Config, check
+from fedsim.errors import AttackError
+from fedsim.experiment import build_attacks
+from fedsim.findings import load_finding
+from fedsim.isolation import Isolation, _import_path, attempt
+from fedsim.randomness import generator
+from fedsim.run_folder import RunFolder
+from fedsim.transcript import Transcript
+
+STRANGERS = '''
+"""Attacks of somebody else."""
+import faulthandler, gc, os, signal, sys, time
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from fedsim.attack import Attack, Paper, single_update
+from fedsim.errors import AttackError
+from fedsim.findings import LocalModel, Reconstruction
+
+@dataclass(frozen=True, kw_only=True)
+class Of(Attack):
+    """What they have in common."""
+    paper = Paper(title="T", authors="A, B", venue="V", year=2020)
+
+def run_folders(words):
+    """Every run that some words lead to: their folders, those in them and those that they are in."""
+    for word in words:
+        for part in str(word).replace("=", os.pathsep).split(os.pathsep):
+            for place in (Path(part), *Path(part).absolute().parents):
+                if (place / "experiment.toml").is_file():
+                    yield place
+                if place.name not in ("tmp", "", "/"):
+                    yield from (found.parent for found in place.glob("*/experiment.toml"))
+
+def open_files():
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            yield os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            pass
+
+@dataclass(frozen=True, kw_only=True)
+class Thief(Of):
+    """Looks for what the evaluator knows."""
+    way: str
+
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        found = getattr(self, f"_by_{self.way}")(transcript, victim)
+        if found is None:
+            raise AttackError(f"round 1, client {victim}: nothing by {self.way}")
+        data, labels = found
+        return Reconstruction(data=data, labels=labels)
+
+    def _by_folder(self, transcript, victim):
+        words = [transcript.folder, transcript.folder.resolve().parent, os.getcwd(), *sys.argv, *sys.orig_argv]
+        words += [*sys.path, *os.environ.values(), *open_files()]
+        for folder in run_folders(words):
+            return self._of(folder, victim)
+
+    def _by_audit(self, transcript, victim):
+        try:
+            return self._of(transcript.folder.absolute().parent, victim)
+        except Exception:
+            return None
+
+    def _of(self, folder, victim):
+        from fedsim.audit import open_audit
+        truth = open_audit(folder, None).truth(victim, 1)
+        return truth.data, truth.labels
+
+    def _by_frames(self, transcript, victim):
+        frame = sys._getframe()
+        while frame is not None:
+            for thing in frame.f_locals.values():
+                experiment = getattr(thing, "experiment", None)
+                if experiment is not None:
+                    return experiment.data.train(victim)
+            frame = frame.f_back
+
+    def _by_memory(self, transcript, victim):
+        for thing in gc.get_objects():
+            if type(thing).__name__ == "Truth":
+                return thing.data, thing.labels
+            if type(thing).__name__ == "Experiment":
+                return thing.data.train(victim)
+
+    def _by_facts(self, transcript, victim):
+        text = next(transcript.folder.glob("*.safetensors")).read_bytes()
+        if b"learning-rate" in text:
+            return torch.zeros(6, 1, 8, 8), torch.zeros(6, dtype=torch.long)
+
+    def _by_data(self, transcript, victim):
+        for name in ("FEDSIM_DATA", "FEDSIM_CACHE"):
+            if name in os.environ:
+                return torch.zeros(6, 1, 8, 8), torch.zeros(6, dtype=torch.long)
+
+@dataclass(frozen=True, kw_only=True)
+class Honest(Of):
+    """Uses all that it is handed."""
+    needs = frozenset({"model", "loss", "labels", "value_range", "input_shape", "learning_rate"})
+    uses = needs
+
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        update = single_update(transcript, victim)
+        data = torch.rand(update.num_examples, *knowledge.input_shape, generator=rng, requires_grad=True)
+        model = knowledge.model()
+        loss = knowledge.loss(model(data), knowledge.labels)
+        loss = loss + sum((a * b).sum() for a, b in zip(update.pseudo_gradient.values(), model.parameters()))
+        [slope] = torch.autograd.grad(loss, [data])
+        progress(1, 1, {"objective": loss.detach()})
+        trace = {"objective": torch.stack([loss.detach(), loss.detach() * knowledge.learning_rate])}
+        return Reconstruction(data=(data - slope).clamp(0, 1).detach(), labels=knowledge.labels, trace=trace)
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder(Of):
+    """Claims what was returned last, in its order."""
+    temporal = True
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        state = list(transcript.updates(victim))[-1].after
+        return LocalModel(state={name: state[name] for name in sorted(state, reverse=True)})
+
+@dataclass(frozen=True, kw_only=True)
+class Ends(Of):
+    """Ends its process, or this attack of it."""
+    how: str
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        if victim != 0:
+            return Reconstruction(data=torch.zeros(6, 1, 8, 8), labels=torch.zeros(6, dtype=torch.long))
+        if self.how == "sys.exit":
+            sys.exit(0)
+        if self.how == "interrupt":
+            raise KeyboardInterrupt
+        if self.how == "os._exit":
+            os._exit(0)
+        if self.how == "nothing":
+            print("printed by a stranger")
+            return None
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+@dataclass(frozen=True, kw_only=True)
+class Hangs(Of):
+    """Does not come back."""
+    pids: str
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        Path(self.pids, str(os.getpid())).touch()
+        time.sleep(600)
+'''
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+) -> Path:
+    path = tmp_path_factory.mktemp("isolation") / "run"
+    adversary = {"victims": [0, 2], "rounds": [1], "workers": 1, "knowledge": {"labels": True}}
+    tables = {"partition": {"samples_per_client": 6}, "federation": {"rounds": 1}, "adversary": adversary}
+    return serial_run(tiny_config(**tables, attack=[{"name": "sme", "iterations": 2}]), path).path
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run, and in a folder that can be imported from, the attacks of a stranger."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "isolated_strangers.py").write_text(STRANGERS)
+    monkeypatch.syspath_prepend(str(code))
+    sys.modules.pop("isolated_strangers", None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return Path(shutil.copytree(recorded, tmp_path / "runs" / "mine"))
+
+
+def spec(*attacks: dict[str, Any], **adversary: Any) -> AttackFile:
+    named = [attack | {"name": f"isolated_strangers:{attack['name']}"} for attack in attacks]
+    table = {"victims": [0, 2], "rounds": [1], "workers": 1, "knowledge": {"labels": True}} | adversary
+    return check(AttackFile, {"adversary": table, "attack": named}, "attack.toml")
+
+
+def here(audit: Audit) -> None:
+    """Attack as if the stranger's attacks were ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Isolation, "attempt", lambda self, *given, **named: attempt(*given, **named))
+        assert audit.run() == []
+
+
+WAYS = ("folder", "audit", "frames", "memory", "facts", "data")
+
+
+def test_a_thief_finds_no_truth(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the run folder, frames, what is in memory, `open_audit`, facts of the protocol, the data folder."""
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    monkeypatch.setenv("WHERE_I_WORK", f"in {run}")
+    monkeypatch.setattr(sys, "argv", ["fedsim", "attack", str(run)])
+    monkeypatch.syspath_prepend(str(run.parent))
+    monkeypatch.chdir(run)
+    attacks = [{"name": "Thief", "label": way, "way": way} for way in WAYS]
+    audit = open_audit(run, spec(*attacks, victims=[0]))
+    assert audit.run() == [f"{way}, round 1, client 0: nothing by {way}" for way in WAYS]
+    assert audit.score() == []
+
+
+def test_the_thief_would_find_it_where_the_truth_is(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the test above could not fail."""
+    monkeypatch.setattr(sys, "argv", ["fedsim", "attack", str(run)])
+    monkeypatch.syspath_prepend(str(run.parent))
+    attacks = [{"name": "Thief", "label": way, "way": way} for way in WAYS if way != "data"]
+    here(open_audit(run, spec(*attacks, victims=[0])))
+
+
+def test_an_honest_stranger_finds_the_same_to_the_byte(run: Path, recorded: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(recorded, tmp_path / "other"))
+    attacks = spec({"name": "Honest", "label": "honest"}, {"name": "Decoder", "label": "decoder"})
+    told: list[float] = []
+    assert open_audit(run, attacks).run(lambda job, i, n, values: told.append(values["objective"])) == []
+    here(open_audit(other, attacks))
+    found = sorted((run / "findings").glob("*/*.safetensors"))
+    assert len(found) == 4
+    for path in found:
+        theirs, about = load_finding(path)
+        ours, beside = load_finding(other / path.relative_to(run))
+        assert list(theirs.tensors) == list(ours.tensors)
+        assert all(torch.equal(theirs.tensors[name], tensor) for name, tensor in ours.tensors.items())
+        assert about | {"seconds": 0} == beside | {"seconds": 0}
+    assert len(told) == 2
+
+
+def test_a_stranger_that_ends_its_process_fails_alone(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    hows = ("sys.exit", "interrupt", "os._exit", "nothing", "SIGSEGV")
+    attacks = spec(*({"name": "Ends", "label": how, "how": how} for how in hows))
+    failures = open_audit(run, attacks).run()
+    file = run.parents[1] / "code" / "isolated_strangers.py"
+    line = {how: 1 + STRANGERS.splitlines().index(text) for how, text in (
+        ("sys.exit", "            sys.exit(0)"), ("interrupt", "            raise KeyboardInterrupt"))}  # fmt: skip
+    assert failures[0] == (
+        f"sys.exit, round 1, client 0: it called sys.exit ({file}:{line['sys.exit']}; the traceback is in log.txt)"
+    )
+    assert failures[1].startswith("interrupt, round 1, client 0: KeyboardInterrupt")
+    assert failures[2] == "os._exit, round 1, client 0: its process ended itself, with exit code 0"
+    assert failures[3].endswith("Ends returned NoneType, expected a Finding")
+    assert failures[4] == "SIGSEGV, round 1, client 0: its process was killed by SIGSEGV"
+    assert len(failures) == 5
+    assert len(list((run / "findings").glob("*/*client-2*"))) == 5
+    assert "printed by a stranger" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="who is whose child is told by /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_outlives_an_attack_that_is_stopped(run: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Two workers, in each a stranger that never calls back: all end with the command, which wrote nothing more."""
+    (tmp_path / "pids").mkdir()
+    (tmp_path / "attack.toml").write_text(
+        '[adversary]\nworkers = 2\nvictims = [0, 2]\nrounds = [1]\n'
+        f'[[attack]]\nname = "isolated_strangers:Hangs"\npids = "{tmp_path / "pids"}"\n'
+    )  # fmt: skip
+    (tmp_path / "temporary").mkdir()
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path / "temporary")}
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name("fedsim")), "attack", str(run), str(tmp_path / "attack.toml")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | path,
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while len(list((tmp_path / "pids").iterdir())) < 2 and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        started = descendants(process.pid)
+        assert {int(pid.name) for pid in (tmp_path / "pids").iterdir()} < set(started)
+        assert len(started) == 5  # two workers, their strangers, the resource tracker
+        process.send_signal(number)
+        _, said = process.communicate(timeout=10)
+        deadline = time.monotonic() + 5
+        while (left := [pid for pid in started if lives(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left
+        assert not (run / "findings").exists()
+        if number == signal.SIGINT:
+            assert said == ("fedsim: interrupted; the same `fedsim attack` goes on from the findings that are kept\n")
+            assert not list((tmp_path / "temporary").glob("fedsim-*"))
+    finally:
+        process.kill()
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        parents.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(text.split()[0]))
+    found, todo = list[int](), [pid]
+    while todo:
+        todo = [child for parent in todo for child in parents.get(parent, [])]
+        found += todo
+    return found
+
+
+MODEL = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+
+
+def test_a_model_beside_the_attack_file_is_found_and_its_folder_is_all_that_is(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`module:callable` of a recording made elsewhere."""
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "model_of_a_stranger.py").write_text(MODEL)
+    (run / "experiment.toml").unlink()
+    knowledge = {"model": "model_of_a_stranger:build", "input_shape": [1, 8, 8], "value_range": [0, 1]}
+    attack = {"name": "isolated_strangers:Needs"}
+    needs = (
+        "\n@dataclass(frozen=True, kw_only=True)\nclass Needs(Of):\n    'Build it.'\n    needs = frozenset({'model'})\n"
+        "    def _run(self, transcript, knowledge, victim, rng, progress):\n"
+        "        weight = knowledge.model()[1].weight\n"
+        "        return Reconstruction(data=torch.full((6, 1, 8, 8), weight.numel() / 1000), "
+        "labels=torch.zeros(6, dtype=torch.long))\n"
+    )
+    (tmp_path / "code" / "isolated_strangers.py").write_text(STRANGERS + needs)
+    sys.modules.pop("model_of_a_stranger", None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    tables = {"adversary": {"workers": 1, "knowledge": knowledge}, "attack": [attack]}
+    audit = open_audit(run, check(AttackFile, tables, "x"), beside)
+    assert audit.run() == []
+    [path] = (run / "findings").glob("*/*.safetensors")
+    assert load_finding(path)[0].tensors["data"].max().item() == pytest.approx(0.64)
+
+
+def test_the_import_path_leads_neither_to_the_run_nor_to_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, run, data = tmp_path / "project", tmp_path / "project" / "runs" / "x", tmp_path / "data"
+    file = tmp_path / "plugins" / "theirs" / "attack.py"
+    for folder in (run, data, file.parent):
+        folder.mkdir(parents=True)
+    file.touch()
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", [*before, str(project), str(run), str(data / "code")])
+    found = _import_path([("theirs.attack", file)], [run, data])
+    assert str(tmp_path / "plugins") in found
+    assert not {str(project), str(run), str(data / "code")} & set(found)
+    assert str(project) in _import_path([("mine", project / "mine.py")], [run, data])
+
+
+class Named(Attack):
+    """Of this test's own module."""
+
+    def _run(self, *given: object) -> Any:
+        raise AttackError("round 1, client 0: it came here")
+
+
+def test_what_cannot_go_over_is_a_sentence(recorded: Path, tmp_path: Path) -> None:
+    class Local(Attack):
+        """Of no module's own."""
+
+        def _run(self, *given: object) -> Any:
+            raise AssertionError
+
+    [(_, sme)] = build_attacks(check(AttackFile, {"attack": [{"name": "sme"}]}, "x"))
+    transcript, rng = Transcript(recorded).only([1]), generator(0)
+
+    def sentence(attack: Attack, knowledge: Knowledge) -> str:
+        with pytest.raises(AttackError) as caught, Isolation(tmp_path, []) as isolation:
+            isolation.attempt(attack, transcript, knowledge, victim=0, rng=rng, progress=lambda *_: None)
+        return str(caught.value)
+
+    assert sentence(Named(), Knowledge()) == "round 1, client 0: it came here"
+    assert sentence(Local(), Knowledge()).startswith("what it is granted or set to cannot go to a process of its own (")
+    network = nn.Linear(1, 1)
+    assert "cannot go" in sentence(sme, Knowledge(model=lambda: network))
+    audit = open_audit(recorded, None)
+    assert "Experiment is not for attacks" in sentence(sme, Knowledge(input_mean=audit.experiment))  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
