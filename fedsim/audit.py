@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ from fedsim.isolation import Isolation, attempt
 from fedsim.local_optimum import METHOD, local_optimum
 from fedsim.messages import State
 from fedsim.plugin_code import UNREADABLE, code_hash, file_hash
+from fedsim.progress import tell, tracked
 from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
@@ -191,7 +193,7 @@ class Audit:
         for stage in self._stages():
             todo = [job for job in jobs if job.title in stage]
             with _room() as room, closing(self._work(transcript, todo, progress or _silent, room)) as work:
-                for job, error in work:
+                for job, error in _counted(work, todo):
                     if error is not None:
                         failures.append(_sentence(job, error))
                         told = isinstance(error, FedsimError) and not isinstance(error, AttackCrash)
@@ -463,7 +465,8 @@ class Audit:
         workers = min(self.spec.adversary.workers or os.cpu_count() or 1, len(missing))
         if workers > 1:
             arguments = (self.folder.path, self.spec, self.beside)
-            for client, error in in_processes(missing, workers, _optimum_worker, arguments, _silent):
+            found = in_processes(missing, workers, _optimum_worker, arguments, _silent)
+            for client, error in tracked(found, "optimal local models", len(missing)):
                 if error is not None:  # whoever asks for it will fail, too, and is reported
                     log.warning("client %d: no optimal local model: %s", client, error)
 
@@ -490,7 +493,8 @@ class Audit:
         now = self._settings()
         public, memory = self.public(), Memory()
         failures = [] if failures is None else failures
-        for path in _findings(self.folder):
+        paths = _findings(self.folder)
+        for path in tracked(paths, "scoring", len(paths)):
             try:
                 finding, about = load_claim(path)
                 if now.get(str(about["attack"]), _made_with(about)) != _made_with(about):
@@ -722,6 +726,17 @@ def attack_round(path: Path, number: int) -> None:
 def round_attacker(path: Path) -> Iterator[Callable[[int, Progress], None]]:
     """The function with which a process beside the round loop attacks one round after the other."""
     yield lambda number, progress: attack_round(path, number)
+
+
+def _counted(results: Iterable[tuple[Job, Any]], jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:
+    """Pass `results` on and tell, for each attack, how many of its jobs are done."""
+    totals, done = Counter(job.title for job in jobs), Counter[str]()
+    for title, total in totals.items():
+        tell(title, 0, total)
+    for job, result in results:
+        yield job, result
+        done[job.title] += 1
+        tell(job.title, done[job.title], totals[job.title])
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from fedsim.errors import RunError
 from fedsim.experiment import Experiment
 from fedsim.files import in_one_step
 from fedsim.messages import non_finite
+from fedsim.progress import tracked
 from fedsim.randomness import generator, one_thread, seeded
 from fedsim.states import States
 from fedsim.training import evaluate, forward, frozen, load_state, new_optimizer, set_modes, state_of
@@ -39,7 +40,8 @@ def train_centrally(experiment: Experiment, states: States, missing: Sequence[in
     run = _Central(experiment)
     reached = run.resume(memory, min(missing))
     with one_thread():
-        for epoch in range(reached + 1, max(missing) + 1):
+        epochs = range(reached + 1, max(missing) + 1)
+        for epoch in tracked(epochs, "epochs", len(epochs)):
             started = time.monotonic()
             loss = f"training loss {run.epoch(epoch):.3f}, " if epoch else ""
             if epoch in missing:

@@ -24,12 +24,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from fedsim import registry
 from fedsim.allocator import keep_freed_memory
 from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
+from fedsim.progress import LOGGER
+from fedsim.screen import Once, Phases, Seldom
 
 if TYPE_CHECKING:
     from fedsim.audit import Audit, Job
@@ -54,6 +55,8 @@ _GO_ON = {
     "attack": "; the same `fedsim attack` goes on from the findings that are kept",
 }
 """What to do after an interrupt, by the command that was running."""
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the final table only.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each round and each client.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
@@ -65,6 +68,8 @@ def run(
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the same folder.")] = False,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run a federation under a curious server, attack what it saw, and report."""
     from fedsim.audit import Audit, open_audit
@@ -90,10 +95,10 @@ def run(
     attacked = config.adversary.when != "never" and bool(config.attack)
     if attacked:
         Audit(folder=folder, spec=config, experiment=Experiment(config), beside=folder.path).check()
-    with _logging_to(folder):
+    with _logging_to(folder, quiet, verbose) as phases:
         federate(config, folder, resume=resume is not None, overwrite=overwrite)
-        failures = _attack(open_audit(folder.path, None)) if attacked else []
-        _report(folder.path, None, failures)
+        failures = _attack(open_audit(folder.path, None), phases) if attacked else []
+        _report(folder.path, None, failures, quiet=quiet)
     _finish(failures)
 
 
@@ -103,13 +108,15 @@ def train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The folder for the states; one in the cache by default.")] = None,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     r"""Train without an adversary and keep models at the rounds and epochs that \[states] names."""
     from fedsim.config import load_config
     from fedsim.training_states import make_states
 
     _use_data_dir(data_dir)
-    with _logging_to(None):
+    with _logging_to(None, quiet, verbose):
         states = make_states(load_config(file, overrides or []), file.stem, out)
     table = Table("state", "test loss", "test accuracy")
     for name, about in states.manifest()["states"].items():
@@ -126,6 +133,8 @@ def attack(
     ] = None,
     overrides: Overrides = None,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Attack a recorded run, or the recording of somebody's Flower app."""
     from fedsim.audit import open_audit
@@ -140,9 +149,9 @@ def attack(
         tables = read_toml(file, overrides or [])
         spec = check(Config if set(tables) - set(AttackFile.model_fields) else AttackFile, tables, str(file))
     audit = open_audit(run, spec, file.parent if file else None)
-    with _logging_to(audit.folder):
-        failures = _attack(audit)
-        _report(run, audit, failures)
+    with _logging_to(audit.folder, quiet, verbose) as phases:
+        failures = _attack(audit, phases)
+        _report(run, audit, failures, quiet=quiet)
     _finish(failures)
 
 
@@ -337,28 +346,14 @@ def _interrupted() -> str:
     return _INTERRUPTED + _GO_ON.get(command, "")
 
 
-def _attack(audit: Audit) -> list[str]:
+def _attack(audit: Audit, phases: Phases) -> list[str]:
     from fedsim.evidence import kinds
     from fedsim.summary import lines
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TextColumn("objective {task.fields[objective]:.4f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bars:
-        tasks: dict[Job, TaskID] = {}
+    def follow(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+        phases.part(job.title, job.name, iteration / max(iterations, 1))
 
-        def follow(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-            objective = values.get("objective", float("nan"))
-            if job not in tasks:
-                what = escape(f"{job.title}, client {job.victim}, round {job.round}")
-                tasks[job] = bars.add_task(what, total=iterations, objective=objective)
-            bars.update(tasks[job], completed=iteration, total=iterations, objective=objective)
-
-        failures = audit.run(follow)
+    failures = audit.run(follow)
     rows = audit.score(failures)
     for attack, found in groupby(lines(rows, kinds(audit.folder)), key=lambda line: line.summary.attack):
         console.print(_score_table(attack, list(found)))
@@ -407,11 +402,12 @@ def _norm(update: Update) -> str:
     return f"{sum(t.square().sum().item() for t in moved) ** 0.5:.4g}"
 
 
-def _report(path: Path, audit: Audit | None, failures: list[str]) -> None:
+def _report(path: Path, audit: Audit | None, failures: list[str], *, quiet: bool = False) -> None:
     from fedsim.report import write_report
 
     written = write_report(path, audit, failures)
-    console.print(f"report: {written}", soft_wrap=True, markup=False)
+    if not quiet:
+        console.print(f"report: {written}", soft_wrap=True, markup=False)
 
 
 def _finish(failures: list[str]) -> None:
@@ -431,18 +427,29 @@ def _use_data_dir(folder: Path | None) -> None:
 
 
 @contextmanager
-def _logging_to(folder: RunFolder | None) -> Iterator[None]:
-    """Show the program's own log lines, and keep them in the run folder once that exists."""
-    logger = logging.getLogger("fedsim")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+def _logging_to(folder: RunFolder | None, quiet: bool = False, verbose: bool = False) -> Iterator[Phases]:
+    """Show the program's own log lines and how far it is, and keep the lines in the run folder once that exists."""
+    logger, progress = logging.getLogger("fedsim"), logging.getLogger(LOGGER)
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    logger.propagate = progress.propagate = False
     screen = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
     screen.setFormatter(_Sentence())
+    if quiet:
+        screen.setLevel(logging.ERROR)
+    if not verbose:
+        screen.addFilter(Seldom())
     logger.handlers = [screen, *([_LogFile(folder.log)] if folder else [])]
-    try:
-        yield
-    finally:
-        logger.handlers, logger.propagate = [], True
+    for handler in logger.handlers:
+        handler.addFilter(Once())
+    with Phases(console) as phases:
+        progress.setLevel(logging.NOTSET if quiet else logging.DEBUG)
+        progress.handlers = [] if quiet else [phases]
+        try:
+            yield phases
+        finally:
+            logger.handlers, logger.propagate = [], True
+            progress.handlers, progress.propagate = [], True
+            progress.setLevel(logging.NOTSET)
 
 
 class _Sentence(logging.Formatter):

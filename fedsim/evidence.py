@@ -17,6 +17,7 @@ from fedsim.audit import Audit, round_of_truth, snapshots_psnr
 from fedsim.errors import FedsimError, RunError, first_line
 from fedsim.experiment import Experiment
 from fedsim.findings import Finding, Reconstruction, Representatives, Texts, load_claim, read_about
+from fedsim.progress import tracked
 from fedsim.run_folder import RunFolder
 from fedsim.scoring import Truth, claimed_data
 from fedsim.summary import Kind
@@ -130,7 +131,8 @@ def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str], fail
         failures: gets those of the former.
     """
     found = []
-    for path in sorted(folder.findings.glob("*/*.safetensors")):
+    paths = sorted(folder.findings.glob("*/*.safetensors"))
+    for path in tracked(paths, "drawing", len(paths)):
         who = path.name
         try:
             finding, about = load_claim(path)

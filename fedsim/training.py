@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedsim.defense import Defense, replaced, replaced_batch
 from fedsim.errors import ConfigError, RunError
 from fedsim.messages import State, non_finite
+from fedsim.progress import tracked
 from fedsim.randomness import generator, seeded
 from fedsim.task import Loss
 
@@ -234,11 +235,20 @@ def local_gradient(
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, state: State, inputs: Tensor, labels: Tensor, loss: Loss = cross_entropy
+    model: nn.Module,
+    state: State,
+    inputs: Tensor,
+    labels: Tensor,
+    loss: Loss = cross_entropy,
+    *,
+    called: str = "",
 ) -> dict[str, float]:
     """Mean `loss`, and for classes `accuracy` (in [0, 1]), of `state` on data in model units.
 
     BatchNorm layers whose running statistics are not in `state` normalise by the batch.
+
+    Args:
+        called: what `fedsim.progress` calls this; it tells nothing of an evaluation without a name.
 
     Raises:
         RunError: such a layer got one example to normalise.
@@ -247,7 +257,8 @@ def evaluate(
     set_evaluation_modes(model, state)
     total, correct = 0.0, 0
     pieces = max(1, math.ceil(len(inputs) / 500))
-    for batch, targets in zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True):
+    batches = zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
+    for batch, targets in tracked(batches, called, pieces) if called else batches:
         outputs = forward(model, batch)
         total += loss(outputs, targets).item() * len(targets)
         correct += int((outputs.argmax(1) == targets).sum())

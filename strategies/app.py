@@ -23,6 +23,7 @@ from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
 from fedsim.errors import RunError
 from fedsim.experiment import Experiment, resolve
+from fedsim.progress import ROUNDS, tell, tracked
 from fedsim.randomness import seeded
 from fedsim.run_folder import RunFolder, made_with, read_rows, write_rows
 from fedsim.states import States
@@ -32,7 +33,9 @@ from fedsim.workers import beside
 from strategies.checkpoint import Checkpoint
 from strategies.curious import Curious
 
-log = logging.getLogger("fedsim." + __name__)
+log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
+_STEPS = 32
+"""Messages that the clients of a large round are cut into, so that whoever waits sees how far it is."""
 _NAMED = 5
 """Most clients named in one line of the log."""
 app = ServerApp()
@@ -85,6 +88,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     logical = _logical(experiment, folder, grid, nodes)
     with _little_garbage(), _attacker(experiment, folder) as attack:
         for number in range(done + 1, config.federation.rounds + 1):
+            tell("rounds", number - 1, config.federation.rounds)
             arrays, measured = _round(experiment, strategy, logical, number, arrays)
             rows += measured
             write_rows(folder.metrics, METRICS, rows)
@@ -95,6 +99,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
             if number == done + 1:
                 gc.collect()
                 gc.freeze()  # what the first round made for good; looking through it takes longer than a small round
+        tell("rounds", config.federation.rounds, config.federation.rounds)
 
 
 def _keeper(experiment: Experiment, folder: RunFolder) -> Callable[[int, ArrayRecord, Mapping[str, Any]], None]:
@@ -116,7 +121,10 @@ def _logical(experiment: Experiment, folder: RunFolder, grid: Grid, expected: in
     clients, simulation = experiment.config.federation.clients, _simulation(experiment)
     nodes = wait_for_nodes(grid, expected)
     check_nodes(grid, nodes, simulation)
-    return CohortGrid(grid, clients, simulation, nodes, together=experiment.together, parking=folder.path)
+    watched = _STEPS if experiment.config.federation.engine != "flower" else 0  # that starts a process for each message
+    return CohortGrid(
+        grid, clients, simulation, nodes, together=experiment.together, parking=folder.path, steps=watched
+    )
 
 
 def _round(
@@ -127,7 +135,8 @@ def _round(
     with seeded(experiment.seed, "server", number):
         messages = list(strategy.configure_train(number, arrays, _protocol(experiment), grid))
         failed: set[int] = set()
-        replies = _watched(grid.send_and_receive(messages, timeout=federation.timeout), number, failed)
+        answers = grid.send_and_receive(messages, timeout=federation.timeout)
+        replies = _watched(tracked(answers, "clients", len(messages)), number, failed)
         aggregate, _ = strategy.aggregate_train(number, replies)
         if aggregate is None:
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
@@ -138,7 +147,7 @@ def _round(
     server = next((row for row in measured if row["client"] == "server"), {"round": number, "client": "server"})
     server |= {"failed": len(failed), "seconds": round(seconds, 3)}
     text = "".join(f"{name} {server[name]:.3f}, " for name in ("accuracy", "loss") if name in server)
-    log.info(
+    rounds.info(
         "round %d/%d: %s%d of %d clients returned, %.1f s",
         number,
         federation.rounds,
@@ -162,8 +171,9 @@ def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Itera
     reasons: dict[str, list[int]] = {}
     for reply in replies:
         count += 1
+        client = reply.metadata.src_node_id
+        log.debug("round %d, client %d: %s", number, client, "failed" if reply.has_error() else "returned")
         if reply.has_error():
-            client = reply.metadata.src_node_id
             failed.add(client)
             reasons.setdefault(reply.error.reason or "no reason given", []).append(client)
         yield reply
@@ -191,11 +201,15 @@ def _evaluate(
     """The global model on the public test set, and on what each client holds out."""
     inputs, labels = experiment.data.public_test()
     loss = experiment.dataset.task.loss
-    measured = evaluate(experiment.model, state_in(arrays), experiment.data.to_model(inputs), labels, loss)
+    measured = evaluate(
+        experiment.model, state_in(arrays), experiment.data.to_model(inputs), labels, loss, called="evaluation"
+    )
     rows: list[dict[str, Any]] = [{"round": number, "client": "server", "num_examples": len(labels)} | measured]
     if experiment.data.clients_test:
         messages = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
-        replies = list(grid.send_and_receive(messages, timeout=experiment.config.federation.timeout))
+        messages = list(messages)
+        answers = grid.send_and_receive(messages, timeout=experiment.config.federation.timeout)
+        replies = list(tracked(answers, "evaluation by clients", len(messages)))
         strategy.aggregate_evaluate(number, replies)
         for reply in replies:
             if reply.has_content():

@@ -35,6 +35,7 @@ from fedsim.errors import FedsimError
 COHORT = "query.cohort"
 _ORDER = "cohort"
 _FAILED = 2
+_FEW = 8
 _MESSAGE_BYTES = 64 << 20
 _MEMORY_BYTES = 512 << 20
 _MUCH = 128 << 20
@@ -58,6 +59,8 @@ class CohortGrid(Grid):
         together: clients that train as one batch of computations. Who is in one depends on the
             messages of the round alone, so that nodes and engines change no bit.
         parking: folder for the replies of large rounds; None is the system's for temporary files.
+        steps: how many messages a round is cut into at least, of eight clients or more each: replies come with the
+            message that they were in, and somebody may be waiting for a sign.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class CohortGrid(Grid):
         *,
         together: int = 1,
         parking: Path | None = None,
+        steps: int = 0,
     ) -> None:
         self._physical = physical
         self._clients = clients
@@ -76,6 +80,7 @@ class CohortGrid(Grid):
         self._nodes = nodes
         self._together = together
         self._parking = parking
+        self._steps = steps
         self._replies: dict[str, Message] = {}
         self._sent = 0
         self._late: dict[str, int] = {}
@@ -151,6 +156,7 @@ class CohortGrid(Grid):
         for _, group in groupby(messages, key=lambda m: (id(m.content), m.metadata.message_type)):
             alike = list(group)
             fewest = max(len(self._nodes), -(-len(alike) * _size(alike[0].content) // _MESSAGE_BYTES))
+            fewest = max(fewest, min(self._steps, len(alike) // _FEW))
             length = -(-len(alike) // fewest)
             length += -length % self._together
             orders += [alike[start : start + length] for start in range(0, len(alike), length)]

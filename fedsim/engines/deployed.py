@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     handler = logging.FileHandler(said(Path(str(context.run_config["out"]))), encoding="utf-8")
     handler.setFormatter(_OneLine(_FORMAT))
     logger = logging.getLogger("fedsim")
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)  # the command line decides what of it is shown
     logger.addHandler(handler)
     try:
         (server,) = entry_points(group="fedsim.apps", name="server")
