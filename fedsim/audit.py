@@ -68,6 +68,7 @@ from fedsim.inference_scores import (
 )
 from fedsim.isolation import Isolation, attempt
 from fedsim.local_optimum import METHOD, local_optimum
+from fedsim.manifest import is_noted
 from fedsim.messages import State
 from fedsim.plugin_code import UNREADABLE, code_hash, file_hash
 from fedsim.progress import tell, tracked
@@ -145,12 +146,14 @@ class Audit:
         spec: whom to attack with what, and what the adversary knows.
         experiment: the federation behind the recording; None where it was recorded elsewhere.
         beside: folder of the attack file, in which `module:callable` and truth files are found.
+        trust: import code that the run folder names by `module:callable`.
     """
 
     folder: RunFolder
     spec: AttackFile
     experiment: Experiment | None
     beside: Path
+    trust: bool = False
 
     def check(self) -> None:
         """Make sure that every attack can be built and is granted what it needs.
@@ -194,7 +197,9 @@ class Audit:
             todo = [job for job in jobs if job.title in stage]
             with _room() as room, closing(self._work(transcript, todo, progress or _silent, room)) as work:
                 for job, error in _counted(work, todo):
-                    if error is not None:
+                    if error is None:
+                        self.folder.note(self._finding(job))
+                    else:
                         failures.append(_sentence(job, error))
                         told = isinstance(error, FedsimError) and not isinstance(error, AttackCrash)
                         log.error("%s", failures[-1], exc_info=None if told else error)
@@ -211,7 +216,7 @@ class Audit:
         self._find_optima(sorted({job.victim for job in jobs if job.attack.builds_on == OPTIMAL}))
         workers = self.spec.adversary.workers or min(os.cpu_count() or 1, (len(jobs) + 1) // 2)
         if workers > 1 and grant(self.spec.adversary, self.experiment, self.beside).device.type == "cpu":
-            arguments = (self.folder.path, self.spec, self.beside, room)
+            arguments = (self.folder.path, self.spec, self.beside, self.trust, room)
             yield from in_processes(jobs, workers, _worker, arguments, progress)
             return
         with self._isolation(room) as isolation:
@@ -274,11 +279,11 @@ class Audit:
         Raises:
             FedsimError: the attack cannot be done, or failed.
         """
-        path = self.folder.findings / job.title / f"{job.name}.safetensors"
+        path = self._finding(job)
         first = _first_of(transcript, job)
         knowledge, upstream = self._knowledge(transcript, job, first)
         fingerprint = self._fingerprint(job, knowledge, transcript, upstream)
-        if path.is_file() and _is_there(job, load_claim(path)[1], fingerprint, self._model_code):
+        if self._is_ours(path) and _is_there(job, load_claim(path)[1], fingerprint, self._model_code):
             return
         started = time.monotonic()
         finding = self._found(transcript, job, knowledge, progress, isolation)
@@ -301,6 +306,19 @@ class Audit:
             "seconds": round(time.monotonic() - started, 2),
         }
         save_finding(finding, path, about)
+
+    def _finding(self, job: Job) -> Path:
+        """Where what `job` finds is kept."""
+        return self.folder.findings / job.title / f"{job.name}.safetensors"
+
+    def _is_ours(self, path: Path) -> bool:
+        """Whether a finding is there, and is the one that this run's manifest names; another is not taken for done."""
+        if not path.is_file():
+            return False
+        if not is_noted(self.folder.path, path):
+            log.warning("%s/%s: is not what this run found, so it is attacked anew", path.parent.name, path.name)
+            return False
+        return True
 
     def _found(
         self, transcript: Transcript, job: Job, knowledge: Knowledge, progress: Progress, isolation: Isolation
@@ -464,7 +482,7 @@ class Audit:
         missing = [client for client in clients if not self._optimum_path(client).is_file()]
         workers = min(self.spec.adversary.workers or os.cpu_count() or 1, len(missing))
         if workers > 1:
-            arguments = (self.folder.path, self.spec, self.beside)
+            arguments = (self.folder.path, self.spec, self.beside, self.trust)
             found = in_processes(missing, workers, _optimum_worker, arguments, _silent)
             for client, error in tracked(found, "optimal local models", len(missing)):
                 if error is not None:  # whoever asks for it will fail, too, and is reported
@@ -524,6 +542,7 @@ class Audit:
                 ]
         write_rows(self.folder.scores, SCORES, rows)
         write_rows(self.folder.images, IMAGES, images)
+        self.folder.note(self.folder.scores, self.folder.images)
         return rows
 
     def _judged(
@@ -686,16 +705,20 @@ def _first_of(transcript: Transcript, job: Job) -> int:
     raise AttackError(f"client {job.victim}: is recorded in none of the rounds {job.round}; attack another client")
 
 
-def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None) -> Audit:
+def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None, *, trust: bool = False) -> Audit:
     """The audit of the run in `path`, with its own adversary or the one that `spec` describes.
 
+    Args:
+        trust: import code that the run folder names.
+
     Raises:
-        ConfigError: the recording was made elsewhere and no attack file is given, or no attack is named.
+        ConfigError: the recording was made elsewhere and no attack file is given, no attack is named, or the run names
+            code and is not trusted.
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: no such run folder")
     folder = RunFolder(path)
-    config = folder.read_experiment()
+    config = folder.read_experiment(trust=trust)
     if spec is None and config is None:
         raise ConfigError(f"{path}: was recorded elsewhere, so it says nothing of attacks; give an attack file")
     chosen: AttackFile = spec if spec is not None else config  # type: ignore[assignment]
@@ -706,15 +729,16 @@ def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None) 
         spec=chosen,
         experiment=Experiment(config) if config else None,
         beside=beside or path,
+        trust=trust,
     )
 
 
-def attack_round(path: Path, number: int) -> None:
-    """Attack one round of a run that is still going on; called in a process of its own.
+def attack_round(path: Path, config: Config, number: int) -> None:
+    """Attack one round of a run that is still going on with `config`; called in a process of its own.
 
     What fails here is tried again, and reported, at the end of the run.
     """
-    audit = open_audit(path, None)
+    audit = Audit(folder=RunFolder(path), spec=config, experiment=Experiment(config), beside=path, trust=True)
     if any(audit.folder.transcript.glob("*.safetensors")):  # a recording plan may have kept nothing yet
         try:
             audit.run(rounds=[number])
@@ -723,9 +747,9 @@ def attack_round(path: Path, number: int) -> None:
 
 
 @contextmanager
-def round_attacker(path: Path) -> Iterator[Callable[[int, Progress], None]]:
+def round_attacker(path: Path, config: Config) -> Iterator[Callable[[int, Progress], None]]:
     """The function with which a process beside the round loop attacks one round after the other."""
-    yield lambda number, progress: attack_round(path, number)
+    yield lambda number, progress: attack_round(path, config, number)
 
 
 def _counted(results: Iterable[tuple[Job, Any]], jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:
@@ -740,9 +764,11 @@ def _counted(results: Iterable[tuple[Job, Any]], jobs: Sequence[Job]) -> Iterato
 
 
 @contextmanager
-def _worker(path: Path, spec: AttackFile, beside: Path, room: Path) -> Iterator[Callable[[Job, Progress], None]]:
+def _worker(
+    path: Path, spec: AttackFile, beside: Path, trust: bool, room: Path
+) -> Iterator[Callable[[Job, Progress], None]]:
     """The function that a worker process attacks with."""
-    audit = open_audit(path, spec, beside)
+    audit = open_audit(path, spec, beside, trust=trust)
     transcript = Transcript(path)
     with audit._isolation(room) as isolation:
         yield lambda job, progress: audit.attack(transcript, job, progress, isolation)
@@ -785,9 +811,11 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _optimum_worker(path: Path, spec: AttackFile, beside: Path) -> Iterator[Callable[[int, Progress], object]]:
+def _optimum_worker(
+    path: Path, spec: AttackFile, beside: Path, trust: bool
+) -> Iterator[Callable[[int, Progress], object]]:
     """The function with which a worker process finds optimal local models."""
-    audit = open_audit(path, spec, beside)
+    audit = open_audit(path, spec, beside, trust=trust)
     yield lambda client, progress: audit.optimum(client)
 
 

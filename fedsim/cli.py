@@ -26,9 +26,10 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fedsim import registry
+from fedsim import manifest, registry
 from fedsim.allocator import keep_freed_memory
 from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
+from fedsim.files import append_text
 from fedsim.progress import LOGGER
 from fedsim.screen import Once, Phases, Seldom
 
@@ -57,6 +58,12 @@ _GO_ON = {
 """What to do after an interrupt, by the command that was running."""
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the final table only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each round and each client.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import code that a run folder names by module:callable; said each time.")
+]
+Key = Annotated[
+    Path | None, typer.Option("--key", metavar="FILE", help="Sign the run's manifest with this secret, or check that.")
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
@@ -70,6 +77,8 @@ def run(
     data_dir: DataDir = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    trust: Trust = False,
+    key: Key = None,
 ) -> None:
     """Run a federation under a curious server, attack what it saw, and report."""
     from fedsim.audit import Audit, open_audit
@@ -79,26 +88,29 @@ def run(
     from fedsim.simulation import default_folder, federate
 
     _use_data_dir(data_dir)
+    _use_key(key)
     if (file is None) == (resume is None):
         raise ConfigError("give an experiment file, or --resume RUN, one of them")
     if resume is not None:
         if overrides or out or overwrite:
             raise ConfigError("--resume goes on with the experiment as it was; leave out --set, --out and --overwrite")
         folder = RunFolder(resume)
-        folder.prepare(resume=True, overwrite=False)
-        config = folder.read_experiment()
-        assert config is not None
+        found = folder.read_experiment(trust=trust)
+        if found is None:
+            raise ConfigError(f"{resume}: holds no run to resume; expected {folder.experiment.name} in it")
+        config = found
     else:
         assert file is not None
-        config = load_config(file, overrides or [])
+        config = load_config(file, overrides or [], trust=trust)
         folder = RunFolder(out) if out else default_folder(file)
     attacked = config.adversary.when != "never" and bool(config.attack)
     if attacked:
         Audit(folder=folder, spec=config, experiment=Experiment(config), beside=folder.path).check()
     with _logging_to(folder, quiet, verbose) as phases:
         federate(config, folder, resume=resume is not None, overwrite=overwrite)
-        failures = _attack(open_audit(folder.path, None), phases) if attacked else []
-        _report(folder.path, None, failures, quiet=quiet)
+        with folder.held():  # whatever code the experiment names was accepted above
+            failures = _attack(open_audit(folder.path, None, trust=True), phases) if attacked else []
+            _report(folder.path, None, failures, trust=True, quiet=quiet)
     _finish(failures)
 
 
@@ -110,6 +122,7 @@ def train(
     data_dir: DataDir = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    trust: Trust = False,
 ) -> None:
     r"""Train without an adversary and keep models at the rounds and epochs that \[states] names."""
     from fedsim.config import load_config
@@ -117,7 +130,7 @@ def train(
 
     _use_data_dir(data_dir)
     with _logging_to(None, quiet, verbose):
-        states = make_states(load_config(file, overrides or []), file.stem, out)
+        states = make_states(load_config(file, overrides or [], trust=trust), file.stem, out)
     table = Table("state", "test loss", "test accuracy")
     for name, about in states.manifest()["states"].items():
         table.add_row(name, *(f"{about[key]:.3f}" if key in about else "-" for key in ("loss", "accuracy")))
@@ -135,21 +148,28 @@ def attack(
     data_dir: DataDir = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    trust: Trust = False,
+    key: Key = None,
 ) -> None:
     """Attack a recorded run, or the recording of somebody's Flower app."""
     from fedsim.audit import open_audit
-    from fedsim.config import AttackFile, Config, check, read_toml
+    from fedsim.config import AttackFile, Config, check, check_trust, is_in_a_run, read_toml
     from fedsim.run_folder import RunFolder
 
     _use_data_dir(data_dir)
+    _use_key(key)
     if file is None and overrides:
         file = RunFolder(run).experiment
     spec: AttackFile | None = None
     if file is not None:
         tables = read_toml(file, overrides or [])
         spec = check(Config if set(tables) - set(AttackFile.model_fields) else AttackFile, tables, str(file))
-    audit = open_audit(run, spec, file.parent if file else None)
-    with _logging_to(audit.folder, quiet, verbose) as phases:
+        check_trust(spec, file, trust or not is_in_a_run(file, run))
+    audit = open_audit(run, spec, file.parent if file else None, trust=trust)
+    with audit.folder.held(), _logging_to(audit.folder, quiet, verbose) as phases:
+        audit.folder.check_key()
+        if audit.experiment is not None:
+            audit.folder.note_experiment(audit.experiment.config)
         failures = _attack(audit, phases)
         _report(run, audit, failures, quiet=quiet)
     _finish(failures)
@@ -160,17 +180,18 @@ def geometry(
     run: RunPath,
     rounds: Annotated[list[int] | None, typer.Option("--round", help="Rounds; the first recorded by default.")] = None,
     data_dir: DataDir = None,
+    trust: Trust = False,
 ) -> None:
     """Say how well recorded updates can be matched by one gradient: the analysis of SME, Sect. 5.1."""
     from fedsim.experiment import Experiment
     from fedsim.figures import draw, style
     from fedsim.geometry import panels, recorded
-    from fedsim.run_folder import RunFolder, write_rows
+    from fedsim.run_folder import RunFolder, write_bytes, write_rows
     from fedsim.transcript import Transcript
 
     _use_data_dir(data_dir)
     folder = RunFolder(run)
-    if (config := folder.read_experiment()) is None:
+    if (config := folder.read_experiment(trust=trust)) is None:
         raise ConfigError(
             f"{run}: was recorded elsewhere, so nobody here knows its clients' data; name a run of fedsim"
         )
@@ -180,7 +201,8 @@ def geometry(
             raise ConfigError(f"geometry: round {number} is not recorded; recorded: {transcript.rounds}")
     found = list(recorded(Experiment(config), transcript, rounds or transcript.rounds[:1]))
     rows = [{"round": number, "client": client, **item.summary} for number, client, item in found]
-    write_rows(run / "geometry.csv", list(rows[0]), rows)
+    with folder.held():
+        write_rows(run / "geometry.csv", list(rows[0]), rows)
     title = f"{_number(len(rows), 'update')}, {_rounds(number for number, _, _ in found)} of {run}"
     table = Table("", "mean", "deviation", "lowest", "highest", title=escape(title))
     for name in found[0][2].summary:
@@ -190,16 +212,23 @@ def geometry(
     console.print(table)
     for name, panel in zip(("ratios", "cosines"), panels([item for _, _, item in found], style(0)), strict=True):
         path = run / f"geometry-{name}.png"
-        path.write_bytes(draw(panel))
+        with folder.held():
+            write_bytes(path, draw(panel))
         console.print(f"picture: {path}", soft_wrap=True, markup=False)
 
 
 @cli.command()
-def report(run: RunPath, data_dir: DataDir = None) -> None:
+def report(run: RunPath, data_dir: DataDir = None, trust: Trust = False, key: Key = None) -> None:
     """Write report.html anew from what a run folder holds."""
+    from fedsim.run_folder import RunFolder
+
     _use_data_dir(data_dir)
+    _use_key(key)
+    if not run.is_dir():
+        raise ConfigError(f"{run}: no such run folder")
     failures: list[str] = []
-    _report(run, None, failures)
+    with RunFolder(run).held():
+        _report(run, None, failures, trust=trust)
     _finish(failures)
 
 
@@ -207,10 +236,16 @@ def report(run: RunPath, data_dir: DataDir = None) -> None:
 def inspect(
     run: RunPath,
     hash: Annotated[bool, typer.Option("--hash", help="Print one SHA-256 of the whole recording.")] = False,
+    key: Key = None,
 ) -> None:
-    """Say what a recording holds, and whether it is intact."""
+    """Say what a recording holds, and whether the run is still what was written."""
+    from fedsim.integrity import held_against_manifest
+    from fedsim.run_folder import RunFolder
     from fedsim.transcript import Transcript
 
+    _use_key(key)
+    if run.is_dir():
+        RunFolder(run).check_kinds()
     transcript = Transcript(run)
     if hash:
         print(transcript.hash())  # noqa: T201
@@ -229,8 +264,11 @@ def inspect(
         except FedsimError as error:
             failures.append(str(error))
     console.print(table)
+    verdict = held_against_manifest(run)
+    failures += verdict.differences
     if not failures:
         console.print(f"intact: {_counted(transcript)}, each as it was recorded (by SHA-256)")
+        console.print(verdict.text, soft_wrap=True, markup=False)
     _finish(failures)
 
 
@@ -241,6 +279,7 @@ def show_data(
     out: Annotated[Path | None, typer.Option(help="The picture, a PNG; runs/data-NAME.png by default.")] = None,
     data_dir: DataDir = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch it into the data folder first.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Say what a data set is and who holds what of it, and draw a picture of that."""
     from fedsim.holdings import client_table, description, survey
@@ -249,7 +288,7 @@ def show_data(
     _use_data_dir(data_dir)
     if out is not None and out.suffix != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG; name a file that ends in .png")
-    holdings = survey(name, overrides or [], fetch=download)
+    holdings = survey(name, overrides or [], fetch=download, trust=trust)
     console.print(description(holdings))
     console.print(client_table(holdings))
     path = out or Path("runs") / f"data-{Path(name).stem}.png"
@@ -333,6 +372,10 @@ def _outcome() -> tuple[str, int]:
         return _interrupted(), 1
     except SystemExit as error:  # no command of ours leaves so; what was to come after it was not done
         return f"something that was loaded called sys.exit({error.code!r}), so the work was not finished", 1
+    except OSError as error:  # a folder on the way that may not be entered, a name that is too long
+        if error.filename is None:
+            raise
+        return f"{error.filename}: {error.strerror}; check the path and its permissions", 1
     except Exception as error:
         if getattr(error, "exit_code", None) == 2 and hasattr(error, "format_message"):
             # Without a command the help page has been printed, and nothing is left to say.
@@ -355,7 +398,7 @@ def _attack(audit: Audit, phases: Phases) -> list[str]:
 
     failures = audit.run(follow)
     rows = audit.score(failures)
-    for attack, found in groupby(lines(rows, kinds(audit.folder)), key=lambda line: line.summary.attack):
+    for attack, found in groupby(lines(rows, kinds(audit.folder, audit)), key=lambda line: line.summary.attack):
         console.print(_score_table(attack, list(found)))
     return failures
 
@@ -402,10 +445,10 @@ def _norm(update: Update) -> str:
     return f"{sum(t.square().sum().item() for t in moved) ** 0.5:.4g}"
 
 
-def _report(path: Path, audit: Audit | None, failures: list[str], *, quiet: bool = False) -> None:
+def _report(path: Path, audit: Audit | None, failures: list[str], *, trust: bool = False, quiet: bool = False) -> None:
     from fedsim.report import write_report
 
-    written = write_report(path, audit, failures)
+    written = write_report(path, audit, failures, trust=trust)
     if not quiet:
         console.print(f"report: {written}", soft_wrap=True, markup=False)
 
@@ -424,6 +467,13 @@ def _say(sentence: str) -> None:
 def _use_data_dir(folder: Path | None) -> None:
     if folder is not None:
         os.environ["FEDSIM_DATA"] = str(folder.resolve())
+
+
+def _use_key(file: Path | None) -> None:
+    """The processes of a run, on any engine, find the key where this one does."""
+    if file is not None:
+        os.environ[manifest.KEY] = str(file.resolve())
+    manifest.key()  # says now if it cannot be used
 
 
 @contextmanager
@@ -470,8 +520,7 @@ class _LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if self._path.parent.is_dir():
             try:
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(self.format(record) + "\n")
+                append_text(self._path, self.format(record) + "\n")
             except OSError:
                 self.handleError(record)
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedsim.errors import ConfigError, did_you_mean, first_line
+from fedsim.errors import ConfigError, TrustError, did_you_mean, first_line
 from fedsim.registry import explain
 
 _T = TypeVar("_T", bound=BaseModel)
@@ -149,11 +149,16 @@ class StatesTable(Table):
 
 
 class RecordingTable(Table):
-    """[recording]: see `fedsim.transcript.Plan`; `rounds = []` records nothing."""
+    """[recording]: see `fedsim.transcript.Plan`; `rounds = []` records nothing.
+
+    `fsync` is whether each round and checkpoint has to be on the disk before the run goes on, so that a power cut
+    costs no more than the round in which it happens.
+    """
 
     rounds: list[int] | None = None
     clients: list[int] | None = None
     every: int = Field(default=1, ge=1)
+    fsync: bool = False
 
 
 class KnowledgeTable(Table):
@@ -314,11 +319,15 @@ def _check_choice(where: str, chosen: list[int], count: int, what: str) -> None:
     _check_list(where, chosen, what)
 
 
-def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
+def load_config(path: Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Config:
     """Read an experiment file and apply `key=value` overrides.
 
+    Args:
+        trust: accept `module:callable` in a file that lies in a run folder.
+
     Raises:
-        ConfigError: the file is missing, is not TOML, or says something that does not hold.
+        ConfigError: the file is missing, is not TOML, says something that does not hold, or names code and is not
+            the user's own.
     """
     tables = read_toml(path, overrides)
     for table, key in (("model", "start"), ("partition", "path")):  # nodes work in folders of their own
@@ -328,7 +337,41 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
                 owner[key] = str((path.parent / Path(owner[key]).expanduser()).resolve())
             except RuntimeError as error:
                 raise ConfigError(f"{path}: {table}.{key}: {first_line(error)}; name another file") from error
-    return check(Config, tables, str(path))
+    config = check(Config, tables, str(path))
+    check_trust(config, path, trust or not is_in_a_run(path))
+    return config
+
+
+def is_in_a_run(path: Path, run: Path | None = None) -> bool:
+    """Whether a file lies in a run folder, which may be a stranger's; also where it, or a folder on the way, is a link.
+
+    A run folder is `run`, or known by its manifest beside its experiment, or by a recording.
+    """
+    places = {*Path(os.path.abspath(path)).parents, *path.resolve().parents}  # noqa: PTH100
+    if run is not None and run.resolve() in {place.resolve() for place in places}:
+        return True
+    made = ("manifest.json", "experiment.toml")
+    return any(
+        all((place / name).exists() for name in made) or any(place.glob("transcript/round-*.safetensors"))
+        for place in places
+    )
+
+
+def check_trust(spec: AttackFile, path: Path, trust: bool) -> None:
+    """Raise TrustError where a file that is not trusted names code by `module:callable`, which would be imported."""
+    named = {f"attack.{table.title}": table.name for table in spec.attack}
+    if isinstance(spec, Config):
+        named |= {name: getattr(spec, name).name for name in ("data", "partition", "model", "strategy")}
+        named |= {f"defense.{place}": table.name for place, table in enumerate(spec.defense)}
+    found = {f"{where}.name": name for where, name in named.items() if ":" in name}
+    if isinstance(spec.adversary.knowledge.model, str):
+        found["adversary.knowledge.model"] = spec.adversary.knowledge.model
+    for where, name in found.items():
+        if not trust:
+            raise TrustError(
+                f"{path}: {where}: '{name}' is code that the run folder names, and is not run unasked; "
+                "pass --trust if you trust whoever made the folder"
+            )
 
 
 def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 FedsimError                     anything fedsim says in one sentence
 ├── ConfigError (ValueError)        a key, name, type or combination in the experiment file
+│   └── TrustError                      a run folder names code that would be imported, and nobody said to trust it
 ├── PluginError (LookupError)       a name nobody registered, or a plug-in that does not load
 ├── InstallationError (ImportError) a room is shadowed, or an extra is not installed
 ├── KnowledgeError                  the threat model withholds what an attack needs
@@ -31,6 +32,10 @@ class ConfigError(FedsimError, ValueError):
     """The experiment file asks for something that does not exist or contradicts itself."""
 
     exit_code = 2
+
+
+class TrustError(ConfigError):
+    """A file in a run folder names code of its own, and its reader has not said to trust whoever made it."""
 
 
 class PluginError(FedsimError, LookupError):

@@ -14,11 +14,11 @@ import torch
 
 from fedsim import figures, metrics, registry, text_metrics
 from fedsim.audit import Audit, round_of_truth, snapshots_psnr
-from fedsim.errors import FedsimError, RunError, first_line
+from fedsim.errors import FedsimError, RunError, TrustError, first_line
 from fedsim.experiment import Experiment
 from fedsim.findings import Finding, Reconstruction, Representatives, Texts, load_claim, read_about
 from fedsim.progress import tracked
-from fedsim.run_folder import RunFolder
+from fedsim.run_folder import RunFolder, write_bytes
 from fedsim.scoring import Truth, claimed_data
 from fedsim.summary import Kind
 from fedsim.transcript import Header, Transcript
@@ -87,14 +87,22 @@ class Recording:
     values: int = 0
 
 
-def own_audit(folder: RunFolder, notes: list[str]) -> Audit | None:
-    """The audit that the run's own experiment describes; None for a recording made elsewhere."""
+def own_audit(folder: RunFolder, notes: list[str], *, trust: bool = False) -> Audit | None:
+    """The audit that the run's own experiment describes; None for a recording made elsewhere.
+
+    Raises:
+        TrustError: the experiment names code of its own, and is not trusted.
+    """
     try:
-        config = folder.read_experiment()
+        config = folder.read_experiment(trust=trust)
+    except TrustError:
+        raise
     except FedsimError as error:
         notes.append(f"The experiment file is not used: {error}.")
         return None
-    return Audit(folder=folder, spec=config, experiment=Experiment(config), beside=folder.path) if config else None
+    if config is None:
+        return None
+    return Audit(folder=folder, spec=config, experiment=Experiment(config), beside=folder.path, trust=trust)
 
 
 def read_recording(folder: RunFolder, notes: list[str]) -> Recording:
@@ -139,7 +147,7 @@ def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str], fail
             who = f"{about['attack']}, round {about['round']}, client {about['victim']}"
             if isinstance(finding, Texts):
                 names = audit.experiment.dataset.tokens if audit and audit.experiment else ()
-                read = _read_words if _main_metric(about) == "words_found" else _read
+                read = _read_words if _main_metric(about, audit) == "words_found" else _read
                 found.append(read(finding, about, _truth(finding, about, audit, notes), names))
             elif isinstance(finding, Reconstruction):
                 truth = _truth(finding, about, audit, notes)
@@ -237,8 +245,8 @@ def _word(names: Sequence[str], token: int) -> str:
     return names[token] if token < len(names) else str(token)
 
 
-def _main_metric(about: Mapping[str, Any]) -> str:
-    return str(getattr(_attack_class(str(about["plugin"])), "main_metric", ""))
+def _main_metric(about: Mapping[str, Any], audit: Audit | None) -> str:
+    return str(getattr(_attack_class(str(about["plugin"]), audit), "main_metric", ""))
 
 
 def _curves(finding: Finding) -> dict[str, Any]:
@@ -265,7 +273,7 @@ def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth
             picture = figures.image_sheet(claimed, true, metrics.psnr(claimed, true).tolist())
         else:
             picture = figures.image_sheet(finding.data[:IMAGES], None, [])
-        png.write_bytes(picture)
+        write_bytes(png, picture)
     return Found(
         about=_needed(about),
         curves=curves,
@@ -280,24 +288,28 @@ def attack_classes(audit: Audit | None, found: Sequence[Found]) -> dict[str, Any
     """Title to class, None where nobody knows it; the order fixes the colours."""
     names = {table.title: table.name for table in audit.spec.attack} if audit else {}
     names |= {str(item.about["attack"]): str(item.about["plugin"]) for item in found}
-    return {title: _attack_class(name) for title, name in names.items()}
+    return {title: _attack_class(name, audit) for title, name in names.items()}
 
 
-def kinds(folder: RunFolder) -> dict[str, Kind]:
+def kinds(folder: RunFolder, audit: Audit | None) -> dict[str, Kind]:
     """By the title of each attack that found something, what reading its scores takes."""
     found = {}
     for path in sorted(folder.findings.rglob("*.safetensors")):
         try:
             about = read_about(path)
             source = str(about.get("settings", {}).get("source", ""))
-            found[str(about["attack"])] = Kind(main_metric=_main_metric(about), source=source)
+            found[str(about["attack"])] = Kind(main_metric=_main_metric(about, audit), source=source)
         except (FedsimError, KeyError):  # it is not scored either
             continue
     return found
 
 
-def _attack_class(name: str) -> Any:
-    """None where nobody knows it."""
+def _attack_class(name: str, audit: Audit | None) -> Any:
+    """None where nobody knows it, or where a finding in the folder names code that nobody trusts."""
+    trusted = audit is not None and (audit.trust or name in [table.name for table in audit.spec.attack])
+    if ":" in name and not trusted:
+        log.warning("the attack '%s' is code that a finding names, and is not run unasked; pass --trust", name)
+        return None
     try:
         return registry.load("attacks", name)
     except FedsimError as error:

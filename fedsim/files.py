@@ -1,11 +1,17 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and never through a link that somebody laid."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
+
+from fedsim.errors import RunError
 
 _PIECE = 1 << 18
 
@@ -15,16 +21,61 @@ class _Raw(Protocol):
 
 
 @contextmanager
-def in_one_step(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`, which becomes `path` on leaving; on an error nothing is left of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def in_one_step(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """A new file beside `path`, which becomes `path` on leaving; on an error nothing is left of it.
+
+    Its name is drawn at random and it is made for us alone: a link that lies there is not followed.
+
+    Args:
+        durable: wait until the disk has it, so that a power cut does not leave an empty file either.
+
+    Raises:
+        RunError: `path` is a link.
+    """
+    refuse_link(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
     try:
         yield temporary
+        if durable:
+            _sync(temporary)
         temporary.replace(path)
+        if durable:
+            _sync(path.parent)
     except BaseException:
         with suppress(OSError):  # it may be what the disk refuses
             temporary.unlink()
         raise
+
+
+def refuse_link(path: Path) -> None:
+    """Raise RunError where `path` is a symbolic link."""
+    if path.is_symlink():
+        raise RunError(f"{path}: is a symbolic link, through which fedsim does not write; remove it")
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add `text` to the end of a file, which is made where it is missing.
+
+    Raises:
+        OSError: it cannot be written, or is a link, or a pipe that nobody reads.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o666), "a", encoding="utf-8") as file:  # noqa: PTH123
+        file.write(text)
+
+
+def check_readable(path: Path) -> None:
+    """Raise OSError unless `path` is a file that may be read; safetensors would call it missing, or wait at a pipe."""
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file")
+    path.open("rb").close()
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of what is in a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -37,3 +88,12 @@ def write_all(file: _Raw, data: memoryview) -> None:
     """Write `data` to an unbuffered file in pieces that stay in the cache: a fifth of the time of one large write."""
     while data:
         data = data[file.write(data[:_PIECE]) :]
+
+
+def _sync(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

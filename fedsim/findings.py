@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.errors import AttackError, RunError, TranscriptError
-from fedsim.files import in_one_step
+from fedsim.files import check_readable, in_one_step
 from fedsim.messages import State, non_finite
 
 MOST_CLASSES = 1 << 24
@@ -296,6 +296,7 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
         TranscriptError: the file is damaged.
     """
     try:
+        check_readable(path)
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
             order = json.loads(file.metadata().get("order", "[]")) or file.keys()  # the file sorts by name

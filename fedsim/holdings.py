@@ -101,7 +101,7 @@ class Holdings:
         return self.dataset.train.labels.numpy()[index].astype(np.float64) * deviation + mean
 
 
-def survey(name: str, overrides: Iterable[str] = (), *, fetch: bool = False) -> Holdings:
+def survey(name: str, overrides: Iterable[str] = (), *, fetch: bool = False, trust: bool = False) -> Holdings:
     """Load a data set and share it out.
 
     Args:
@@ -110,6 +110,7 @@ def survey(name: str, overrides: Iterable[str] = (), *, fetch: bool = False) -> 
             `natural` by default where there are natural groups, with a client for each (the most
             are 1000), and else `iid` with 10 clients.
         fetch: download what is missing first.
+        trust: import code that a file in a run folder names.
 
     Raises:
         ConfigError: a setting does not hold.
@@ -117,7 +118,7 @@ def survey(name: str, overrides: Iterable[str] = (), *, fetch: bool = False) -> 
         PluginError: nothing has this name.
     """
     if name.endswith(".toml"):
-        config = load_config(Path(name), overrides)
+        config = load_config(Path(name), overrides, trust=trust)
         return _survey(Experiment(config), fetch)
     registry.load("datasets", name)
     tables = read_toml(Path(os.devnull), overrides)  # the settings alone are the experiment

@@ -36,6 +36,7 @@ from fedsim.evidence import (
     read_findings,
     read_recording,
 )
+from fedsim.integrity import held_against_manifest
 from fedsim.run_folder import RunFolder, read_rows, write_text
 from fedsim.summary import FEWEST, headline, lines, listed, most_victims
 
@@ -48,34 +49,37 @@ DELTA = 1e-5
 _STEPPING = ("learning_rate", "momentum", "weight_decay")
 
 
-def write_report(path: Path, audit: Audit | None = None, failures: list[str] | None = None) -> Path:
+def write_report(
+    path: Path, audit: Audit | None = None, failures: list[str] | None = None, *, trust: bool = False
+) -> Path:
     """Write `report.html` from what the run folder holds, and a PNG beside each finding.
 
     Args:
         path: the run folder.
         audit: who attacked, and where the truth is; by default the run's own experiment says so.
         failures: gets one sentence for each finding that cannot be shown; the page has the others, and says so.
+        trust: import code that the run folder names.
 
     Raises:
-        ConfigError: the folder holds neither an experiment nor a recording.
+        ConfigError: the folder holds neither an experiment nor a recording, or names code and is not trusted.
         RunError: the folder cannot be written.
     """
     folder, notes = RunFolder(path), list[str]()
     if not folder.experiment.is_file() and not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
-    audit = audit or own_audit(folder, notes)
+    audit = audit or own_audit(folder, notes, trust=trust)
     recording = read_recording(folder, notes)
     failures = [] if failures is None else failures
     found = read_findings(folder, audit, notes, failures)
     attacks = attack_classes(audit, found)
-    leaks, measured = lines(read_rows(folder.scores), kinds(folder)), read_rows(folder.metrics)
+    leaks, measured = lines(read_rows(folder.scores), kinds(folder, audit)), read_rows(folder.metrics)
     styles = {title: figures.style(place) for place, title in enumerate(attacks)}
     floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
     training = figures.training_panels(measured)
     html = _template().render(
         name=path.resolve().name,
         path=path,
-        facts=_facts(audit, recording, notes) | {"Versions": _versions(folder)},
+        facts=_facts(audit, recording, notes) | {"Versions": _versions(folder), "Integrity": _integrity(path, notes)},
         notes=notes,
         leaks={leak.summary.attack: [o for o in leaks if o.summary.attack == leak.summary.attack] for leak in leaks},
         fewest=FEWEST if most_victims(leaks) < FEWEST else 0,
@@ -229,7 +233,7 @@ def _recorded_facts(recording: Recording) -> dict[str, str]:
     sent = headers[0].config.items() if headers else ()
     kinds = {"weights" if reply.gradient is None else "gradients" for header in headers for reply in header.replies}
     return {
-        "Origin": "a recording without an experiment file, made by another Flower app",
+        "Origin": "a recording whose experiment is not known, as of another Flower app",
         "Federation": f"{len(clients)} recorded clients, {len(headers)} readable rounds",
         "Model": f"{_count(recording.values)} values in each message" if recording.values else "",
         "Clients sent": " and ".join(sorted(kinds, reverse=True)),
@@ -248,6 +252,14 @@ def _defense(table: PluginTable, defense: Defense, rounds: int) -> str:
         return f"{_described(table)}: no formal guarantee"
     privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {rounds} rounds"
     return f"{_described(table)}: {privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
+
+
+def _integrity(path: Path, notes: list[str]) -> str:
+    """Which run this is, and whether it is still what was written; what is not is a note, too."""
+    verdict = held_against_manifest(path)
+    if verdict.differences:
+        notes.append(f"This is not the run that was written: {'; '.join(verdict.differences)}.")
+    return verdict.text
 
 
 def _versions(folder: RunFolder) -> str:

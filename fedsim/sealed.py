@@ -13,24 +13,25 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedsim.errors import RunError
-from fedsim.files import in_one_step
+from fedsim.files import check_readable, in_one_step
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def write_sealed(path: Path, header: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write a sealed file in one step.
+def write_sealed(path: Path, header: Mapping[str, Any], arrays: Arrays, *, durable: bool = False) -> str:
+    """Write a sealed file in one step; its SHA-256, which is not that of the file's bytes.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
     text = json.dumps(header)
-    sealed = {"header": text, "sha256": _digest(text, arrays)}
+    digest = _digest(text, arrays)
     try:
-        with in_one_step(path) as temporary:
-            save_file(arrays, temporary, metadata={"fedsim": json.dumps(sealed)})
+        with in_one_step(path, durable=durable) as temporary:
+            save_file(arrays, temporary, metadata={"fedsim": json.dumps({"header": text, "sha256": digest})})
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: cannot be written ({error}); make room and resume the run") from error
+    return digest
 
 
 def read_sealed(path: Path) -> tuple[dict[str, Any], Arrays]:
@@ -40,6 +41,7 @@ def read_sealed(path: Path) -> tuple[dict[str, Any], Arrays]:
         RunError: the file is damaged.
     """
     try:
+        check_readable(path)
         with safe_open(path, framework="np") as file:
             sealed = json.loads(file.metadata()["fedsim"])
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -50,8 +52,23 @@ def read_sealed(path: Path) -> tuple[dict[str, Any], Arrays]:
         raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
 
 
+def seal_of(path: Path) -> str:
+    """The SHA-256 that `write_sealed` returned; whether the file is still of it, `read_sealed` says.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    try:
+        check_readable(path)
+        with safe_open(path, framework="np") as file:
+            return str(json.loads(file.metadata()["fedsim"])["sha256"])
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
+
+
 def _digest(header: str, arrays: Arrays) -> str:
     digest = hashlib.sha256(header.encode())
     for key in sorted(arrays):
+        digest.update(f"{key}:{arrays[key].dtype.str}:{arrays[key].shape};".encode())
         digest.update(arrays[key].tobytes())
     return digest.hexdigest()

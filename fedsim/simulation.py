@@ -33,16 +33,26 @@ def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwri
     """
     os.environ.update({key: value for key, value in _QUIET.items() if key not in os.environ})
     registry.check_installation()
-    engine = config.federation.engine
     server_app, client_app = _app("server"), _app("client")
     config = resolve(config)
     Experiment(config).check()
-    folder.prepare(resume=resume, overwrite=overwrite)
-    if resume and _is_finished(config, folder):
-        log.info("the run is finished: all %d rounds are done already", config.federation.rounds)
-        return
-    if not resume:
-        folder.write_experiment(config)
+    with folder.held():
+        folder.prepare(resume=resume, overwrite=overwrite)
+        if not resume:
+            folder.write_experiment(config)
+        else:
+            folder.check_key()
+            folder.check_same(config)
+            folder.note_experiment(config)
+            if _is_finished(config, folder):
+                log.info("the run is finished: all %d rounds are done already", config.federation.rounds)
+                return
+        _launch(server_app, client_app, config, folder, resume)
+
+
+def _launch(server_app: Any, client_app: Any, config: Config, folder: RunFolder, resume: bool) -> None:
+    """Start the engine that `config` names, and wait for its end."""
+    engine = config.federation.engine
     context = _context(config, folder, resume)
     if engine == "serial":
         from fedsim.engines import serial

@@ -22,8 +22,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedsim import manifest
 from fedsim.errors import RunError, TranscriptError
-from fedsim.files import in_one_step, remove_leftovers, write_all
+from fedsim.files import check_readable, in_one_step, refuse_link, remove_leftovers, write_all
 from fedsim.messages import State, Update
 
 FORMAT = 2
@@ -48,6 +49,8 @@ _DTYPES = {
 _BYTES_PER_ROUND, _BYTES_PER_REPLY, _BYTES_PER_TENSOR = 4096, 512, 128
 _LARGEST_HEADER = 100_000_000  # the library refuses to read larger ones
 _PIECE = 1 << 24
+RECORDING = "transcript"
+"""What the folder of a recording is called in a run folder."""
 _FILE = "round-{:06d}.safetensors"
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
@@ -136,6 +139,9 @@ class Recorder:
         folder: where the round files go; made when missing.
         plan: what to keep.
         resume: accept a folder that already holds rounds; those are kept and may be rewritten.
+        durable: a round has to be on the disk before `write` returns.
+
+    Each round of a folder called `transcript` is noted in the manifest of the run folder around it.
 
     Raises:
         TranscriptError: the folder holds an earlier recording and `resume` is not set.
@@ -145,8 +151,10 @@ class Recorder:
     folder: Path
     plan: Plan = field(default_factory=Plan)
     resume: bool = False
+    durable: bool = False
 
     def __post_init__(self) -> None:
+        refuse_link(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self.folder)
@@ -156,6 +164,12 @@ class Recorder:
             raise TranscriptError(
                 f"{self.folder}: already holds a recording; choose another folder, resume it, or remove it"
             )
+        if self._of_a_run and not self.resume and (noted := manifest.read(self.folder.parent)) and noted.rounds:
+            manifest.start(self.folder.parent)  # its rounds were removed: this is another recording
+
+    @property
+    def _of_a_run(self) -> bool:
+        return self.folder.name == RECORDING
 
     def write(
         self,
@@ -190,11 +204,17 @@ class Recorder:
             updates = sorted(updates, key=lambda update: update.client)
             expected = sum(self.plan.keeps_client(update.client) for update in updates)
         try:
-            with in_one_step(path) as temporary, _RoundFile(temporary, number, expected or 1) as file:
+            with (
+                in_one_step(path, durable=self.durable) as temporary,
+                _RoundFile(temporary, number, expected or 1) as file,
+            ):
                 for update in _received(updates, number):
                     if self.plan.keeps_client(update.client):
                         file.add(update)
                 file.finish(failures or {}, config or {})
+            if self._of_a_run:
+                with manifest.changing(self.folder.parent, durable=self.durable) as noted:
+                    noted.add_round(number, file.sha256)
         except OSError as error:
             raise RunError(
                 f"{path}: cannot be written ({error.strerror}); "
@@ -228,6 +248,8 @@ class _RoundFile:
         self._broadcasts: list[str] = []
         self._seen: dict[int, tuple[State, int]] = {}
         self._replies: dict[int, Reply] = {}
+        self.sha256 = ""
+        """Of the header, once it is written."""
 
     def __enter__(self) -> _RoundFile:
         return self
@@ -271,8 +293,8 @@ class _RoundFile:
             failures=dict(sorted(failures.items())),
             config=dict(config),
         )
-        metadata = {"fedsim": _sealed(header.plain())}
-        head = json.dumps({"__metadata__": metadata, **self._entries}, separators=(",", ":")).encode()
+        sealed, self.sha256 = _sealed(header.plain())
+        head = json.dumps({"__metadata__": {"fedsim": sealed}, **self._entries}, separators=(",", ":")).encode()
         size = len(head) + -len(head) % 8
         if size > _LARGEST_HEADER:
             raise RunError(
@@ -332,10 +354,9 @@ class Transcript:
     """
 
     def __init__(self, folder: Path, rounds: Iterable[int] | None = None, *, facts: bool = True) -> None:
-        inner = folder / "transcript"
+        inner = folder / RECORDING
         self.folder = inner if inner.is_dir() else folder
-        files = self.folder.glob("round-*.safetensors")
-        found = {int(name[1]): path for path in files if (name := _NAME.fullmatch(path.name))}
+        found = {int(name[1]): self.folder / name[0] for name in map(_NAME.fullmatch, _listed(self.folder)) if name}
         if not found:
             raise TranscriptError(f"{folder}: holds no recording; expected {_FILE.format(1)} or the like in it")
         wanted = sorted(found) if rounds is None else sorted(set(rounds))
@@ -346,6 +367,7 @@ class Transcript:
                 )
         self._paths = {number: found[number] for number in wanted}
         self._headers: dict[int, Header] = {}
+        self._hashes: dict[int, str] = {}
         self._facts = facts
 
     def __repr__(self) -> str:
@@ -384,9 +406,18 @@ class Transcript:
             TranscriptError: the file is truncated or its header was altered.
         """
         if number not in self._headers:
-            header = _read_header(self._paths[number], number)
+            header, self._hashes[number] = _read_header(self._paths[number], number)
             self._headers[number] = header if self._facts else replace(header, config={})
         return self._headers[number]
+
+    def sha256(self, number: int) -> str:
+        """SHA-256 of the header of round `number`, which has those of all its states.
+
+        Raises:
+            TranscriptError: the file is truncated or its header was altered.
+        """
+        self.header(number)
+        return self._hashes[number]
 
     def clients(self, number: int) -> list[int]:
         """Clients whose update of round `number` is recorded, ascending."""
@@ -447,6 +478,16 @@ class Transcript:
         return state
 
 
+def _listed(folder: Path) -> list[str]:
+    """What lies in `folder`; nothing where there is none."""
+    try:
+        return [path.name for path in folder.iterdir()]  # `glob` finds nothing in a folder that may not be read
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise TranscriptError(f"{folder}: cannot be read ({error.strerror}); mend its permissions") from error
+
+
 def hash_state(state: State) -> str:
     """SHA-256 over the names, types, shapes and bytes of `state`, in its own order."""
     digest = hashlib.sha256()
@@ -467,8 +508,10 @@ def _position(key: str, prefix: str) -> tuple[int, str]:
     return int(position), name
 
 
-def _read_header(path: Path, number: int) -> Header:
+def _read_header(path: Path, number: int) -> tuple[Header, str]:
+    """What a round's file says of itself, and the hash of that."""
     try:
+        check_readable(path)
         with safe_open(path, framework="pt") as file:
             sealed = json.loads(file.metadata()["fedsim"])
         if hashlib.sha256(sealed["header"].encode()).hexdigest() != sealed["sha256"]:
@@ -486,14 +529,16 @@ def _read_header(path: Path, number: int) -> Header:
             ):
                 raise ValueError(f"client, N and broadcast are {numbers}")
         failures = {int(client): why for client, why in fields.pop("failures").items()}
-        return Header(replies=replies, failures=failures, **fields)
+        return Header(replies=replies, failures=failures, **fields), sealed["sha256"]
     except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path, str(error)) from error
 
 
-def _sealed(header: Mapping[str, Any]) -> str:
+def _sealed(header: Mapping[str, Any]) -> tuple[str, str]:
+    """A round's header as it is written, and its SHA-256."""
     text = json.dumps(header, sort_keys=True)
-    return json.dumps({"header": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return json.dumps({"header": text, "sha256": digest}), digest
 
 
 def _withhold_facts(path: Path) -> None:
@@ -503,7 +548,7 @@ def _withhold_facts(path: Path) -> None:
             room = int.from_bytes(file.read(8), "little")
             head = json.loads(file.read(room))
             fields = json.loads(json.loads(head["__metadata__"]["fedsim"])["header"])
-            head["__metadata__"]["fedsim"] = _sealed(fields | {"config": {}})
+            head["__metadata__"]["fedsim"], _ = _sealed(fields | {"config": {}})
             text = json.dumps(head, separators=(",", ":")).encode()
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise _damaged(path, str(error)) from error

@@ -30,7 +30,7 @@ from fedsim.states import States
 from fedsim.training import evaluate
 from fedsim.transcript import Plan, Recorder
 from fedsim.workers import beside
-from strategies.checkpoint import Checkpoint
+from strategies.checkpoint import Checkpoint, opaque
 from strategies.curious import Curious
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
@@ -57,14 +57,21 @@ def main(grid: Grid, context: Context) -> None:
     if not text.startswith("{"):
         experiment = Experiment(resolve(load_config(Path(text))))
         experiment.check()
-        folder.prepare(resume=resume, overwrite=False)
-        if not resume:
-            folder.write_experiment(experiment.config)
-    else:
+        with folder.held():
+            folder.prepare(resume=resume, overwrite=False)
+            if resume:
+                folder.check_same(experiment.config)
+            else:
+                folder.write_experiment(experiment.config)
+            federate(experiment, folder, grid, resume=resume, nodes=_nodes(experiment, settings))
+    else:  # whoever started this holds the folder
         experiment = Experiment.from_json(text)
+        federate(experiment, folder, grid, resume=resume, nodes=_nodes(experiment, settings))
+
+
+def _nodes(experiment: Experiment, settings: Mapping[str, Any]) -> int:
     federation = experiment.config.federation
-    nodes = settings.get("nodes", federation.supernodes if federation.engine == "flower" else 1)
-    federate(experiment, folder, grid, resume=resume, nodes=int(nodes))
+    return int(settings.get("nodes", federation.supernodes if federation.engine == "flower" else 1))
 
 
 def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool, nodes: int) -> None:
@@ -77,7 +84,8 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     config = experiment.config
     recording = config.recording
     plan = Plan(rounds=recording.rounds, clients=recording.clients, every=recording.every)
-    strategy = Curious(experiment.new_strategy(), Recorder(folder.transcript, plan, resume=resume))
+    strategy = Curious(experiment.new_strategy(), Recorder(folder.transcript, plan, resume, recording.fsync))
+    fresh, lost = opaque(strategy.strategy), list[str]()
     start = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
     done = start.round if start else 0
     arrays = start.arrays if start else record_of(experiment.initial_state())
@@ -93,7 +101,12 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
             rows += measured
             write_rows(folder.metrics, METRICS, rows)
             keep(number, arrays, measured[0])
-            Checkpoint.of(number, arrays, strategy.strategy).save(folder.checkpoint)
+            reached = Checkpoint.of(number, arrays, strategy.strategy, fresh)
+            reached.save(folder.checkpoint, recording.fsync)
+            folder.note(folder.metrics, folder.checkpoint)
+            if reached.lost != lost:
+                lost = reached.lost
+                reached.warn(strategy.strategy)
             if attack is not None:
                 attack(number)
             if number == done + 1:
@@ -251,5 +264,5 @@ def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[i
         return
     from fedsim.audit import round_attacker  # with all that scoring needs, which takes seconds to import
 
-    with beside(round_attacker, (folder.path,)) as attack:
+    with beside(round_attacker, (folder.path, experiment.config)) as attack:
         yield attack

@@ -1,14 +1,18 @@
 """Where a federation stood after a whole round: the global model and what its strategy remembers.
 
 Flower keeps neither. Strategies hold their memory (FedAdam's moments, an adaptive clipping norm) in
-attributes; arrays and numbers among them, also those of a wrapped strategy, are saved. Nothing is
-pickled.
+attributes; arrays, numbers and texts among them, in lists, tuples and dicts of any depth, also those of a
+wrapped strategy, are saved. Nothing is unpickled. An attribute that is of another kind, and no longer what
+it was when the strategy was made, is named: such a run cannot go on as if it had never stopped.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
+import pickle
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,16 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
+from fedsim.errors import RunError
 from fedsim.sealed import Arrays, read_sealed, write_sealed
+
+log = logging.getLogger("fedsim." + __name__)
+_DTYPES = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")))
+_DEEPEST = 20
+
+
+class _CannotBeSaved(Exception):
+    """A value is of a kind that a checkpoint has no form for."""
 
 
 @dataclass(frozen=True)
@@ -28,66 +41,163 @@ class Checkpoint:
         arrays: the global model after it.
         memory: what the strategy remembers, by attribute; arrays are in `tensors`.
         tensors: copies of the arrays to be written.
+        lost: what it remembers and no checkpoint can hold.
     """
 
     round: int
     arrays: ArrayRecord
     memory: Mapping[str, Any]
     tensors: Arrays
+    lost: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, number: int, arrays: ArrayRecord, strategy: Strategy) -> Checkpoint:
-        """Note where the federation stands."""
-        tensors: Arrays = {f"model/{name}": array.numpy() for name, array in arrays.items()}
-        memory = dict(_memory(strategy, tensors))
-        return cls(number, arrays, memory, {key: np.array(value, order="C") for key, value in tensors.items()})
+    def of(
+        cls, number: int, arrays: ArrayRecord, strategy: Strategy, fresh: Mapping[str, bytes | None] | None = None
+    ) -> Checkpoint:
+        """Note where the federation stands.
+
+        Args:
+            fresh: what `opaque` said of the strategy before the first round.
+        """
+        memory, tensors, now = _looked_at(strategy)
+        lost = [path for path, content in now.items() if content is None or (fresh or {}).get(path) != content]
+        tensors |= {f"model/{name}": array.numpy() for name, array in arrays.items()}
+        copies = {key: np.array(value, order="C") for key, value in tensors.items()}
+        return cls(number, arrays, memory, copies, lost)
 
     @classmethod
     def load(cls, path: Path, strategy: Strategy) -> Checkpoint | None:
         """Read the last checkpoint and put its memory back into `strategy`; None where there is none.
 
         Raises:
-            RunError: the file is damaged.
+            RunError: the file is damaged, or lacks what the strategy remembered.
         """
         if not path.is_file():
             return None
         header, stored = read_sealed(path)
+        if lost := header["lost"]:
+            raise RunError(
+                f"{path}: does not hold {_listed(lost, strategy)}, so going on would give another run than one that "
+                "nobody interrupted; begin it again with --overwrite, or keep only arrays, numbers and texts there"
+            )
         _restore(strategy, header["memory"], stored)
         arrays = ArrayRecord({name: Array(stored[f"model/{name}"]) for name in header["model"]})
         return cls(header["round"], arrays, header["memory"], stored)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, durable: bool = False) -> None:
         """Write the checkpoint in one step.
 
         Raises:
             RunError: the disk is full or the folder cannot be written.
         """
-        header = {"round": self.round, "model": list(self.arrays), "memory": self.memory}
-        write_sealed(path, header, self.tensors)
+        header = {"round": self.round, "model": list(self.arrays), "memory": self.memory, "lost": self.lost}
+        write_sealed(path, header, self.tensors, durable=durable)
+
+    def warn(self, strategy: Strategy) -> None:
+        """Say what is lost, if anything."""
+        if self.lost:
+            log.warning(
+                "no checkpoint can hold %s, so this run cannot be resumed; only arrays, numbers and texts, in lists, "
+                "tuples and dicts, are saved",
+                _listed(self.lost, strategy),
+            )
 
 
-def _memory(strategy: Strategy, tensors: Arrays, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Attributes by path, as JSON; arrays go to `tensors` and leave their kind and keys behind."""
+def opaque(strategy: Strategy) -> dict[str, bytes | None]:
+    """The attributes that a checkpoint has no form for: path to content, as far as there is a way to compare it.
+
+    Functions are left out, being made again from the settings; None is what cannot be compared.
+    """
+    return _looked_at(strategy)[2]
+
+
+def _listed(paths: list[str], strategy: Strategy) -> str:
+    return f"what {type(strategy).__name__} remembers as {', '.join(paths)}"
+
+
+def _attributes(strategy: Strategy, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Attributes by path, with those of a wrapped strategy."""
     for name, value in vars(strategy).items():
-        path = f"{prefix}{name}"
         if isinstance(value, Strategy):
-            yield from _memory(value, tensors, f"{path}.")
-        elif value is None or isinstance(value, bool | int | float | str):
-            yield path, {"kind": "value", "value": value}
-        elif isinstance(value, ArrayRecord):
-            tensors.update({f"memory/{path}/{k}": array.numpy() for k, array in value.items()})
-            yield path, {"kind": "record", "keys": list(value)}
-        elif isinstance(value, Mapping) and value and all(map(_is_array, value.values())):
-            tensors.update({f"memory/{path}/{k}": np.asarray(array) for k, array in value.items()})
-            yield path, {"kind": "dict", "keys": list(value)}
-        elif isinstance(value, list) and value and all(map(_is_array, value)):
-            tensors.update({f"memory/{path}/{k}": np.asarray(array) for k, array in enumerate(value)})
-            yield path, {"kind": "list", "keys": list(range(len(value)))}
+            yield from _attributes(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
-def _is_array(value: object) -> bool:
-    """Arithmetic on arrays without axes gives NumPy scalars."""
-    return isinstance(value, np.ndarray | np.generic)
+def _looked_at(strategy: Strategy) -> tuple[dict[str, Any], Arrays, dict[str, bytes | None]]:
+    """What can be saved, attributes by path as JSON and the arrays in them; and what cannot, see `opaque`."""
+    memory: dict[str, Any] = {}
+    tensors: Arrays = {}
+    rest: dict[str, bytes | None] = {}
+    for path, value in _attributes(strategy):
+        own: Arrays = {}
+        try:
+            memory[path] = _encoded(value, f"memory/{path}", own)
+            tensors |= own
+        except _CannotBeSaved:
+            if not inspect.isroutine(value):
+                rest[path] = _content(value)
+    return memory, tensors, rest
+
+
+def _content(value: object) -> bytes | None:
+    """Something to compare `value` by; None where there is none."""
+    try:
+        return pickle.dumps(value)  # nobody reads it
+    except Exception:  # whatever a stranger's object raises
+        return None
+
+
+def _encoded(value: Any, path: str, tensors: Arrays, depth: int = 0) -> dict[str, Any]:
+    """`value` as JSON that says of what kind it is; arrays go to `tensors`.
+
+    Raises:
+        _CannotBeSaved: there is no form for it, or for something in it.
+    """
+    if depth > _DEEPEST:  # it may hold itself
+        raise _CannotBeSaved
+    if isinstance(value, np.generic) or type(value) is np.ndarray:  # before numbers: a float64 is a float, too
+        if value.dtype not in _DTYPES:
+            raise _CannotBeSaved
+        tensors[path] = np.asarray(value)
+        return {"kind": "array" if isinstance(value, np.ndarray) else "scalar", "at": path}
+    if type(value) is bytes:
+        tensors[path] = np.frombuffer(value, dtype="u1")
+        return {"kind": "bytes", "at": path}
+    if value is None or type(value) in (bool, int, float, str):
+        return {"kind": "value", "value": value}
+    if isinstance(value, ArrayRecord):
+        if any(array.stype != "numpy.ndarray" for array in value.values()):
+            raise _CannotBeSaved
+        items = [[name, _encoded(a.numpy(), f"{path}/{name}", tensors, depth + 1)] for name, a in value.items()]
+        return {"kind": "record", "items": items}
+    if type(value) is dict:
+        if not all(key is None or type(key) in (bool, int, float, str) for key in value):
+            raise _CannotBeSaved
+        items = [
+            [key, _encoded(item, f"{path}/{place}", tensors, depth + 1)]
+            for place, (key, item) in enumerate(value.items())
+        ]
+        return {"kind": "dict", "items": items}
+    if type(value) in (list, tuple):
+        parts = [_encoded(item, f"{path}/{place}", tensors, depth + 1) for place, item in enumerate(value)]
+        return {"kind": type(value).__name__, "items": parts}
+    raise _CannotBeSaved
+
+
+def _decoded(saved: Mapping[str, Any], stored: Arrays) -> Any:
+    """The inverse of `_encoded`."""
+    kind = saved["kind"]
+    if kind == "value":
+        return saved["value"]
+    if "at" in saved:
+        array = stored[saved["at"]]
+        return array if kind == "array" else array[()] if kind == "scalar" else array.tobytes()
+    if kind in ("list", "tuple"):
+        parts = [_decoded(item, stored) for item in saved["items"]]
+        return parts if kind == "list" else tuple(parts)
+    items = {key: _decoded(item, stored) for key, item in saved["items"]}
+    return ArrayRecord({name: Array(array) for name, array in items.items()}) if kind == "record" else items
 
 
 def _restore(strategy: Strategy, memory: Mapping[str, Any], stored: Arrays) -> None:
@@ -96,11 +206,4 @@ def _restore(strategy: Strategy, memory: Mapping[str, Any], stored: Arrays) -> N
         *parents, name = path.split(".")
         for parent in parents:
             owner = getattr(owner, parent)
-        if saved["kind"] == "value":
-            setattr(owner, name, saved["value"])
-            continue
-        arrays = {key: stored[f"memory/{path}/{key}"] for key in saved["keys"]}
-        if saved["kind"] == "record":
-            setattr(owner, name, ArrayRecord({key: Array(array) for key, array in arrays.items()}))
-        else:
-            setattr(owner, name, arrays if saved["kind"] == "dict" else list(arrays.values()))
+        setattr(owner, name, _decoded(saved, stored))

@@ -350,8 +350,8 @@ def test_no_hyperparameter_is_a_flag(here: Call) -> None:
         command: set(re.findall(r"--[a-z][a-z-]*", here(command, "--help").stdout)) - {"--help"}
         for command in ("run", "attack")
     }
-    assert flags["run"] == {"--set", "--out", "--resume", "--overwrite", "--data-dir"}
-    assert flags["attack"] == {"--set", "--data-dir"}
+    assert flags["run"] == {"--set", "--out", "--resume", "--overwrite", "--data-dir", "--trust", "--key"}
+    assert flags["attack"] == {"--set", "--data-dir", "--trust", "--key"}
 
 
 def test_ctrl_c_says_how_to_go_on_and_that_works(here: Call, home: Path, tmp_path: Path) -> None:
