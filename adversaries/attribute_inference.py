@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from adversaries.local_updates import PAPER, rounds_of
 from adversaries.matching import check_positive
 from adversaries.model_sources import ModelAttack, known, losses, matched, outputs
-from adversaries.scene import named_states, normalising_by_batch
+from adversaries.scene import STEPPING, named_states, normalising_by_batch, warn_unless_plain
 from fedsim.attack import Attack, Knowledge, Paper, PartialRecords, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Inference
@@ -134,6 +134,7 @@ class GradientAttributeInference(Attack):
         url="https://arxiv.org/abs/2108.06910",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "partial_records"})
+    uses: ClassVar[frozenset[str]] = STEPPING
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -216,6 +217,8 @@ class GradientAttributeInference(Attack):
             _View.of(transcript.update(number, victim), model, knowledge.device)
             for number in spread(rounds_of(transcript, victim), self.rounds)
         ]
+        if any(view.moved for view in views):
+            warn_unless_plain(self, knowledge, f"client {victim}")
         views = [view for view in views if view.direction.any()]
         if not views:
             raise AttackError(
@@ -275,12 +278,14 @@ class _View:
         names: of its parameters.
         direction: w_t - w_T, or the gradient that was sent, as one vector of length one (or zero).
         by_batch: BatchNorm's running statistics were not shared.
+        moved: weights were returned, no gradient was sent.
     """
 
     state: State
     names: Sequence[str]
     direction: Tensor
     by_batch: bool
+    moved: bool
 
     @classmethod
     def of(cls, update: Update, model: nn.Module, device: torch.device) -> _View:
@@ -307,6 +312,7 @@ class _View:
             names=list(named.shapes),
             direction=direction / length if length > 0 else direction,
             by_batch=by_batch,
+            moved=named.gradient is None,
         )
 
     def cosine(

@@ -108,7 +108,8 @@ def _tensors(scene: Scene) -> dict[str, Any]:
 
 
 def _numbers(scene: Scene) -> tuple[Any, ...]:
-    return tuple(getattr(scene, name) for name in ("num_examples", "learning_rate", "local_epochs", "batch_size"))
+    facts = ("learning_rate", "local_epochs", "local_steps", "batch_size", "momentum", "weight_decay", "proximal_mu")
+    return scene.num_examples, *(getattr(scene, name) for name in facts)
 
 
 def _with_tensors(scene: Scene, tensors: dict[str, Any]) -> Scene:

@@ -24,7 +24,8 @@ class DataLeakage(GradientInversion):
     """Simulate the client's whole local training on dummy data, a set for each epoch, and match its outcome.
 
     The "full input reconstruction with epoch order-invariant prior". Cost and memory grow with the
-    number of local steps. Needs to know E, B and the learning rate.
+    number of local steps. Needs to know E or T, B and the learning rate. Follows momentum, weight decay and FedProx's
+    proximal term where they are granted, and is refused where clients are known to train by another optimizer than SGD.
 
     Args:
         iterations: steps of Adam.                                             [released code: 400]
@@ -43,7 +44,7 @@ class DataLeakage(GradientInversion):
     References:
         Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022; sizes from its
         released code. Differs: the order prior is the mean image of an epoch for all data (the code
-        takes maxima of random features for CIFAR); labels are in the same order in each epoch.
+        takes maxima of random features for CIFAR); labels are in one random order, the same in each epoch.
     """
 
     iterations: int = 400
@@ -72,7 +73,7 @@ class DataLeakage(GradientInversion):
         check_not_negative(self, "tv_weight", "bounds_weight", "order_weight")
 
     def _recipe(self, scene: Scene) -> Recipe:
-        assert scene.local_epochs is not None
+        assert scene.batch_size is not None
         first, last = self.emphasis
 
         def emphasis(iteration: int, iterations: int) -> float:
@@ -91,12 +92,14 @@ class DataLeakage(GradientInversion):
             schedule=lambda iteration, iterations: float(self.decay ** (iteration / 10)),
             emphasis=emphasis,
             bounded=False,
-            epochs=scene.local_epochs,
+            epochs=math.ceil(scene.steps / math.ceil(scene.num_examples / scene.batch_size)),
         )
 
     def _merged(self, data: Tensor, scene: Scene) -> Tensor:
         """The mean of the epochs' images, each assigned to those of the first epoch by least squared error."""
-        first, *others = torch.split(data, scene.num_examples)
+        assert scene.batch_size is not None
+        whole = max(1, scene.steps // math.ceil(scene.num_examples / scene.batch_size))
+        first, *others = torch.split(data, scene.num_examples)[:whole]  # of a pass cut short some images were not used
         return torch.stack([first, *(epoch[match(epoch, first)] for epoch in others)]).mean(0)
 
 

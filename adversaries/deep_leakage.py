@@ -11,7 +11,7 @@ from torch import Tensor
 from adversaries.distances import SquaredL2
 from adversaries.labels import sign_rule
 from adversaries.matching import MEAN_GRADIENT, MOMENTS, GradientInversion, Recipe, check_positive, constant
-from adversaries.scene import Scene
+from adversaries.scene import STEPPING, Scene
 from fedsim.attack import Knowledge, Paper
 from fedsim.messages import Update
 
@@ -47,7 +47,7 @@ class DeepLeakage(GradientInversion):
         url="https://arxiv.org/abs/1906.08935",
     )
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT | {"num_classes"}
-    uses: ClassVar[frozenset[str]] = MOMENTS
+    uses: ClassVar[frozenset[str]] = MOMENTS | STEPPING
 
     def __post_init__(self) -> None:
         super().__post_init__()

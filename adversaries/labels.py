@@ -53,8 +53,7 @@ def count_labels(
         Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022; Geng et al.:
         Towards General Deep Leakage in Federated Learning, 2021. Differs: uses the bias instead of
         the weights, so that it needs no estimate of the penultimate features.
-        Assumes plain SGD; with momentum or Adam counts are rougher (0.93 and 0.77 of the labels where
-        SGD gave 0.97, three victims of the quickstart).
+        Assumes SGD, with momentum where that is granted; with Adam counts are rougher.
     """
     probes = _probes(model, knowledge, rng)
     name = _last_bias(model, probes)
@@ -403,5 +402,13 @@ def _mean_softmax(model: nn.Module, state: State, probes: Tensor) -> Tensor:
 
 
 def _steps_times_rate(num_examples: int, knowledge: Knowledge) -> float | None:
-    steps = known_steps(knowledge, num_examples)
-    return None if steps is None or knowledge.learning_rate is None else knowledge.learning_rate * steps
+    """How far a gradient that stays the same moves a weight; None where that is not known, or not how clients step.
+
+    With momentum m the gradient of step i of T moves it by the learning rate times 1 + m + ... + m^(T - i).
+    """
+    steps, rate, share = known_steps(knowledge, num_examples), knowledge.learning_rate, knowledge.momentum or 0.0
+    if steps is None or rate is None or (knowledge.optimizer or "sgd") != "sgd":
+        return None
+    if not 0 < share < 1:
+        return rate * steps
+    return rate * (steps - share * (1 - share**steps) / (1 - share)) / (1 - share)

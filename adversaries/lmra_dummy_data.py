@@ -18,7 +18,7 @@ from adversaries.input_span import InputSpan, first_layer, row_span
 from adversaries.local_updates import PAPER, LocalUpdates, read_updates
 from adversaries.matching import by_cosine, check_not_negative, check_positive
 from adversaries.model_sources import matched
-from adversaries.scene import normalising_by_batch
+from adversaries.scene import STEPPING, normalising_by_batch, warn_unless_plain
 from fedsim.attack import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError, RunError, first_line
 from fedsim.findings import Finding, LocalModel
@@ -109,6 +109,7 @@ class DummyDataReconstruction(Attack):
 
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
+    uses: ClassVar[frozenset[str]] = STEPPING
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -130,6 +131,7 @@ class DummyDataReconstruction(Attack):
         updates = read_updates(transcript, victim, fewest=1, remedy="record some")
         if torch.equal(updates.before, updates.after):
             raise AttackError(f"{updates.where}: she returned every model as it was; choose another victim")
+        warn_unless_plain(self, knowledge, updates.where)
         client = _Client(updates, knowledge)
         client.look(torch.randn((self._examples(updates), *(knowledge.input_shape or ())), generator=rng))
         trained: list[Tensor] = []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from adversaries.local_updates import PAPER, read_updates, rounds_of
+from adversaries.scene import STEPPING, warn_unless_plain
 from fedsim.attack import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError
 from fedsim.findings import Finding, LocalModel
@@ -36,6 +37,7 @@ class LinearLocalModel(Attack):
 
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset()
+    uses: ClassVar[frozenset[str]] = STEPPING
     temporal: ClassVar[bool] = True
 
     def _run(
@@ -48,6 +50,8 @@ class LinearLocalModel(Attack):
             fewest=parameters + 1,
             remedy=f"one more than the model's {parameters} parameters; record more rounds, or take attack lmra",
         )
+        # With momentum, or FedProx's pull towards theta_t, steps are as linear, and end where they did.
+        warn_unless_plain(self, knowledge, updates.where, simulated=("momentum", "proximal_mu"))
         moved = updates.before.double() - updates.after.double()
         optimum, residual = solve(updates.before, moved, updates.where)
         progress(1, 1, {"objective": residual})

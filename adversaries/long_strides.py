@@ -19,7 +19,7 @@ class LongStrides(GradientInversion):
 
     Between `sme`, which takes one gradient on the line between w_0 and w_T, and `dlfa`, which unrolls
     all T steps: an iteration costs 2 x strides gradients, whatever T is. Needs no knowledge of E, B or the
-    learning rate. Made for many local steps.
+    learning rate. Made for many local steps, of plain SGD.
 
     Args:
         iterations: K.                                                     [as `sme`: 1000]

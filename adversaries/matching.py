@@ -24,7 +24,15 @@ from adversaries.distances import Cosine, Distance, length
 from adversaries.labels import count_labels
 from adversaries.places import AtBroadcast, Place, Variable
 from adversaries.priors import Prior, total_variation
-from adversaries.scene import Scene, known_steps, normalising_by_batch, scene_of, trained_by_batch
+from adversaries.scene import (
+    STEPPING,
+    Scene,
+    known_steps,
+    normalising_by_batch,
+    scene_of,
+    trained_by_batch,
+    warn_unless_plain,
+)
 from adversaries.slopes import check_inputs, check_slope
 from fedsim.attack import Attack, Knowledge, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
@@ -124,7 +132,7 @@ class GradientInversion(Attack):
     precision: Literal["float32", "bfloat16"] = "float32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    uses: ClassVar[frozenset[str]] = MOMENTS | MEAN_GRADIENT | {"labels"}
+    uses: ClassVar[frozenset[str]] = MOMENTS | MEAN_GRADIENT | STEPPING | {"labels"}
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -177,6 +185,8 @@ class GradientInversion(Attack):
             log.warning(
                 "%s on %s: assumes one local step, the update is of %s; expect little", type(self).__name__, where, told
             )
+        if scene.sent is None:
+            warn_unless_plain(self, knowledge, where, simulated=recipe.place.simulates)
         if not (recipe.normalised_by_batch or scene.by_batch) and trained_by_batch(update, scene.model):
             log.warning(
                 "%s on %s: the client's BatchNorm layers normalised by the batch, this attack normalises by the "
@@ -195,6 +205,10 @@ class GradientInversion(Attack):
             )
         if recipe.joint_labels is None:
             labels = self._labels(scene, update, knowledge, rng).to(knowledge.device)
+            if recipe.place.cuts and (scene.batch_size or 0) < len(
+                labels
+            ):  # in ascending order a mini-batch would be of one class or two
+                labels = labels[torch.randperm(len(labels), generator=rng).to(labels.device)]
             scene = replace(scene, labels=labels.repeat(recipe.epochs))
         runs = [_Run(recipe, scene, shape, knowledge, self.iterations, rng) for _ in range(self.restarts)]
         evaluate = self._evaluator(recipe, scene, runs[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,7 +38,15 @@ class Variable:
 
 
 class Place(ABC):
-    """A frozen dataclass that says at which weights the dummy data are differentiated."""
+    """A frozen dataclass that says at which weights the dummy data are differentiated.
+
+    Class attributes:
+        simulates: which departures from plain SGD it follows, of `adversaries.scene.STEPPING`.
+        cuts: whether it cuts the dummy data into mini-batches in their order, so that the order of labels matters.
+    """
+
+    simulates: ClassVar[frozenset[str]] = frozenset()
+    cuts: ClassVar[bool] = False
 
     def variables(self, scene: Scene) -> dict[str, Variable]:
         """What is optimised beside the dummy data, by name; a single number becomes a curve in the report."""
@@ -101,23 +110,58 @@ class AlongTraining(Place):
     """Nowhere in particular: local training is simulated, and all of its steps count (DLFA).
 
     The dummy data are `epoch x example`: each epoch has images of its own, and their order in the
-    epoch's batches is theirs. What is compared is the mean of the simulated gradients.
+    epoch's batches is theirs. What is compared is the mean of the simulated steps over the learning rate: of gradients,
+    with momentum, weight decay and FedProx's proximal term where clients are known to have them.
     """
+
+    simulates: ClassVar[frozenset[str]] = frozenset({"momentum", "weight_decay", "proximal_mu"})
+    cuts: ClassVar[bool] = True
+
+    def variables(self, scene: Scene) -> dict[str, Variable]:
+        """None.
+
+        Raises:
+            AttackError: clients train by another optimizer than SGD.
+        """
+        if scene.sent is None and scene.optimizer != "sgd":
+            raise AttackError(
+                f"{scene.where}: this attack simulates local training by SGD, and clients train by {scene.optimizer}; "
+                "choose one that does not simulate it, as sme"
+            )
+        return {}
 
     def gradient(self, scene: Scene, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
         """See `Place`."""
         assert scene.learning_rate is not None
-        assert scene.batch_size is not None
         weights: Sequence[Tensor] = scene.before
+        moves: list[Tensor] = []
         total: list[Tensor] = []
+        for batch, targets in self._batches(scene, dummy, labels):
+            gradient = self._penalised(scene, weights, scene.gradient(weights, batch, targets))
+            if scene.momentum and moves:
+                gradient = [scene.momentum * m + g for m, g in zip(moves, gradient, strict=True)]
+            moves = gradient
+            weights = [w - scene.learning_rate * m for w, m in zip(weights, moves, strict=True)]
+            total = [t + m for t, m in zip(total, moves, strict=True)] if total else moves
+        return [t / scene.steps for t in total]
+
+    def _batches(self, scene: Scene, dummy: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The examples of each local step, of which there may be fewer than whole epochs have."""
+        assert scene.batch_size is not None
+        found: list[tuple[Tensor, Tensor]] = []
         for start in range(0, len(dummy), scene.num_examples):
             epoch = slice(start, start + scene.num_examples)
-            images, classes = (torch.split(whole[epoch], scene.batch_size) for whole in (dummy, labels))
-            for batch, targets in zip(images, classes, strict=True):
-                gradient = scene.gradient(weights, batch, targets)
-                weights = [w - scene.learning_rate * g for w, g in zip(weights, gradient, strict=True)]
-                total = [t + g for t, g in zip(total, gradient, strict=True)] if total else gradient
-        return [t / scene.steps for t in total]
+            pieces = (torch.split(whole[epoch], scene.batch_size) for whole in (dummy, labels))
+            found += zip(*pieces, strict=True)
+        return found[: scene.steps]
+
+    def _penalised(self, scene: Scene, weights: Sequence[Tensor], gradient: list[Tensor]) -> list[Tensor]:
+        """With the slopes of weight decay and of the proximal term, as in `fedsim.training`."""
+        decay, pull = scene.weight_decay, scene.proximal_mu
+        if not (decay or pull):
+            return gradient
+        together = zip(gradient, weights, scene.before, strict=True)
+        return [g + decay * w + pull * (w - start) for g, w, start in together]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from adversaries.matching import (
 )
 from adversaries.model_sources import ModelAttack, outputs
 from adversaries.priors import TotalVariation, total_variation
-from adversaries.scene import Scene, normalising_by_batch, scene_of, trained_by_batch
+from adversaries.scene import STEPPING, Scene, normalising_by_batch, scene_of, trained_by_batch
 from fedsim.attack import Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction, Representatives
@@ -182,7 +182,7 @@ class GradientSampleReconstruction(GradientInversion):
 
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | {"num_classes", "batch_size"}
-    uses: ClassVar[frozenset[str]] = MOMENTS
+    uses: ClassVar[frozenset[str]] = MOMENTS | STEPPING
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,13 @@ from torch.func import functional_call
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.attack import Knowledge
+from fedsim.attack import Attack, Knowledge
 from fedsim.errors import AttackError, TranscriptError
 from fedsim.messages import State, Update, by_name
 from fedsim.task import Loss
 from fedsim.training import statistics_of
+
+log = logging.getLogger("fedsim." + __name__)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,12 @@ class Scene:
         num_examples: N.
         learning_rate: step size of local training, None where withheld.
         local_epochs: E, None where withheld.
+        local_steps: T, None where withheld, or where clients take passes.
         batch_size: B, None where withheld.
+        optimizer: of local training, `sgd` where withheld.
+        momentum: of local training, 0 where withheld.
+        weight_decay: likewise.
+        proximal_mu: likewise.
         sent: the gradient that the client sent instead of weights, in the order of `names`; that is one step, so
             `local_epochs` is 1 and `batch_size` N then, whatever else is granted.
         by_batch: BatchNorm layers of `model` normalise by the batch, see `normalising_by_batch`.
@@ -98,7 +106,12 @@ class Scene:
     num_examples: int
     learning_rate: float | None = None
     local_epochs: int | None = None
+    local_steps: int | None = None
     batch_size: int | None = None
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
     sent: Sequence[Tensor] | None = None
     by_batch: bool = False
     where: str = ""
@@ -112,7 +125,7 @@ class Scene:
 
     @property
     def steps(self) -> int:
-        """T = E ceil(N / B), for who knows E and B."""
+        """T, for who knows it, or E and B."""
         steps = known_steps(self, self.num_examples)
         assert steps is not None
         return steps
@@ -188,7 +201,9 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
         num_examples=update.num_examples,
         learning_rate=knowledge.learning_rate,
         local_epochs=knowledge.local_epochs if gradient is None else 1,
+        local_steps=knowledge.local_steps if gradient is None else None,
         batch_size=knowledge.batch_size if gradient is None else update.num_examples,
+        **_stepping(knowledge if gradient is None else Knowledge()),
         sent=None if gradient is None else [gradient[name].to(device) for name in trained],
         by_batch=by_batch,
         where=where,
@@ -197,6 +212,12 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
         still = "w_T equals w_0" if gradient is None else "the gradient is zero"
         raise AttackError(f"{where}: {still}, there is nothing to match")
     return scene
+
+
+def _stepping(knowledge: Knowledge) -> dict[str, Any]:
+    """How clients step, so far as it is known; whoever sends a gradient takes no step."""
+    rest = {name: getattr(knowledge, name) or 0.0 for name in ("momentum", "weight_decay", "proximal_mu")}
+    return {"optimizer": knowledge.optimizer or "sgd", **rest}
 
 
 def _frozen(model: nn.Module, before: State, after: State, gradient: State | None) -> list[str]:
@@ -243,10 +264,42 @@ def _by_batch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> T
 
 
 def known_steps(knowledge: Knowledge | Scene, num_examples: int) -> int | None:
-    """T, where the threat model grants E and B."""
+    """T, where the threat model grants it, or E and B."""
+    if knowledge.local_steps is not None:
+        return knowledge.local_steps
     if knowledge.local_epochs is None or knowledge.batch_size is None:
         return None
     return knowledge.local_epochs * math.ceil(num_examples / knowledge.batch_size)
+
+
+STEPPING = frozenset({"optimizer", "momentum", "weight_decay", "proximal_mu"})
+"""What an attack has to know to see whether clients train by plain SGD."""
+
+
+def warn_unless_plain(attack: Attack, knowledge: Knowledge, where: str, *, simulated: Collection[str] = ()) -> None:
+    """Say so where clients do not train by plain SGD, as the attack takes for granted, or where nobody knows.
+
+    Args:
+        simulated: which of `STEPPING` the attack simulates.
+    """
+    facts = {name: getattr(knowledge, name) for name in ("optimizer", "momentum", "weight_decay", "proximal_mu")}
+    odd = [f"{n.replace('_', ' ')} {v}" for n, v in facts.items() if v and v != "sgd" and n not in simulated]
+    hidden = [name for name, value in facts.items() if value is None]
+    if odd:
+        log.warning(
+            "%s on %s: assumes plain SGD, but clients train with %s; expect less",
+            type(attack).__name__,
+            where,
+            ", ".join(odd),
+        )
+    elif hidden:
+        log.warning(
+            "%s on %s: assumes plain SGD; %s of the clients %s not known",
+            type(attack).__name__,
+            where,
+            ", ".join(hidden),
+            "is" if len(hidden) == 1 else "are",
+        )
 
 
 class NamedStates(NamedTuple):

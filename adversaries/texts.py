@@ -24,7 +24,7 @@ from adversaries.deep_leakage import DeepLeakage
 from adversaries.inverting_gradients import InvertingGradients
 from adversaries.labels import count_labels
 from adversaries.matching import MEAN_GRADIENT
-from adversaries.scene import Scene, named_states
+from adversaries.scene import STEPPING, Scene, named_states
 from adversaries.tgias_ro import TemporalInversion
 from adversaries.word_exchange import exchange
 from fedsim.attack import Attack, Knowledge, Paper, Progress, single_update
@@ -399,7 +399,7 @@ class TextLeakage(OnTexts, DeepLeakage):
     """
 
     needs: ClassVar[frozenset[str]] = _NEEDS | MEAN_GRADIENT | {"num_classes"}
-    uses: ClassVar[frozenset[str]] = frozenset()
+    uses: ClassVar[frozenset[str]] = STEPPING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,7 +413,7 @@ class TextInvertingGradients(OnTexts, InvertingGradients):
         Geiping et al.: Inverting Gradients, NeurIPS 2020. Differs: as `inverting-gradients`; the paper has no texts.
     """
 
-    uses: ClassVar[frozenset[str]] = MEAN_GRADIENT | {"labels"}
+    uses: ClassVar[frozenset[str]] = MEAN_GRADIENT | STEPPING | {"labels"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,7 +438,7 @@ class EmbeddingRows(Attack):
         url="https://arxiv.org/abs/2103.06819",
     )
     needs: ClassVar[frozenset[str]] = _NEEDS
-    uses: ClassVar[frozenset[str]] = MEAN_GRADIENT | {"labels"}
+    uses: ClassVar[frozenset[str]] = MEAN_GRADIENT | {"labels", "momentum", "optimizer"}
     texts: ClassVar[bool] = True
     main_metric: ClassVar[str] = "words_found"
 

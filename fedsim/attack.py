@@ -77,9 +77,15 @@ class Knowledge:
         input_mean: mean of the inputs in those units, 0 where clients standardise.
         input_std: standard deviation of the inputs in those units, 1 where clients standardise.
         learning_rate: step size of the clients' local training.
-        local_epochs: E, passes of a client over its data in one round; 1 where she sends a gradient.
+        local_epochs: E, passes of a client over its data in one round; 1 where it sends a gradient.
+        local_steps: T, steps of a client in one round, where it takes a number of them instead of passes; whoever
+            needs `local_epochs` makes do with it.
         batch_size: B, examples in one local step.
-        labels: `example`, the victim's labels in ascending order.
+        optimizer: of the clients, `sgd`, `adam` or `adamw`.
+        momentum: of their SGD.
+        weight_decay: weight of the L2 penalty in their steps.
+        proximal_mu: weight of FedProx's proximal term in their steps.
+        labels: `example`, the victim's labels in ascending order; whoever cuts them into mini-batches shuffles them.
         records: the victim's records, for an attack that asks where they come from.
         partial_records: the victim's records without a sensitive attribute, for an attack that infers it.
         models: by client, what the attack named by `Attack.builds_on` claims to be her local model.
@@ -95,7 +101,12 @@ class Knowledge:
     input_std: Sequence[float] | None = None
     learning_rate: float | None = None
     local_epochs: int | None = None
+    local_steps: int | None = None
     batch_size: int | None = None
+    optimizer: str | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    proximal_mu: float | None = None
     labels: Tensor | None = None
     records: Records | None = None
     partial_records: PartialRecords | None = None
@@ -193,7 +204,8 @@ class Attack(ABC):
     @classmethod
     def declared(cls) -> frozenset[str]:
         """All that it reads of what is granted: what it needs and what it uses."""
-        return cls.needs | cls.uses
+        read = cls.needs | cls.uses
+        return read | {"local_steps"} if "local_epochs" in read else read
 
     @final
     def check(self, knowledge: Knowledge, granted: Sequence[str] = ()) -> None:
@@ -204,7 +216,8 @@ class Attack(ABC):
                     f"{type(self).__name__}.{where}: '{name}' is nothing that can be known, "
                     f"{did_you_mean(name, KNOWLEDGE)}"
                 )
-        missing = sorted(self.needs - set(knowledge.granted()) - set(granted))
+        known = {*knowledge.granted(), *granted}
+        missing = sorted(self.needs - known - ({"local_epochs"} if "local_steps" in known else set()))
         if missing:
             raise KnowledgeError(
                 f"{type(self).__name__} needs {', '.join(missing)}, which the threat model withholds; "

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedsim import metrics, registry
-from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Progress
+from fedsim.attack import GLOBAL, KNOWLEDGE, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Progress
 from fedsim.claims import Owed
 from fedsim.config import AdversaryTable, AttackFile, Config
 from fedsim.datasets import Dataset
@@ -43,6 +43,7 @@ from fedsim.errors import (
     FedsimError,
     KnowledgeError,
     RunError,
+    TranscriptError,
     did_you_mean,
 )
 from fedsim.experiment import Experiment, build_attacks, data_folder
@@ -76,8 +77,17 @@ from fedsim.randomness import generator, one_thread
 from fedsim.run_folder import RunFolder, write_rows
 from fedsim.scoring import Public, Score, Truth, score
 from fedsim.similarity import Message
-from fedsim.threat_model import check_model, check_private, full_knowledge, grant, grant_private, private
-from fedsim.transcript import Transcript, hash_state
+from fedsim.threat_model import (
+    as_sent,
+    check_model,
+    check_private,
+    full_knowledge,
+    grant,
+    grant_private,
+    private,
+    sent_along,
+)
+from fedsim.transcript import Header, Transcript, hash_state
 from fedsim.workers import in_processes
 from fedsim.zest import draw_references
 
@@ -164,7 +174,7 @@ class Audit:
         knowledge = grant(self.spec.adversary, self.experiment, self.beside)
         check_model(self.spec.adversary, knowledge)
         _ = self._model_code  # of its file as it is now, soon after the import
-        granted = private(self.spec.adversary)
+        granted = [*private(self.spec.adversary), *self._sent_along()]
         self._stages()
         for table, attack in build_attacks(self.spec):
             if self.experiment:
@@ -204,6 +214,17 @@ class Audit:
                         told = isinstance(error, FedsimError) and not isinstance(error, AttackCrash)
                         log.error("%s", failures[-1], exc_info=None if told else error)
         return failures
+
+    def _sent_along(self) -> list[str]:
+        """Facts of the protocol that a recording made elsewhere tells itself, and that are not withheld."""
+        if self.experiment is not None or not self.folder.path.is_dir():
+            return []
+        transcript, headers = Transcript(self.folder.path), list[Header]()
+        for number in transcript.rounds:
+            with suppress(TranscriptError):  # it is reported when it is attacked
+                headers = [transcript.header(number)]
+                break
+        return [name for name in sent_along(headers) if getattr(self.spec.adversary.knowledge, name) is not False]
 
     def _stages(self) -> list[list[str]]:
         """See `_in_order`."""
@@ -286,7 +307,8 @@ class Audit:
         if self._is_ours(path) and _is_there(job, load_claim(path)[1], fingerprint, self._model_code):
             return
         started = time.monotonic()
-        finding = self._found(transcript, job, knowledge, progress, isolation)
+        with _overheard() as warnings:
+            finding = self._found(transcript, job, knowledge, progress, isolation)
         before = transcript.update(first, job.victim).before if isinstance(finding, LocalModel) else None
         self._owed(transcript, job, knowledge, first, before).check(finding)
         about = {
@@ -303,6 +325,7 @@ class Audit:
             "granted": knowledge.granted(),
             "partial_records": knowledge.partial_records.column if knowledge.partial_records else "",
             "fingerprint": fingerprint,
+            "warnings": warnings,
             "seconds": round(time.monotonic() - started, 2),
         }
         save_finding(finding, path, about)
@@ -357,7 +380,8 @@ class Audit:
         """What the attack of `job` is handed, and what tells the models among it from others."""
         adversary, declared = self.spec.adversary, job.attack.declared()
         truth = self.truth(job.victim, first) if declared.intersection(private(adversary)) else None
-        common = grant(adversary, self.experiment, self.beside)
+        headers = [transcript.header(number) for number in job.rounds if job.victim in transcript.clients(number)]
+        common = as_sent(grant(adversary, self.experiment, self.beside), adversary, headers, declared)
         knowledge = grant_private(common, adversary, self.experiment, job.victim, truth, declared).only(declared)
         if (title := job.attack.builds_on) is None:
             return knowledge, []
@@ -414,7 +438,7 @@ class Audit:
     def _settings(self) -> dict[str, Any]:
         """What each attack of the file is made with now, by title; see `_made_with`."""
         granted = grant(self.spec.adversary, self.experiment, self.beside).granted()
-        granted += private(self.spec.adversary)
+        granted += [*private(self.spec.adversary), *self._sent_along()]
         return {
             table.title: _made_with(
                 {
@@ -422,7 +446,7 @@ class Audit:
                     "settings": dataclasses.asdict(attack),
                     "code": code_hash(type(attack)),
                     "model_code": self._model_code,
-                    "granted": [name for name in granted if name in attack.declared()],
+                    "granted": [name for name in KNOWLEDGE if name in granted and name in attack.declared()],
                 }
             )
             for table, attack in build_attacks(self.spec)
@@ -795,6 +819,24 @@ def _is_there(job: Job, about: Mapping[str, object], fingerprint: str, model_cod
     if about.get("plugin") == job.plugin and changed:
         log.info("%s: attacked anew, for the code %s has changed", who, changed[0])
     return False
+
+
+@contextmanager
+def _overheard() -> Iterator[list[str]]:
+    """What attacks warn of meanwhile, each sentence once: the report tells it beside what they found."""
+    heard: dict[str, None] = {}
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard[record.getMessage()] = None
+
+    listener, logger, told = Listener(logging.WARNING), logging.getLogger("fedsim.adversaries"), list[str]()
+    logger.addHandler(listener)
+    try:
+        yield told
+    finally:
+        logger.removeHandler(listener)
+        told += heard
 
 
 def _sentence(job: Job, error: BaseException) -> str:

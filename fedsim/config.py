@@ -166,8 +166,9 @@ class KnowledgeTable(Table):
 
     `true` grants what the run itself holds, `false` withholds it; a recording made elsewhere has
     nothing to take from, so there the value is written out: `model = "module:callable"`,
-    `input_shape = [1, 28, 28]`, `value_range = [0.0, 1.0]`. `records` are the victim's training examples;
-    `partial_records` names the one column of a table that is withheld of them.
+    `input_shape = [1, 28, 28]`, `value_range = [0.0, 1.0]`. What the server sent along with its model in the attacked
+    round (`learning_rate` and its kin) is taken from there wherever it says something. `records` are the victim's
+    training examples; `partial_records` names the one column of a table that is withheld of them.
     """
 
     model: bool | str = True
@@ -179,7 +180,12 @@ class KnowledgeTable(Table):
     input_std: bool | list[float] = True
     learning_rate: bool | float = True
     local_epochs: bool | int = True
+    local_steps: bool | int = True
     batch_size: bool | int = True
+    optimizer: bool | str = True
+    momentum: bool | float = True
+    weight_decay: bool | float = True
+    proximal_mu: bool | float = True
     labels: bool = False
     records: bool = False
     partial_records: Literal[False] | str = False

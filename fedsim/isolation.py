@@ -50,7 +50,7 @@ _START = (
     "parent, line = int(sys.argv.pop()), Connection(int(sys.argv.pop())); sys.path[:] = json.loads(line.recv_bytes()); "
     "from fedsim.isolation import serve; serve(line, parent)"
 )
-_NAMED = frozenset({"FEDSIM_DATA", "FEDSIM_CACHE", "PWD", "OLDPWD"})
+_NAMED = frozenset({"FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_KEY", "PWD", "OLDPWD"})
 _HOLD_TRUTH = ("fedsim.audit", "fedsim.experiment", "fedsim.federated_data", "fedsim.scoring", "fedsim.datasets")
 
 

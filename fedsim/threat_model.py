@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from fedsim.architecture import Architecture, WrittenOut
 from fedsim.attack import KNOWLEDGE, Knowledge, PartialRecords, Records
 from fedsim.config import AdversaryTable
 from fedsim.datasets import Column
-from fedsim.errors import ConfigError, DataError, PluginError, first_line
+from fedsim.errors import AttackError, ConfigError, DataError, PluginError, first_line
 from fedsim.experiment import Experiment
 from fedsim.models.checks import unsized
 from fedsim.randomness import seed_for
 from fedsim.scoring import Truth
+from fedsim.transcript import Header
 
 PRIVATE = ("labels", "records", "partial_records")
 """What differs from victim to victim."""
@@ -46,7 +47,7 @@ def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path
         setting = getattr(adversary.knowledge, name)
         if name in PRIVATE or setting is False:
             continue
-        if setting is True and experiment is None and name in written and name not in own:
+        if setting is True and experiment is None and name in written and name not in own and name not in _SENT_AS:
             raise ConfigError(
                 f"adversary.knowledge.{name}: a recording made elsewhere has none to grant; write it out, or leave the "
                 "key out"
@@ -58,6 +59,86 @@ def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path
 def full_knowledge(adversary: AdversaryTable, experiment: Experiment | None, beside: Path) -> Knowledge:
     """What the evaluator knows of the protocol: all of it, or of a recording made elsewhere what the file grants."""
     return Knowledge(**_protocol(experiment)) if experiment else grant(adversary, experiment, beside)
+
+
+def as_sent(
+    knowledge: Knowledge, adversary: AdversaryTable, headers: Sequence[Header], declared: Set[str]
+) -> Knowledge:
+    """`knowledge`, where the protocol's facts are what the server sent along in the attacked rounds.
+
+    A header is what clients were told, which a strategy may change from round to round, so it goes before the
+    experiment file. A value that is written out and contradicts it is refused: the recording is evidence, and an attack
+    made with either of the two would be filed under a threat model that nobody stated.
+
+    Args:
+        headers: of the attacked rounds; those that say nothing of a fact leave it as it is.
+        declared: what the attack reads.
+
+    Raises:
+        ConfigError: a value that is written out contradicts a header, or a header holds a value that is none.
+        AttackError: the rounds differ.
+    """
+    values: dict[str, Any] = {}
+    for name in sorted(declared & set(_SENT_AS)):
+        setting = getattr(adversary.knowledge, name)
+        if setting is False:
+            continue
+        said = {header.round: value for header in headers if (value := _said(header, name)) is not None}
+        if not said:
+            continue
+        first = next(iter(said.values()))
+        told = ", ".join(f"{value} in round {number}" for number, value in said.items())
+        if any(value != first for value in said.values()):
+            raise AttackError(
+                f"adversary.knowledge.{name}: the server sent {told}, and this attack reads one value for all rounds; "
+                "attack rounds that agree (adversary.rounds), or withhold it (false)"
+            )
+        if setting is not True and getattr(knowledge, name) != first:
+            raise ConfigError(
+                f"adversary.knowledge.{name}: {setting} is written out, but the server sent {told}, as the recording "
+                "says; leave the key out"
+            )
+        values[name] = first
+    for name, other in (("local_epochs", "local_steps"), ("local_steps", "local_epochs")):
+        # Whoever says T says that there is no E; but a gradient is one step, whatever its batch is of.
+        if other in values and name not in values and not any(h.config.get("sends") == "gradient" for h in headers):
+            values[name] = None
+    return replace(knowledge, **values)
+
+
+def sent_along(headers: Sequence[Header]) -> list[str]:
+    """Names of the protocol's facts that these headers tell."""
+    return [name for name in _SENT_AS if any(_said(header, name) is not None for header in headers)]
+
+
+def _said(header: Header, name: str) -> Any:
+    """What a header says of a fact; None where it says nothing."""
+    key = next((key for key in _SENT_AS[name] if key in header.config), None)
+    if key is None:
+        return None
+    value = header.config[key]
+    fits, expected = _EXPECTED[name]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    whole = isinstance(value, int) or name not in ("local_epochs", "local_steps", "batch_size")
+    if not ((isinstance(value, str) if name == "optimizer" else number and whole) and fits(value)):
+        raise ConfigError(
+            f"round {header.round}: the server sent {key} = {value!r}, expected {expected}; withhold it with "
+            f"adversary.knowledge.{name} = false"
+        )
+    return value.lower() if isinstance(value, str) else value
+
+
+_SENT_AS: Mapping[str, tuple[str, ...]] = {
+    "learning_rate": ("learning-rate", "learning_rate", "lr"),
+    "local_epochs": ("local-epochs", "local_epochs"),
+    "local_steps": ("local-steps", "local_steps"),
+    "batch_size": ("batch-size", "batch_size"),
+    "optimizer": ("optimizer",),
+    "momentum": ("momentum",),
+    "weight_decay": ("weight-decay", "weight_decay"),
+    "proximal_mu": ("proximal-mu", "proximal_mu"),
+}
+"""The protocol's facts, and what servers call them in the config that they send along; our own first, then Flower's."""
 
 
 def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
@@ -188,7 +269,12 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
         "learning_rate": experiment.training.learning_rate,
         # A gradient is one step on one batch, whatever that batch is of.
         "local_epochs": 1 if experiment.training.sends == "gradient" else experiment.training.local_epochs,
+        "local_steps": experiment.training.local_steps,
         "batch_size": experiment.training.batch_size,
+        "optimizer": experiment.training.optimizer,
+        "momentum": experiment.training.momentum,
+        "weight_decay": experiment.training.weight_decay,
+        "proximal_mu": experiment.training.proximal_mu,
     }
 
 
@@ -201,6 +287,8 @@ def _written_out(name: str, setting: Any, beside: Path) -> Any:
         raise ConfigError(f"adversary.knowledge.{name}: expected {expected}, got {setting}")
     if name == "value_range":
         return [setting[0]], [setting[1]]
+    if name == "optimizer":
+        return setting.lower()
     return tuple(setting) if name == "input_shape" else setting
 
 
@@ -216,7 +304,12 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "input_std": (lambda scales: _finite(scales) and min(scales, default=1) > 0, "finite values above 0"),
     "learning_rate": (lambda rate: 0 < rate < math.inf, "a finite value above 0"),
     "local_epochs": (lambda epochs: epochs >= 1, "at least 1"),
+    "local_steps": (lambda steps: steps >= 1, "at least 1"),
     "batch_size": (lambda size: size >= 1, "at least 1"),
+    "optimizer": (lambda name: bool(name.strip()), "a name, as sgd or adam"),
+    "momentum": (lambda share: 0 <= share < math.inf, "a finite value of at least 0"),
+    "weight_decay": (lambda weight: 0 <= weight < math.inf, "a finite value of at least 0"),
+    "proximal_mu": (lambda weight: 0 <= weight < math.inf, "a finite value of at least 0"),
 }
 """What a value that is written out must be."""
 

@@ -109,6 +109,10 @@ KNOWN = Knowledge(
     learning_rate=0.1,
     local_epochs=1,
     batch_size=3,
+    optimizer="sgd",
+    momentum=0.0,
+    weight_decay=0.0,
+    proximal_mu=0.0,
     labels=torch.tensor([1, 4, 4]),
     records=Records(inputs=torch.rand((3, 1, 8, 8), generator=generator("inputs")), labels=torch.tensor([1, 4, 4])),
 )
@@ -146,6 +150,10 @@ def table_knowledge() -> Knowledge:
         learning_rate=0.1,
         local_epochs=1,
         batch_size=6,
+        optimizer="sgd",
+        momentum=0.0,
+        weight_decay=0.0,
+        proximal_mu=0.0,
         labels=targets.sort().values,
         records=Records(inputs=inputs, labels=targets),
         partial_records=PartialRecords(

@@ -126,9 +126,9 @@ def test_what_is_there_is_kept_and_what_changed_is_made_anew(run: Path) -> None:
     [
         {"attacks": [ATTACKS[0], {"name": "sme", "label": "ig", "iterations": 4}]},
         {"adversary": {"knowledge": {"labels": True}}},
-        {"adversary": {"knowledge": {"learning_rate": 0.5}}},
+        {"adversary": {"knowledge": {"learning_rate": False}}},
     ],
-    ids=["another attack under the same label", "labels granted", "another learning rate"],
+    ids=["another attack under the same label", "labels granted", "learning rate withheld"],
 )
 def test_a_finding_of_another_threat_model_is_not_taken_for_done(run: Path, change: dict[str, Any]) -> None:
     open_audit(run, None).run()
@@ -341,6 +341,42 @@ def test_what_an_attack_does_not_declare_is_neither_handed_over_nor_part_of_its_
     assert scores[0] == scores[1] != []
 
 
+def rewritten(run: Path, number: int, **config: Any) -> None:
+    """Record a round again, as if the server had sent other facts along."""
+    transcript = Transcript(run)
+    updates = [transcript.update(number, client) for client in transcript.clients(number)]
+    said = {key.replace("_", "-"): value for key, value in config.items()}
+    Recorder(run / "transcript", resume=True).write(number, updates, config=transcript.header(number).config | said)
+
+
+def test_an_attack_gets_the_learning_rate_of_its_round(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a strategy lets it decay: the experiment file has that of the first round."""
+    rewritten(run, 2, learning_rate=0.025, momentum=0.5)
+    seen: list[tuple[float | None, float | None]] = []
+
+    def noting(attack: Any, transcript: Any, knowledge: Any, *rest: Any) -> Any:
+        seen.append((knowledge.learning_rate, knowledge.momentum))
+        return own(attack, transcript, knowledge, *rest)
+
+    kind = type(build_attacks(attack_file([ATTACKS[0]]))[0][1])
+    own = kind._run
+    monkeypatch.setattr(kind, "_run", noting)
+    assert open_audit(run, attack_file([ATTACKS[0]], adversary={"victims": [0]})).run() == []
+    assert seen == [(0.1, 0.0), (0.025, 0.5)]
+    about = load_finding(run / "findings/sme/round-2-client-0-repeat-0.safetensors")[1]
+    [warning] = about["warnings"]  # type: ignore[misc]
+    assert warning.endswith("assumes plain SGD, but clients train with momentum 0.5; expect less")
+
+
+def test_a_value_that_contradicts_the_recording_is_refused(run: Path) -> None:
+    spec = attack_file([ATTACKS[0]], adversary={"victims": [0], "rounds": [1], "knowledge": {"learning_rate": 0.5}})
+    [failure] = open_audit(run, spec).run()
+    assert failure == (
+        "sme, round 1, client 0: adversary.knowledge.learning_rate: 0.5 is written out, but the server sent 0.1 in "
+        "round 1, as the recording says; leave the key out"
+    )
+
+
 def test_granted_labels_that_nobody_knows_are_an_error(run: Path, tmp_path: Path) -> None:
     """Never a silent fall back to counting them, which is another threat model."""
     truth = open_audit(run, None).truth(0, 1)
@@ -399,7 +435,7 @@ def test_a_threat_model_that_does_not_hold_is_an_error_before_any_work(
         ({"model": "net_of_nothing:number"}, PluginError, "net_of_nothing:number gives int, expected a function that"),
         ({"model": "net_of_nothing:broken"}, PluginError, "net_of_nothing:broken raised KeyError: 'width'"),
         (
-            {"model": "net_of_nothing:build", "learning_rate": True},
+            {"model": "net_of_nothing:build", "num_classes": True},
             ConfigError,
             "a recording made elsewhere has none to",
         ),

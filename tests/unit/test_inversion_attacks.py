@@ -112,7 +112,12 @@ def victim(build: Callable[[], nn.Module] = smooth, count: int = 1, before: Stat
         labels=labels,
         learning_rate=plan.learning_rate,
         local_epochs=plan.local_epochs,
+        local_steps=plan.local_steps,
         batch_size=plan.batch_size,
+        optimizer=plan.optimizer,
+        momentum=plan.momentum,
+        weight_decay=plan.weight_decay,
+        proximal_mu=plan.proximal_mu,
     )
     return Victim(update=Update(round=1, client=5, before=start, after=after, num_examples=count), knowledge=knowledge)
 
@@ -349,18 +354,32 @@ def test_the_model_that_normalises_by_the_batch_is_a_copy_like_a_training_one() 
     assert all(torch.equal(value, copy.state_dict()[key]) for key, value in before.items())
 
 
-def test_the_simulated_training_is_fedsims_own() -> None:
-    """Same batches in the same order, the same pseudo-gradient."""
-    plan = LocalTraining(local_epochs=3, batch_size=2, learning_rate=0.2)
+@pytest.mark.parametrize(
+    ("how", "steps"),
+    [
+        ({"local_epochs": 3}, 9),
+        ({"local_steps": 7}, 7),
+        ({"local_epochs": 3, "momentum": 0.9}, 9),
+        ({"local_epochs": 3, "weight_decay": 0.3}, 9),
+        ({"local_epochs": 3, "proximal_mu": 2.0}, 9),
+        ({"local_epochs": 3, "momentum": 0.5, "weight_decay": 0.1, "proximal_mu": 1.0}, 9),
+    ],
+    ids=lambda item: ", ".join(item) if isinstance(item, dict) else "",
+)
+def test_the_simulated_training_is_fedsims_own(how: dict[str, Any], steps: int) -> None:
+    """Same batches in the same order, the same pseudo-gradient, whatever SGD has beside the gradient."""
+    plan = LocalTraining(batch_size=2, learning_rate=0.2, **how)
     inputs, labels = standard(truth(5)).double(), torch.tensor([1, 4, 4, 0, 7])
     before = doubled(state_of(smooth()))
     after, _ = local_update(smooth().double(), before, inputs, labels, plan, key=("x",))
-    order = torch.cat(list(batches(5, plan, generator("x", "order"))))
-    here = dataclasses.replace(scene(victim(count=1)), num_examples=5, learning_rate=0.2, local_epochs=3, batch_size=2)
+    whole = dataclasses.replace(plan, local_epochs=3, local_steps=None)  # a pass cut short takes the batches of a whole
+    order = torch.cat(list(batches(5, whole, generator("x", "order"))))
+    facts = {"learning_rate": 0.2, "local_epochs": None, "batch_size": 2} | how
+    here = dataclasses.replace(scene(victim(count=1)), num_examples=5, **facts)
     mean = AlongTraining().gradient(here, {}, (inputs[order] - 0.2) / 1.7, labels[order])
-    assert here.steps == 9
+    assert here.steps == steps
     for name, gradient in zip(here.names, mean, strict=True):
-        torch.testing.assert_close(9 * 0.2 * gradient, before[name] - after[name], atol=1e-12, rtol=1e-9)
+        torch.testing.assert_close(steps * 0.2 * gradient, before[name] - after[name], atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
@@ -516,11 +535,78 @@ def test_dlfa_with_its_own_settings_beats_one_step_on_a_batch_of_several_epochs(
     assert means[0] > means[1] + 1
 
 
+@pytest.mark.parametrize("how", [{"momentum": 0.9}, {"weight_decay": 1.0}], ids=["momentum", "weight decay"])
+def test_dlfa_that_knows_the_optimizer_finds_what_one_that_does_not_misses(run: Run, how: dict[str, float]) -> None:
+    of = victim(local_epochs=3, learning_rate=0.2, **how)
+    attack = DataLeakage(iterations=150, tv_weight=0.0, order_weight=10.0)
+    told, not_told = (psnr(run(attack, of, **facts).data, truth(1)).item() for facts in ({}, dict.fromkeys(how, None)))
+    assert told > not_told + 3
+
+
+def test_dlfa_takes_a_number_of_steps_in_place_of_passes(run: Run) -> None:
+    of = victim(count=3, local_epochs=None, local_steps=5, batch_size=2, learning_rate=0.2)
+    finding = run(DataLeakage(iterations=2), of)
+    assert finding.data.shape == (3, *SHAPE)
+    with pytest.raises(KnowledgeError, match="DataLeakage needs local_epochs, which"):
+        run(DataLeakage(iterations=2), of, local_steps=None)
+
+
+def test_who_simulates_sgd_is_refused_where_clients_train_by_another_optimizer(run: Run) -> None:
+    of = victim(local_epochs=2, optimizer="adam", learning_rate=0.01)
+    with pytest.raises(
+        AttackError,
+        match=r"^round 1, client 5: this attack simulates local training by SGD, and clients train by adam; choose one",
+    ):
+        run(DataLeakage(iterations=2), of)
+
+
+@pytest.mark.parametrize(
+    ("how", "withheld", "warning"),
+    [
+        ({}, [], ""),
+        ({"optimizer": "adam"}, [], "assumes plain SGD, but clients train with optimizer adam; expect less"),
+        (
+            {"momentum": 0.9, "proximal_mu": 0.1},
+            [],
+            "assumes plain SGD, but clients train with momentum 0.9, proximal mu 0.1; expect less",
+        ),
+        ({}, ["optimizer"], "assumes plain SGD; optimizer of the clients is not known"),
+        ({}, ["momentum", "weight_decay"], "assumes plain SGD; momentum, weight_decay of the clients are not known"),
+    ],
+)
+def test_an_attack_that_takes_sgd_for_granted_says_so(
+    run: Run, how: dict[str, Any], withheld: list[str], warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    of = victim(local_epochs=2, learning_rate=0.01, **how)
+    run(SurrogateModelExtension(iterations=1), of, **dict.fromkeys(withheld, None))
+    where = "SurrogateModelExtension on round 1, client 5: "
+    assert [record.getMessage() for record in caplog.records] == ([where + warning] if warning else [])
+
+
+def test_labels_are_cut_into_mini_batches_in_random_order(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In ascending order each simulated mini-batch would be of one class or two. The multiset stays."""
+    seen: list[list[int]] = []
+
+    def noting(scene: Scene, weights: Any, dummy: Tensor, labels: Tensor, own: Any = Scene.gradient) -> Any:
+        seen.append(labels.tolist())
+        return own(scene, weights, dummy, labels)
+
+    monkeypatch.setattr(Scene, "gradient", noting)
+    granted = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    of = victim(count=8, batch_size=4)
+    finding = run(DataLeakage(iterations=1), of, labels=granted)
+    batches_seen = [labels for labels in seen if len(labels) == 4]
+    assert all(set(labels) == {0, 1} for labels in batches_seen[:2])
+    assert sorted(batches_seen[0] + batches_seen[1]) == granted.tolist()
+    assert finding.labels.tolist() == batches_seen[0] + batches_seen[1]
+    assert run(DataLeakage(iterations=1), of, seed=1, labels=granted).labels.tolist() != finding.labels.tolist()
+
+
 def test_the_images_of_the_epochs_are_matched_before_they_are_averaged() -> None:
     images = truth()
     orders = [[0, 1, 2], [2, 0, 1], [1, 0, 2]]
     noisy = torch.cat([images[o] + 0.01 * i for i, o in enumerate(orders)])
-    merged = DataLeakage()._merged(noisy, scene(victim(count=3)))
+    merged = DataLeakage()._merged(noisy, scene(victim(count=3, local_epochs=3)))
     torch.testing.assert_close(merged, images + 0.01)
 
 

@@ -74,6 +74,18 @@ SOME = {2: 5, 3: 1, 7: 6}
 ALL = dict(enumerate((3, 1, 4, 1, 5, 2, 6, 5, 3, 2)))
 
 
+def test_labels_are_counted_by_the_steps_of_momentum_where_it_is_known(digits: Dataset) -> None:
+    update, labels = trained(digits, ALL, momentum=0.9)
+    right = [label_accuracy(count(update, known(digits, **PROTOCOL, momentum=m)), labels) for m in (0.9, None)]
+    assert right[0] > 0.9 > right[1]
+
+
+def test_a_number_of_steps_is_as_good_as_passes(digits: Dataset) -> None:
+    update, labels = trained(digits, SOME, local_epochs=None, local_steps=6)
+    facts = {"learning_rate": 0.01, "local_steps": 6}
+    assert count(update, known(digits, **facts)).tolist() == labels.tolist()
+
+
 @pytest.mark.parametrize("counts", [SOME, {4: 8}, {0: 1}], ids=["some", "one class", "one example"])
 def test_labels_are_counted_exactly_where_the_protocol_is_known(digits: Dataset, counts: dict[int, int]) -> None:
     update, labels = trained(digits, counts)
