@@ -51,6 +51,8 @@ _LARGEST_HEADER = 100_000_000  # the library refuses to read larger ones
 _PIECE = 1 << 24
 RECORDING = "transcript"
 """What the folder of a recording is called in a run folder."""
+MOST = (1 << 64) - 1
+"""The largest id of a client; Flower's ids of nodes have 64 bits."""
 _FILE = "round-{:06d}.safetensors"
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
@@ -471,9 +473,10 @@ class Transcript:
                 names = [key for key in file.keys() if key.startswith(f"{prefix}/")]  # noqa: SIM118
                 entries = sorted((_position(key, prefix), key) for key in names)
                 state = {name: file.get_tensor(key) for (_, name), key in entries}
-        except (OSError, SafetensorError, ValueError) as error:
+            digest = hash_state(state)
+        except (OSError, SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise _damaged(path, str(error)) from error
-        if hash_state(state) != expected:
+        if digest != expected:
             raise _damaged(path, f"the bytes of {prefix} are not those that were recorded")
         return state
 
@@ -518,19 +521,16 @@ def _read_header(path: Path, number: int) -> tuple[Header, str]:
             raise _damaged(path, "its header was altered")
         fields = json.loads(sealed["header"])
         if fields["version"] not in (1, FORMAT):
-            raise TranscriptError(f"{path}: has format {fields['version']}, this fedsim reads formats 1 and {FORMAT}")
+            raise TranscriptError(
+                f"{path}: has format {_cut(fields['version'])}, this fedsim reads formats 1 and {FORMAT}"
+            )
+        _check_fields(fields)
         if fields["round"] != number:
             raise _damaged(path, f"it holds round {fields['round']}")
         replies = [Reply(**reply) for reply in fields.pop("replies")]
-        for reply in replies:  # a stranger's file: client ids become names of files
-            numbers = (reply.client, reply.num_examples, reply.broadcast)
-            if not all(type(number) is int for number in numbers) or not 0 <= reply.broadcast < len(
-                fields["broadcasts"]
-            ):
-                raise ValueError(f"client, N and broadcast are {numbers}")
         failures = {int(client): why for client, why in fields.pop("failures").items()}
         return Header(replies=replies, failures=failures, **fields), sealed["sha256"]
-    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
 
 
@@ -556,6 +556,39 @@ def _withhold_facts(path: Path) -> None:
             raise _damaged(path, "its header is not written as ours are")
         file.seek(8)
         file.write(text.ljust(room))
+
+
+def _check_fields(fields: Any) -> None:
+    """Raise ValueError where a header is not as ours are; whoever sealed a file may have written anything into it."""
+    kinds = {"version": int, "round": int, "broadcasts": list, "replies": list, "failures": dict, "config": dict}
+    _check_kinds("the header", fields, kinds)
+    if not all(isinstance(item, str) for item in (*fields["broadcasts"], *fields["failures"].values())):
+        raise ValueError("a hash or a reason is no text")
+    kinds = {"client": int, "num_examples": int, "broadcast": int, "sha256": str, "metrics": dict}
+    for reply in fields["replies"]:
+        further = {"gradient": str} if isinstance(reply, dict) and "gradient" in reply else {}
+        _check_kinds("a reply", reply, kinds | further)
+        numbers = (reply["client"], reply["num_examples"], reply["broadcast"])
+        if not (0 <= numbers[0] <= MOST and numbers[1] >= 0 and 0 <= numbers[2] < len(fields["broadcasts"])):
+            raise ValueError(f"client, N and broadcast are {numbers}")
+        if not all(type(value) in (int, float) for value in reply["metrics"].values()):
+            raise ValueError(f"a metric of client {numbers[0]} is no number")
+    for clients in ([reply["client"] for reply in fields["replies"]], [int(client) for client in fields["failures"]]):
+        if len(set(clients)) < len(clients):
+            raise ValueError("a client is there twice")
+
+
+def _check_kinds(what: str, table: Any, kinds: Mapping[str, type]) -> None:
+    if not isinstance(table, dict) or set(table) != set(kinds):
+        raise ValueError(f"{what} is {_cut(table)}, expected {', '.join(kinds)}")
+    for key, kind in kinds.items():
+        if type(table[key]) is not kind:  # to Python, true is a number
+            raise ValueError(f"{key} of {what} is {_cut(table[key])}")
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else f"{text[:80]}..."
 
 
 def _damaged(path: Path, why: str) -> TranscriptError:

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from fedsim.engines.arrays import state_in
 from fedsim.errors import RunError
 from fedsim.messages import State, Update, as_received
-from fedsim.transcript import Recorder
+from fedsim.transcript import MOST, Recorder
 
 _Record = TypeVar("_Record")
 log = logging.getLogger("fedsim." + __name__)
@@ -135,7 +135,7 @@ class Curious(Strategy):
 
 def _count(reported: float, otherwise: int) -> int:
     """What a client reports as a count, `otherwise` where it is none: no reply may stop the federation here."""
-    return int(reported) if math.isfinite(reported) and reported >= 0 else otherwise
+    return int(reported) if math.isfinite(reported) and 0 <= reported < MOST else otherwise
 
 
 def _weight_key(strategy: Strategy) -> str:
