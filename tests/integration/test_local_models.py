@@ -259,6 +259,45 @@ def test_a_source_that_is_none(run: Callable[..., RunFolder], attacks: list[dict
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize(("sampled", "directions"), [(0.5, 5), (1.0, 4)])
+def test_linear_models_are_decoded_exactly_where_rounds_sample_clients_and_in_part_where_all_take_part(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path, sampled: float,
+    directions: int,
+) -> None:  # fmt: skip
+    """With all clients each broadcast model follows from the one before, so that they lie in a few directions."""
+    rng, rows = torch.Generator().manual_seed(0), ["client,a,b,c,d,y"]
+    for client in range(6):
+        inputs, weights = torch.randn((25, 4), generator=rng), torch.randn(4, generator=rng)
+        targets = inputs @ weights + torch.randn(1, generator=rng) + 0.5 * torch.randn(25, generator=rng)
+        rows += [",".join(map(str, [client, *x.tolist(), float(y)])) for x, y in zip(inputs, targets, strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+    folder = serial_run(
+        tiny_config(
+            data={"name": "csv", "path": str(tmp_path / "table.csv"), "target": "y", "task": "regression",
+                  "group": "client"},
+            partition={"name": "natural"},
+            model={"name": "linear"},
+            training={"local_epochs": None, "local_steps": 3, "batch_size": 100, "learning_rate": 0.05},
+            strategy={"name": "fedavg", "fraction_train": sampled},
+            federation={"clients": 6, "rounds": round(24 / sampled), "evaluate_every": 0},
+            adversary={"victims": [0], "rounds": "all"},
+            attack=[{"name": "lmra-linear"}, attack("shared-model", "last-returned")],
+        ),
+        tmp_path / "run",
+    )  # fmt: skip
+    audit = open_audit(folder.path, None)
+    assert audit.run() == []
+    [path] = (folder.findings / "lmra-linear").glob("*.safetensors")
+    finding, _ = load_finding(path)
+    assert isinstance(finding, LocalModel)
+    assert finding.trace["determined_directions"].tolist() == [directions]
+    far = {row["attack"]: row["value"] for row in audit.score() if row["metric"] == "parameter_distance"}
+    if sampled < 1:
+        assert far["lmra-linear"] < 1e-4 < 0.1 < far["shared-model"]
+    else:
+        assert 1e-2 < far["lmra-linear"] < far["shared-model"]
+
+
 def test_a_victim_who_is_no_client(run: Callable[..., RunFolder]) -> None:
     folder = run(DECODER)
     adversary = {"victims": [1, 7], "rounds": "all", "workers": 1, "knowledge": {"records": True}}
