@@ -66,7 +66,13 @@ class Experiment:
         """The data set, read from disk."""
         table = self.config.data
         plugin = registry.build("datasets", table.name, table.settings, "data")
-        return check_dataset(plugin.load(data_folder()), table.name)
+        try:
+            return check_dataset(plugin.load(data_folder()), table.name)
+        except (MemoryError, OverflowError) as error:
+            raise ConfigError(
+                f"data: '{table.name}' with these settings does not fit into memory ({first_line(error)}); make it "
+                "smaller"
+            ) from error
 
     @cached_property
     def data(self) -> FederatedData:

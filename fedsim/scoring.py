@@ -50,6 +50,8 @@ class Truth:
         Raises:
             DataError: it is missing, damaged, or its values leave [0, 1].
         """
+        if path.exists() and not path.is_file():  # at a pipe, reading would wait for ever
+            raise DataError(f"truth: {path} is no file; name a safetensors file with 'data' and 'labels'")
         try:
             tensors = load_file(path)
             if "tokens" in tensors:

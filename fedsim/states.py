@@ -46,8 +46,11 @@ class States:
         """
         path = self.folder / MANIFEST
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-        except (OSError, ValueError) as error:
+            found = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+            if not all(isinstance(about["sha256"], str) for about in dict(found.get("states", {})).values()):
+                raise ValueError("the hash of a state is no text")
+            return found
+        except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
             raise RunError(f"{path}: is damaged ({error}); remove the folder and train again") from error
 
     def lacks(self, names: Iterable[str]) -> list[str]:
@@ -91,6 +94,8 @@ def read_state(path: Path, like: State, model: str, withheld: Collection[str] = 
     Raises:
         ConfigError: the file is missing, damaged, not what its manifest says, not finite, or of another network.
     """
+    if path.exists() and not path.is_file():  # at a pipe, reading would wait for ever
+        raise ConfigError(f"model.start: {path} is no file; `fedsim train` makes one")
     try:
         content = path.read_bytes()
         tensors = load(content)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ from fedsim.datasets.holding_out import every_nth
 from fedsim.errors import ConfigError, DataError
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+
+_MOST_PIXELS = 50_000_000
+"""Of one image, before and after it is resized; a few bytes of a file can claim to be many more."""
 
 _Labelled = list[tuple[Path, int]]
 
@@ -101,7 +106,8 @@ class ImageFolder:
     def _read(self, paths: Sequence[Path]) -> Tensor:
         """`image channel height width`, uint8; decoded in threads, since Pillow lets go of Python's lock."""
         images = torch.empty((len(paths), 3, self.size, self.size), dtype=torch.uint8)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with warnings.catch_warnings(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
             try:
                 for index, pixels in enumerate(pool.map(self._decode, paths)):
                     images[index] = torch.from_numpy(pixels).permute(2, 0, 1)
@@ -114,13 +120,20 @@ class ImageFolder:
         """`height width channel`."""
         try:
             with Image.open(path) as opened:
+                short = min(opened.size)
+                width, height = (int(self.size * side / short) for side in opened.size)
+                if max(math.prod(opened.size), width * height) > _MOST_PIXELS:
+                    raise DataError(
+                        f"{path}: is {opened.width} x {opened.height} pixels, and {width} x {height} once resized, "
+                        f"expected at most {_MOST_PIXELS}; make it smaller or take it out of the folder"
+                    )
                 image = opened.convert("RGB")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except DataError:
+            raise
+        except Exception as error:  # a damaged image makes its decoder raise all kinds of things
             raise DataError(
                 f"{path}: is no whole image ({reason(error)}); mend it or take it out of the folder"
             ) from error
-        short = min(image.size)
-        width, height = (int(self.size * side / short) for side in image.size)
         image = image.resize((width, height), Image.Resampling.BILINEAR)
         left, top = round((width - self.size) / 2), round((height - self.size) / 2)
         return np.array(image.crop((left, top, left + self.size, top + self.size)))

@@ -104,7 +104,9 @@ def _files(places: Sequence[Path], remedy: str) -> tuple[list[Path], list[Path]]
     home = next((home for home in homes if (home / "train").is_dir()), None)
     if home is None:
         raise DataError(f"{homes[0] / 'train'}: no such folder; {remedy}")
-    train, test = (sorted((home / part).glob("*.json")) for part in ("train", "test"))
+    train, test = (
+        sorted(path for path in (home / part).glob("*.json") if path.is_file()) for part in ("train", "test")
+    )
     for part, found in (("train", train), ("test", test)):
         if not found:
             raise DataError(f"{home / part}: holds no .json file, expected the {part} part of a LEAF task; {remedy}")

@@ -73,12 +73,18 @@ class LeafFiles:
             DataError: a file is not what LEAF writes, or not of one kind with those before.
         """
         inputs, labels, groups = [], [], []
+        known: dict[tuple[str, int, int], Path] = {}
         for path in paths:
             for share in _shares(path):
                 if not self.size:
                     self._learn(share)
                 inputs.append(self._inputs(share))
                 labels.append(self._labels(share))
+                same = known.setdefault((share.user, *(hash(part[-1].tobytes()) for part in (inputs, labels))), path)
+                if same != path:
+                    raise DataError(
+                        f"{share.where}: has the same examples in {same.name}, and they would count twice; remove one"
+                    )
                 groups.append(np.full(len(share.y), self.users.setdefault(share.user, len(self.users)), np.int64))
         if not inputs:
             raise DataError(f"{paths[0].parent}: holds no example, expected at least one")
@@ -123,7 +129,7 @@ class LeafFiles:
             if self.letters:
                 if not isinstance(y, str) or len(y) != 1:
                     raise DataError(f"{share.where}: y is {y!r}, expected one character like the first one")
-            elif not isinstance(y, int | float) or y % 1 or not 0 <= y < _NO_CLASS:
+            elif not isinstance(y, int | float) or isinstance(y, bool) or y % 1 or not 0 <= y < _NO_CLASS:
                 raise DataError(f"{share.where}: y is {y!r}, expected a class, a whole number from 0 on")
             elif self.num_classes is not None and y >= self.num_classes:
                 raise DataError(f"{share.where}: y is {y}, expected less than num_classes ({self.num_classes})")
@@ -134,7 +140,9 @@ def _shares(path: Path) -> Iterator[_Share]:
     """What each user in `path` holds, without those who hold nothing."""
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); mend its permissions") from error
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is no JSON text, or not all of it ({error}); get the file again") from error
     kinds = {"users": list, "num_samples": list, "user_data": dict}
     for key, kind in kinds.items():
@@ -143,6 +151,9 @@ def _shares(path: Path) -> Iterator[_Share]:
     users, sizes, data = (content[key] for key in kinds)
     if odd := [user for user in users if not isinstance(user, str)]:
         raise DataError(f"{path}: users holds {odd[0]!r}, expected names in quotes; correct the file")
+    if len(set(users)) < len(users):
+        twice = next(user for place, user in enumerate(users) if user in users[:place])
+        raise DataError(f"{path}: names user '{twice}' twice, whose examples would count twice; correct the file")
     if len(users) != len(sizes):
         raise DataError(f"{path}: names {len(users)} users but {len(sizes)} num_samples, expected one each")
     if unnamed := sorted(set(data) - set(users)):

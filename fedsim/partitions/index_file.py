@@ -52,6 +52,8 @@ class IndexFile:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    if path.exists() and not path.is_file():  # at a pipe, reading would wait for ever
+        raise DataError(f"{path}: is no file; name another partition.path")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -56,6 +56,8 @@ class Dirichlet:
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise ConfigError(f"alpha: expected a finite value above 0, got {self.alpha}")
+        if self.min_examples < 0:
+            raise ConfigError(f"min_examples: expected at least 0, got {self.min_examples}")
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
         """See `Partition`.

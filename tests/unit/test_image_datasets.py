@@ -9,6 +9,8 @@ import logging
 import os
 import pickle
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -680,6 +682,22 @@ def test_a_folder_that_will_not_do_is_one_sentence(folder: Path) -> None:
         ImageFolder(path="own").load(None)
     (folder / SUMS).write_text(f"{'0' * 64}  own/a/0.png\n")
     assert "own/a/0.png: is damaged or another file" in load()
+
+
+@pytest.mark.parametrize(("width", "height"), [(60_000, 60_000), (10_000, 9_000), (8_000, 7_000), (100_000, 1)])
+def test_an_image_of_a_few_bytes_that_claims_gigabytes_is_refused(folder: Path, width: int, height: int) -> None:
+    for index in range(6):
+        write_image(folder / "own" / "ab"[index % 2] / f"{index}.png")
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
+    )
+    bomb = folder / "own" / "a" / "bomb.png"
+    bomb.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
+    said = refusal(ImageFolder(path="own", size=64).load, folder)
+    assert said.startswith(f"{bomb}: is ")
+    assert "pixels" in said
 
 
 @pytest.mark.parametrize("settings", [{"size": 0}, {"test_fraction": 0.0}, {"test_fraction": 1.0}])

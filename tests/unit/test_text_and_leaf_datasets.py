@@ -162,6 +162,9 @@ BAD: dict[str, tuple[str, str]] = {
     "huge": (user([[1, 2], [1, 1e300]], [0, 1]), "user 'ann': x holds NaN, null or an infinite number"),
     "astronomical": (user([[1, 2], [1, 10**400]], [0, 1]), "user 'ann': x holds something that is no number"),
     "large label": (user([[1, 2], [1, 1]], [0, 10**30]), "user 'ann': y is 10*, expected a class"),
+    "listed twice": (broken(users=["ann", "ann"]), "names user 'ann' twice, whose examples would count twice"),
+    "true label": (user([[1, 2], [1, 1]], [0, True]), "user 'ann': y is True, expected a class"),
+    "deep": ("[" * 100_000, "is no JSON text, or not all of it"),
     "numbered user": (broken(users=[1, 2]), "users holds 1, expected names in quotes"),
     "bare data": (broken(users=["a"], num_samples=[1], user_data={"a": [1]}), "user 'a': has no list x"),
     "half": (user([[1, 2], [1, 1]], [0, 1.5]), "user 'ann': y is 1.5, expected a class, a whole number"),
@@ -183,6 +186,17 @@ def test_what_leaf_would_not_write_is_an_error_of_one_sentence(name: str, tmp_pa
     assert "\n" not in str(caught.value)
     assert not str(caught.value).endswith(".")
     assert str(tmp_path / "leaf" / "task") in str(caught.value)
+
+
+def test_a_user_whose_file_is_there_twice_does_not_count_twice(tmp_path: Path) -> None:
+    folder = write(tmp_path, NUMBERS, OTHERS)
+    home = folder / "leaf" / "task" / "data" / "train"
+    (home / "copy.json").write_text((home / "all_data_0.json").read_text())
+    with pytest.raises(DataError, match=r"copy.json: user 'ann': has the same examples in all_data_0.json, and they"):
+        Leaf(path="task").load(folder)
+    (home / "copy.json").unlink()
+    os.mkfifo(home / "copy.json")  # which is no file, and would be waited for
+    assert len(Leaf(path="task").load(folder).train) == 3
 
 
 def test_the_test_part_has_to_be_like_the_training_part(tmp_path: Path) -> None:
