@@ -72,7 +72,10 @@ class Maker:
             return self._function(**self._settings, **({given: value} if wanted else {}))
         except FedsimError:
             raise
-        except Exception as error:  # a user's code; what it raises is her fault to mend, not one of fedsim
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a user's code; what it raises is her fault to mend, not one of fedsim
             name = f"{self._function.__module__}:{self._function.__qualname__}"
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise PluginError(f"'{name}' fails, {reason(error)} ({place.filename}, line {place.lineno})") from error

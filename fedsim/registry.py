@@ -169,7 +169,7 @@ def construct(cls: Any, name: str, settings: Mapping[str, Any], where: str) -> A
     except ValidationError as error:
         place, complaint = explain(error, settings)
         raise ConfigError(f"{'.'.join((where, *place))}: {complaint}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, SystemExit) as error:
         raise ConfigError(f"{where}: '{name}' refuses these settings: {first_line(error)}") from error
 
 

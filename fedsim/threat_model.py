@@ -149,7 +149,7 @@ def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
     assert knowledge.model is not None
     try:
         built = knowledge.model()
-    except Exception as error:  # whatever a user's code raises
+    except (Exception, SystemExit) as error:  # whatever a user's code raises
         raise PluginError(f"adversary.knowledge.model: {setting} raised {type(error).__name__}: {error}") from error
     if not isinstance(built, nn.Module):
         raise PluginError(

@@ -7,10 +7,10 @@ import hashlib
 import importlib
 import json
 import linecache
+import pickle
 import shutil
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from fedsim import audit as audit_module
 from fedsim import evidence
+from fedsim.architecture import Architecture
 from fedsim.attack import KNOWLEDGE
 from fedsim.audit import Audit, attack_round, open_audit
 from fedsim.config import AdversaryTable, AttackFile, Config, check
@@ -31,6 +31,7 @@ from fedsim.experiment import Experiment, build_attacks
 from fedsim.findings import Reconstruction, load_finding, save_finding
 from fedsim.report import write_report
 from fedsim.run_folder import RunFolder, read_rows
+from fedsim.task import Task
 from fedsim.threat_model import grant
 from fedsim.transcript import Recorder, Transcript
 
@@ -215,10 +216,17 @@ def test_no_attack_asks_for_the_truth(
 def test_the_granted_model_carries_no_experiment(run: Path) -> None:
     audit = open_audit(run, None)
     model = grant(audit.spec.adversary, audit.experiment, run).model
-    assert isinstance(model, partial)
-    assert not hasattr(model.func, "__self__")
-    assert [type(argument) for argument in model.args] == [nn.Sequential]
+    assert isinstance(model, Architecture)
+    assert all(isinstance(held, str | int | dict | Task) for held in vars(model).values())
     assert model() is not model()
+    assert audit.experiment is not None
+    ours, fresh = model().state_dict(), audit.experiment.new_model().state_dict()
+    assert list(ours) == list(fresh)
+    assert all(torch.equal(ours[name], tensor) for name, tensor in fresh.items())
+    assert model.seed != audit.experiment.seed
+    again = pickle.loads(pickle.dumps(model))
+    assert "_network" not in vars(again)
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in again().state_dict().items())
 
 
 NET = """
@@ -820,22 +828,17 @@ def test_the_fingerprint_of_a_built_in_attack_knows_nothing_of_code(run: Path) -
     assert about["code"] is None
 
 
-def test_an_attack_whose_code_is_in_no_file_is_made_anew_each_time(
-    run: Path, strangers: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_attack_whose_code_is_in_no_file_is_refused(
+    run: Path, strangers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that was typed into a notebook."""
-    caplog.set_level("INFO")
+    """As one that was typed into a notebook: no process of its own could import it."""
     module = ModuleType("of_a_notebook")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(STRANGERS, vars(module))
     spec = attack_file([{"name": "of_a_notebook:Grey", "label": "grey"}], adversary={"rounds": [1], "victims": [0]})
-    for _ in range(2):
-        caplog.clear()
-        audit = open_audit(run, spec)
-        assert audit.run() == []
-        assert audit.score() != []
-        assert "already there" not in caplog.text
-    assert "attacked anew, for the code of of_a_notebook:Grey is in no file" in caplog.text
+    [failure] = open_audit(run, spec).run()
+    assert "'of_a_notebook': a process of its own cannot import what is in no module file; put it into a" in failure
+    assert not findings(run)
 
 
 def test_settings_of_the_run_are_those_of_the_file(run: Path) -> None:

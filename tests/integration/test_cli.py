@@ -344,6 +344,18 @@ def test_a_crash_is_a_sentence_on_the_screen_and_a_traceback_in_the_log(
     assert "Traceback" in (run / "log.txt").read_text()
 
 
+def test_sys_exit_in_somebody_elses_code_is_no_success(
+    here: Call, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaving_model.py").write_text(
+        "import sys\nclass Leaves:\n    def build(self, task):\n        sys.exit(0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ("--set", "model={name='leaving_model:Leaves'}", "--out", tmp_path / "out")
+    said = complains(here("run", home / "tiny.toml", *words), 1)
+    assert said == "something that was loaded called sys.exit(0), so the work was not finished"
+
+
 def test_no_hyperparameter_is_a_flag(here: Call) -> None:
     """They live in the experiment file; the flags are frozen here."""
     flags = {

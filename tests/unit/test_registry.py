@@ -176,3 +176,28 @@ def test_a_folder_or_file_that_shadows_a_room_is_named(tmp_path: Path, shadow: s
 def test_nothing_shadows_the_rooms_here(tmp_path: Path) -> None:
     registry.check_installation()
     assert guarded(tmp_path).returncode == 0
+
+
+LEAVES = """
+import sys
+from fedsim.attack import Attack
+if __name__ == "leaves_at_import":
+    sys.exit(0)
+
+class Leaves(Attack):
+    def __post_init__(self):
+        sys.exit(0)
+    def _run(self, *given):
+        pass
+"""
+
+
+def test_sys_exit_in_a_plug_in_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end fedsim with exit code 0 and nothing done."""
+    for name in ("leaves_at_import", "leaves_later"):
+        (tmp_path / f"{name}.py").write_text(LEAVES)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PluginError, match=r"^'leaves_at_import:Leaves' does not load: SystemExit: 0$"):
+        registry.load("attacks", "leaves_at_import:Leaves")
+    with pytest.raises(ConfigError, match=r"^attack\.x: 'leaves_later:Leaves' refuses these settings: 0$"):
+        registry.build("attacks", "leaves_later:Leaves", {}, "attack.x")
