@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -56,6 +57,7 @@ from fedsim.findings import (
     Texts,
     load_claim,
     load_finding,
+    read_about,
     save_finding,
 )
 from fedsim.imputation import Guess, Imputation
@@ -88,6 +90,7 @@ from fedsim.threat_model import (
     sent_along,
 )
 from fedsim.transcript import Header, Transcript, hash_state
+from fedsim.variants import VARIANT, changed, columns, variant
 from fedsim.workers import in_processes
 from fedsim.zest import draw_references
 
@@ -95,9 +98,9 @@ log = logging.getLogger(__name__)
 
 SCORES = (
     "attack", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess", "nearest_public", "ceiling",
-    "higher_is_better", "examples", "seed", "missing",
+    "higher_is_better", "examples", "seed", "missing", *VARIANT,
 )  # fmt: skip
-IMAGES = ("attack", "victim", "round", "repeat", "image", "metric", "value")
+IMAGES = ("attack", "victim", "round", "repeat", "image", "metric", "value", *VARIANT)
 _SHOWN = 20
 """Most clients named in a sentence."""
 
@@ -112,6 +115,7 @@ class Job:
     rounds: tuple[int, ...]
     victim: int
     repeat: int
+    command: str = ""
 
     @property
     def round(self) -> str:
@@ -157,6 +161,7 @@ class Audit:
         experiment: the federation behind the recording; None where it was recorded elsewhere.
         beside: folder of the attack file, in which `module:callable` and truth files are found.
         trust: import code that the run folder names by `module:callable`.
+        command: what makes these findings again; each keeps it.
     """
 
     folder: RunFolder
@@ -164,6 +169,7 @@ class Audit:
     experiment: Experiment | None
     beside: Path
     trust: bool = False
+    command: str = "fedsim attack RUN"
 
     def check(self) -> None:
         """Make sure that every attack can be built and is granted what it needs.
@@ -275,6 +281,7 @@ class Audit:
                             rounds=numbers,
                             victim=victim,
                             repeat=repeat,
+                            command=self.command,
                         )
 
     def _isolation(self, room: Path) -> Isolation:
@@ -320,6 +327,9 @@ class Audit:
             "victim": job.victim,
             "repeat": job.repeat,
             "settings": dataclasses.asdict(job.attack),
+            "changed": changed(job.attack),
+            "variant": self._variants[job.title],
+            "command": job.command,
             "code": code_hash(type(job.attack)),
             "model_code": self._model_code,
             "granted": knowledge.granted(),
@@ -332,7 +342,7 @@ class Audit:
 
     def _finding(self, job: Job) -> Path:
         """Where what `job` finds is kept."""
-        return self.folder.findings / job.title / f"{job.name}.safetensors"
+        return self._homes[job.title] / f"{job.name}.safetensors"
 
     def _is_ours(self, path: Path) -> bool:
         """Whether a finding is there, and is the one that this run's manifest names; another is not taken for done."""
@@ -398,8 +408,8 @@ class Audit:
         And the hash of each such model: what builds on it stays as long as the model does.
         """
         models: dict[int, Callable[[], State]] = {}
-        hashes, now = [], self._settings()[title]
-        for path in sorted((self.folder.findings / title).glob(f"round-{job.round}-client-*-repeat-{job.repeat}.*")):
+        hashes, now = [], self._present()[title]
+        for path in sorted(self._homes[title].glob(f"round-{job.round}-client-*-repeat-{job.repeat}.*")):
             if path.suffix != ".safetensors":
                 continue
             about, digest = _model_at(path, path.stat().st_mtime_ns)
@@ -435,22 +445,40 @@ class Audit:
         registry.load_object(setting, self.beside)
         return file_hash(sys.modules[setting.partition(":")[0]])
 
-    def _settings(self) -> dict[str, Any]:
-        """What each attack of the file is made with now, by title; see `_made_with`."""
-        granted = grant(self.spec.adversary, self.experiment, self.beside).granted()
-        granted += [*private(self.spec.adversary), *self._sent_along()]
+    def _present(self) -> dict[str, tuple[Any, ...]]:
+        """Variant, code and model's code of each attack of the file as they are now, by title; see `_made_with`."""
         return {
-            table.title: _made_with(
-                {
-                    "plugin": table.name,
-                    "settings": dataclasses.asdict(attack),
-                    "code": code_hash(type(attack)),
-                    "model_code": self._model_code,
-                    "granted": [name for name in KNOWLEDGE if name in granted and name in attack.declared()],
-                }
-            )
+            table.title: (self._variants[table.title], code_hash(type(attack)), self._model_code)
             for table, attack in build_attacks(self.spec)
         }
+
+    @cached_property
+    def _variants(self) -> dict[str, str]:
+        """By title what tells the findings that an attack makes now from those that it made otherwise.
+
+        That is plug-in, settings, what the file grants of what it reads, and the variant of the attack that it builds
+        on. An edited plug-in is no other variant: its old findings cannot be made again, and are replaced.
+        """
+        found: dict[str, str] = {}
+        attacks = {table.title: (table.name, attack) for table, attack in build_attacks(self.spec)}
+        granted = self.spec.adversary.knowledge.model_dump()
+        for title in itertools.chain.from_iterable(self._stages()):
+            plugin, attack = attacks[title]
+            known = {name: granted[name] for name in KNOWLEDGE if name in attack.declared()}
+            found[title] = variant(plugin, dataclasses.asdict(attack), known, found.get(attack.builds_on or ""))
+        return found
+
+    @cached_property
+    def _homes(self) -> dict[str, Path]:
+        """By title the folder of what an attack finds, which nothing else is in: the title, or `title-VARIANT`."""
+        return {title: self._home(self.folder.findings / title, own) for title, own in self._variants.items()}
+
+    def _home(self, plain: Path, own: str) -> Path:
+        for path in sorted(plain.glob("*.safetensors")):
+            with suppress(TranscriptError):  # one that cannot be read is told of where it is asked for
+                if read_about(path).get("variant") != own:
+                    return plain.with_name(f"{plain.name}-{own}")
+        return plain
 
     @property
     def seed(self) -> int:
@@ -523,8 +551,9 @@ class Audit:
     def score(self, failures: list[str] | None = None) -> list[dict[str, Any]]:
         """Judge every finding in the folder and write `scores.csv` and `image-scores.csv`.
 
-        Findings of attacks that the file no longer names are judged too; those that an attack of the
-        same title made with other settings, code or knowledge are not, or they would share its mean.
+        Findings of attacks that the file no longer names, or makes with other settings or knowledge now, are judged
+        too, each as what it is; those that an attack made before its code changed are not, for they cannot be made
+        again, and would share its mean.
 
         A finding that cannot be judged leaves the others' scores alone.
 
@@ -532,17 +561,16 @@ class Audit:
             failures: gets one sentence for each finding that cannot be judged.
         """
         rows, images = [], []
-        now = self._settings()
+        now = self._present()
         public, memory = self.public(), Memory()
         failures = [] if failures is None else failures
         paths = _findings(self.folder)
         for path in tracked(paths, "scoring", len(paths)):
             try:
                 finding, about = load_claim(path)
-                if now.get(str(about["attack"]), _made_with(about)) != _made_with(about):
-                    log.warning(
-                        "%s/%s: not scored: made with other settings, code or knowledge", path.parent.name, path.name
-                    )
+                mine, theirs = now.get(str(about["attack"]), ("",)), _made_with(about)
+                if mine[0] == theirs[0] and mine != theirs:
+                    log.warning("%s/%s: not scored: made with other code", path.parent.name, path.name)
                     continue
             except FedsimError as error:
                 log.error("%s/%s: not scored: %s", path.parent.name, path.name, error)
@@ -557,7 +585,7 @@ class Audit:
                 failures.append(f"{who}: not scored: {error if told else _first_line(error)}")
                 log.error("%s", failures[-1], exc_info=None if told else error)
                 continue
-            where = {key: about[key] for key in ("attack", "victim", "round", "repeat")}
+            where = {key: about[key] for key in ("attack", "victim", "round", "repeat")} | columns(about)
             rows += [where | _row(item, examples) | {"seed": self.seed} for item in scores]
             for item in scores:
                 images += [
@@ -729,11 +757,19 @@ def _first_of(transcript: Transcript, job: Job) -> int:
     raise AttackError(f"client {job.victim}: is recorded in none of the rounds {job.round}; attack another client")
 
 
-def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None, *, trust: bool = False) -> Audit:
+def open_audit(
+    path: Path,
+    spec: AttackFile | None,
+    beside: Path | None = None,
+    *,
+    trust: bool = False,
+    command: str = "fedsim attack RUN",
+) -> Audit:
     """The audit of the run in `path`, with its own adversary or the one that `spec` describes.
 
     Args:
         trust: import code that the run folder names.
+        command: what the findings say that makes them again.
 
     Raises:
         ConfigError: the recording was made elsewhere and no attack file is given, no attack is named, or the run names
@@ -754,6 +790,7 @@ def open_audit(path: Path, spec: AttackFile | None, beside: Path | None = None, 
         experiment=Experiment(config) if config else None,
         beside=beside or path,
         trust=trust,
+        command=command,
     )
 
 
@@ -1000,10 +1037,9 @@ def _findings(folder: RunFolder) -> list[Path]:
     return sorted(folder.findings.glob("*/*.safetensors"), key=key)
 
 
-def _made_with(about: Mapping[str, Any]) -> str:
-    """Plug-in, settings, code and knowledge of a finding in a form that compares."""
-    made_with = [about.get(key) for key in ("plugin", "settings", "code", "model_code")]
-    return json.dumps([*made_with, sorted(about["granted"])], sort_keys=True)
+def _made_with(about: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Variant, code and model's code of a finding."""
+    return tuple(about.get(key) for key in ("variant", "code", "model_code"))
 
 
 def _row(item: Score, examples: int) -> dict[str, Any]:

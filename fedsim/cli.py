@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -158,6 +159,7 @@ def attack(
 
     _use_data_dir(data_dir)
     _use_key(key)
+    named = file is not None
     if file is None and overrides:
         file = RunFolder(run).experiment
     spec: AttackFile | None = None
@@ -165,7 +167,8 @@ def attack(
         tables = read_toml(file, overrides or [])
         spec = check(Config if set(tables) - set(AttackFile.model_fields) else AttackFile, tables, str(file))
         check_trust(spec, file, trust or not is_in_a_run(file, run))
-    audit = open_audit(run, spec, file.parent if file else None, trust=trust)
+    command = ["fedsim", "attack", "RUN", *([file.name] if named and file else []), *_as_options(overrides or [])]
+    audit = open_audit(run, spec, file.parent if file else None, trust=trust, command=shlex.join(command))
     with audit.folder.held(), _logging_to(audit.folder, quiet, verbose) as phases:
         audit.folder.check_key()
         if audit.experiment is not None:
@@ -387,6 +390,15 @@ def _outcome() -> tuple[str, int]:
 def _interrupted() -> str:
     command = next((word for word in sys.argv[1:] if word in _GO_ON), "")
     return _INTERRUPTED + _GO_ON.get(command, "")
+
+
+def _as_options(overrides: Iterable[str]) -> list[str]:
+    """The overrides as they were given, but for folders of this machine."""
+    options: list[str] = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        options += ["--set", f"{key}={Path(value).name if Path(value).is_absolute() else value}"]
+    return options
 
 
 def _attack(audit: Audit, phases: Phases) -> list[str]:

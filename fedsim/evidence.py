@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from fedsim.run_folder import RunFolder, write_bytes
 from fedsim.scoring import Truth, claimed_data
 from fedsim.summary import Kind
 from fedsim.transcript import Header, Transcript
+from fedsim.variants import columns, told_apart
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,12 @@ def read_findings(folder: RunFolder, audit: Audit | None, notes: list[str], fail
             failures.append(f"{who} is left out: {error if told else f'{type(error).__name__}: {first_line(error)}'}")
             notes.append(f"{failures[-1]}.")
             log.error("%s", failures[-1], exc_info=None if told else error)
-    return sorted(found, key=_place)
+    called = told_apart([{**item.about, **columns(item.about)} for item in found])
+    apart = [
+        replace(item, about={**item.about, "attack": called[item.about["attack"], item.about["variant"] or ""]})
+        for item in found
+    ]
+    return sorted(apart, key=_place)
 
 
 def most_alike(finding: Representatives, truth: Truth) -> Truth | None:
@@ -256,7 +262,9 @@ def _curves(finding: Finding) -> dict[str, Any]:
 
 def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
     needed = {key: about[key] for key in ("attack", "plugin", "round", "victim", "repeat", "granted")}
-    return needed | {"seconds": about.get("seconds"), "settings": about.get("settings") or {}}
+    own = {"title": about["attack"], "settings": about.get("settings") or {}, "changed": about.get("changed") or {}}
+    made = {key: about.get(key) for key in ("seconds", "command", "warnings", "variant")}
+    return needed | own | made
 
 
 def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth: Truth | None) -> Found:
@@ -286,19 +294,21 @@ def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth
 
 def attack_classes(audit: Audit | None, found: Sequence[Found]) -> dict[str, Any]:
     """Title to class, None where nobody knows it; the order fixes the colours."""
-    names = {table.title: table.name for table in audit.spec.attack} if audit else {}
+    made = {item.about["title"] for item in found}
+    names = {table.title: table.name for table in audit.spec.attack if table.title not in made} if audit else {}
     names |= {str(item.about["attack"]): str(item.about["plugin"]) for item in found}
     return {title: _attack_class(name, audit) for title, name in names.items()}
 
 
-def kinds(folder: RunFolder, audit: Audit | None) -> dict[str, Kind]:
-    """By the title of each attack that found something, what reading its scores takes."""
+def kinds(folder: RunFolder, audit: Audit | None) -> dict[tuple[str, str], Kind]:
+    """By the title and the variant of each attack that found something, what reading its scores takes."""
     found = {}
     for path in sorted(folder.findings.rglob("*.safetensors")):
         try:
             about = read_about(path)
             source = str(about.get("settings", {}).get("source", ""))
-            found[str(about["attack"])] = Kind(main_metric=_main_metric(about, audit), source=source)
+            made = str(about["attack"]), str(about.get("variant") or "")
+            found[made] = Kind(main_metric=_main_metric(about, audit), source=source)
         except (FedsimError, KeyError):  # it is not scored either
             continue
     return found

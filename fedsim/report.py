@@ -86,6 +86,7 @@ def write_report(
         headline=headline(leaks),
         accuracy=_final_accuracy(measured),
         threats=_threats(audit, found, attacks),
+        made=_made(found),
         single=_single(found),
         found=found,
         pictured=[item for item in found if item.picture],
@@ -182,6 +183,24 @@ def _threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, 
             }
         )
     return threats if handed else []
+
+
+def _made(found: Sequence[Found]) -> list[dict[str, Any]]:
+    """Of each attack that found something: settings other than its defaults, what makes it again, its warnings."""
+    attacks: dict[str, dict[str, Any]] = {}
+    for item in found:
+        changed = ", ".join(f"{key} = {value}" for key, value in sorted(item.about["changed"].items()))
+        own = {
+            "plugin": item.about["plugin"],
+            "changed": changed,
+            "command": item.about["command"] or "",
+            "warnings": {},
+        }
+        warnings = attacks.setdefault(str(item.about["attack"]), own)["warnings"]
+        for warning in item.about["warnings"] or ():
+            what = str(warning).partition(": ")[2] or str(warning)  # whoever else it was said of
+            warnings[what] = warnings.get(what, 0) + 1
+    return [{"name": name} | own for name, own in attacks.items()]
 
 
 def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[str, str]:

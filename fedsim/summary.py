@@ -17,6 +17,7 @@ from scipy import stats
 
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL
 from fedsim.imputation import IMPUTED
+from fedsim.variants import named
 
 LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
 BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
@@ -62,6 +63,8 @@ class Summary:
     rounds give the interval, and only where there is but one update do the starts.
 
     Attributes:
+        attack: what it is called beside the others.
+        made: its title and variant, see `fedsim.variants`.
         count: number of victims, or of updates where there is but one victim, or of random starts
             where there is but one update.
         unit: what is counted, `victim`, `round` or `start`.
@@ -76,6 +79,7 @@ class Summary:
     """
 
     attack: str
+    made: tuple[str, str]
     metric: str
     count: int
     unit: str
@@ -174,12 +178,12 @@ class Line:
     baseline: bool = False
 
 
-def lines(rows: Iterable[Mapping[str, Any]], kinds: Mapping[str, Kind]) -> list[Line]:
+def lines(rows: Iterable[Mapping[str, Any]], kinds: Mapping[tuple[str, str], Kind]) -> list[Line]:
     """What every attack's scores say; the main metric of each comes first.
 
     Args:
         rows: of `scores.csv`.
-        kinds: by the title of the attack.
+        kinds: by the title and the variant of the attack.
     """
     items = summarise(rows)
     order = list(dict.fromkeys(item.attack for item in items))
@@ -202,8 +206,8 @@ def lines(rows: Iterable[Mapping[str, Any]], kinds: Mapping[str, Kind]) -> list[
     return found
 
 
-def _kind(kinds: Mapping[str, Kind], item: Summary) -> Kind:
-    return kinds.get(item.attack, Kind())
+def _kind(kinds: Mapping[tuple[str, str], Kind], item: Summary) -> Kind:
+    return kinds.get(item.made, Kind())
 
 
 def reading(item: Summary) -> tuple[str, str]:
@@ -298,9 +302,12 @@ def listed(titles: Sequence[str]) -> str:
 
 
 def summarise(rows: Iterable[Mapping[str, Any]]) -> list[Summary]:
-    """Group rows of `scores.csv` by attack and metric, in order of appearance."""
+    """Group rows of `scores.csv` by attack and metric, in order of appearance.
+
+    One attack made with several settings is several attacks, whose names say what differs (`sme (iterations=10)`).
+    """
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
+    for row in named(rows):
         groups[str(row["attack"]), str(row["metric"])].append(row)
     return [_summary(attack, metric, group) for (attack, metric), group in groups.items()]
 
@@ -314,6 +321,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
     gains = (values - floors) * (1 if higher else -1)
     return Summary(
         attack=attack,
+        made=(str(group[0]["title"]), str(group[0].get("variant") or "")),
         metric=metric,
         count=len(values),
         unit=unit,

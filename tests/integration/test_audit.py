@@ -31,6 +31,7 @@ from fedsim.experiment import Experiment, build_attacks
 from fedsim.findings import Reconstruction, load_finding, save_finding
 from fedsim.report import write_report
 from fedsim.run_folder import RunFolder, read_rows
+from fedsim.summary import summarise
 from fedsim.task import Task
 from fedsim.threat_model import grant
 from fedsim.transcript import Recorder, Transcript
@@ -108,7 +109,7 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
             assert float(row["value"]) == pytest.approx(sum(own) / 6, rel=1e-4)
 
 
-def test_what_is_there_is_kept_and_what_changed_is_made_anew(run: Path) -> None:
+def test_what_is_there_is_kept_and_what_is_set_otherwise_stands_beside_it(run: Path) -> None:
     def stamps() -> dict[str, int]:
         return {path.parent.name + path.name: path.stat().st_mtime_ns for path in (run / "findings").glob("*/*")}
 
@@ -118,8 +119,10 @@ def test_what_is_there_is_kept_and_what_changed_is_made_anew(run: Path) -> None:
     assert stamps() == first
     again = attack_file([ATTACKS[0] | {"iterations": 5}, ATTACKS[1]])
     assert open_audit(run, again).run() == []
-    changed = {name for name, stamp in stamps().items() if stamp != first[name]}
-    assert changed == {name for name in first if name.startswith("sme")}
+    after = stamps()
+    assert {name: after[name] for name in first} == first
+    assert len(set(after) - set(first)) == 4
+    assert all(name.startswith("sme-") for name in set(after) - set(first))
 
 
 @pytest.mark.parametrize(
@@ -134,36 +137,54 @@ def test_what_is_there_is_kept_and_what_changed_is_made_anew(run: Path) -> None:
 def test_a_finding_of_another_threat_model_is_not_taken_for_done(run: Path, change: dict[str, Any]) -> None:
     open_audit(run, None).run()
     before = load_finding(run / "findings" / "ig" / "round-1-client-0-repeat-0.safetensors")[1]
-    open_audit(run, attack_file(**change)).run()
-    after = load_finding(run / "findings" / "ig" / "round-1-client-0-repeat-0.safetensors")[1]
+    assert open_audit(run, attack_file(**change)).run() == []
+    [beside] = (run / "findings").glob("ig-*/round-1-client-0-repeat-0.safetensors")
+    after = load_finding(beside)[1]
     assert before["fingerprint"] != after["fingerprint"]
+    assert beside.parent.name == f"ig-{after['variant']}" != f"ig-{before['variant']}"
+    assert load_finding(run / "findings" / "ig" / "round-1-client-0-repeat-0.safetensors")[1] == before
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"attacks": [ATTACKS[0] | {"iterations": 5}, ATTACKS[1]]}, {"adversary": {"knowledge": {"labels": True}}}],
-    ids=["settings", "knowledge"],
-)
-def test_findings_of_other_settings_do_not_enter_the_mean(
-    run: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Two victims as the file has it, then one of them differently: the other's finding is no longer comparable."""
-    audit = open_audit(run, attack_file(adversary={"rounds": [1]}))
-    audit.run()
-    assert {(r["attack"], r["victim"]) for r in audit.score()} == {("sme", 0), ("sme", 2), ("ig", 0), ("ig", 2)}
-    change = {"adversary": {}} | change
-    again = open_audit(
-        run, attack_file(**change | {"adversary": change["adversary"] | {"rounds": [1], "victims": [0]}})
-    )
-    again.run()
-    scored = {(r["attack"], r["victim"]) for r in again.score()}
-    assert ("sme", 0) in scored
-    assert ("sme", 2) not in scored
-    assert ("ig", 2) in scored or "knowledge" in change["adversary"]
-    assert (
-        "sme/round-1-client-2-repeat-0.safetensors: not scored: made with other settings, code or knowledge"
-        in caplog.text
-    )
+def test_attacking_again_with_other_settings_keeps_what_was_found(run: Path) -> None:
+    """Both are there, scored and shown, each with its settings and with the command that makes it again."""
+    adversary = {"rounds": [1], "victims": [0]}
+    first = open_audit(run, attack_file([ATTACKS[0]], adversary=adversary))
+    assert first.run() == []
+    before = findings(run)
+    command = "fedsim attack RUN --set attack.sme.iterations=7"
+    again = attack_file([ATTACKS[0] | {"iterations": 7}], adversary=adversary)
+    for _ in range(2):  # the second time both are there
+        audit = open_audit(run, again, command=command)
+        assert audit.run() == []
+        after = findings(run)
+        assert len(after) == 2
+        assert all(same(after[name], finding) for name, finding in before.items())
+    audit.score()
+    rows = read_rows(RunFolder(run).scores)
+    assert {(row["attack"], row["settings"]) for row in rows} == {
+        ("sme", '{"iterations": 4}'),
+        ("sme", '{"iterations": 7}'),
+    }
+    assert len({row["variant"] for row in rows}) == 2
+    assert {row["settings"] for row in read_rows(RunFolder(run).images)} == {row["settings"] for row in rows}
+    assert {item.attack for item in summarise(rows)} == {"sme (iterations=4)", "sme (iterations=7)"}
+    page = write_report(run).read_text()  # by the run's own file, whose settings are the first ones
+    for text in ("sme (iterations=4)", "sme (iterations=7)", "iterations = 7", "<code>fedsim attack RUN</code>"):
+        assert text in page
+    assert f"<code>{command}</code>" in page
+    assert first.run() == []
+    assert findings(run).keys() == after.keys()
+
+
+def test_findings_with_other_knowledge_are_scored_by_themselves(run: Path) -> None:
+    for labels in (False, True):
+        adversary = {"rounds": [1], "victims": [0], "knowledge": {"labels": labels}}
+        audit = open_audit(run, attack_file([ATTACKS[0]], adversary=adversary))
+        assert audit.run() == []
+    names = {(item.attack, item.metric) for item in summarise(audit.score())}
+    assert ("sme (without labels)", "label_accuracy") in names
+    assert ("sme (with labels)", "psnr") in names
+    assert ("sme (with labels)", "label_accuracy") not in names
 
 
 def test_attacks_that_the_file_no_longer_names_stay_scored(run: Path) -> None:

@@ -208,7 +208,18 @@ def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., RunF
         update={"attack": [type(spec.attack[0])(**{**spec.attack[0].model_dump(), "factor": 2.0}), spec.attack[1]]}
     )
     assert open_audit(folder.path, other).run() == []
-    assert load_finding(path)[1]["fingerprint"] != before
+    assert load_finding(path)[1]["fingerprint"] == before
+    found = {}
+    for title in ("decoder", "aia"):  # what builds on other models stands beside what built on the first
+        assert len(list(folder.findings.glob(f"{title}-*"))) == 1
+        [beside] = folder.findings.glob(f"{title}-*/round-1-5-client-0-repeat-0.safetensors")
+        found[title] = load_finding(beside)
+    assert found["aia"][1]["fingerprint"] != before
+    decoded, _ = found["decoder"]
+    assert isinstance(decoded, LocalModel)
+    first, _ = load_finding(folder.findings / "decoder" / "round-1-5-client-0-repeat-0.safetensors")
+    assert isinstance(first, LocalModel)
+    assert all(torch.equal(decoded.state[name], 2 * tensor) for name, tensor in first.state.items())
 
 
 def test_what_builds_on_a_model_is_made_anew_when_the_model_is_another(run: Callable[..., RunFolder]) -> None:

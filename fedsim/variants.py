@@ -1,0 +1,92 @@
+"""Findings of one attack made in several ways: what tells them apart, and what they are called beside one another."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedsim.attack import Attack
+
+VARIANT = ("variant", "settings", "granted")
+"""Columns of `scores.csv`: a hash of all that an attack was made with, the settings that differ from its defaults, and
+what it was handed of what can be granted."""
+
+
+def changed(attack: Attack) -> dict[str, Any]:
+    """The settings of `attack` that differ from its defaults."""
+    found = {}
+    for field in dataclasses.fields(attack):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        if (value := getattr(attack, field.name)) != default:
+            found[field.name] = value
+    return found
+
+
+def variant(*made_with: Any) -> str:
+    """Eight hexadecimal digits of what an attack was made with: plug-in, settings, knowledge and what it builds on."""
+    return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def columns(about: Mapping[str, Any]) -> dict[str, str]:
+    """What `scores.csv` says of a finding's variant."""
+    return {
+        "variant": str(about.get("variant") or ""),
+        "settings": json.dumps(about.get("changed") or {}, sort_keys=True),
+        "granted": " ".join(about["granted"]),
+    }
+
+
+def told_apart(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+    """What the attack of each (title, variant) is called: its title, with what differs where there are several.
+
+    Args:
+        rows: of `scores.csv`, or the like of findings.
+    """
+    titles: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        titles[str(row["attack"])][str(row.get("variant") or "")] = row
+    names = {}
+    for title, variants in titles.items():
+        told = {key: _told(row, list(variants.values())) for key, row in variants.items()}
+        for key, text in told.items():
+            if len(variants) == 1:
+                names[title, key] = title
+            elif list(told.values()).count(text) == 1:
+                names[title, key] = f"{title} ({text})"
+            else:
+                names[title, key] = f"{title} ({', '.join(filter(None, (text, key or 'of unknown settings')))})"
+    return names
+
+
+def named(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same rows, in which attacks are called so that variants are told apart; `title` is what they were called."""
+    known = list(rows)
+    names = told_apart(known)
+    return [
+        {**row, "attack": names[str(row["attack"]), str(row.get("variant") or "")], "title": row["attack"]}
+        for row in known
+    ]
+
+
+def _told(row: Mapping[str, Any], others: list[Mapping[str, Any]]) -> str:
+    """What differs between `row` and the other variants of its title."""
+    own, settings = _settings(row), [_settings(other) for other in others]
+    odd = sorted({key for other in settings for key in other if any(o.get(key) != other[key] for o in settings)})
+    words = [f"{key}={own[key]}" if key in own else f"{key} as by default" for key in odd]
+    granted = [set(str(other.get("granted") or "").split()) for other in others]
+    for name in sorted(granted[0].union(*granted) - granted[0].intersection(*granted)):
+        words.append(f"{'with' if name in str(row.get('granted') or '').split() else 'without'} {name}")
+    return ", ".join(words)
+
+
+def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        found = json.loads(str(row.get("settings") or "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
