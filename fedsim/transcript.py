@@ -395,7 +395,8 @@ class Transcript:
             OSError: the folder cannot be written.
         """
         folder.mkdir(parents=True)
-        for path in self._paths.values():
+        for number, path in self._paths.items():
+            self.header(number)  # for what is written anew would hide that it was altered
             copied = folder / path.name
             shutil.copyfile(path, copied)
             if not self._facts:

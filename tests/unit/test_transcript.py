@@ -763,6 +763,28 @@ def test_a_disk_that_fills_up_while_data_is_moved_leaves_no_file(
     assert not list(tmp_path.iterdir())
 
 
+def test_copies_of_some_rounds_hold_their_messages_and_no_facts(tmp_path: Path) -> None:
+    """As files, for whoever reads them without this module."""
+    whole = Transcript(record(tmp_path / "run"))
+    whole.only([1, 3]).copy_to(tmp_path / "copy" / "inside")
+    copied = Transcript(tmp_path / "copy" / "inside")
+    assert copied.rounds == [1, 3]
+    assert copied.hash() == whole.only([1, 3]).hash()
+    assert copied.header(1) == whole.only([1]).header(1)
+    assert whole.header(1).config
+    assert all(b"batch-size" not in path.read_bytes() for path in copied.folder.iterdir())
+    assert b"batch-size" in next(whole.folder.iterdir()).read_bytes()
+    whole.copy_to(tmp_path / "all")
+    assert Transcript(tmp_path / "all").header(2) == whole.header(2)
+
+
+def test_an_altered_round_is_not_copied(damaged: Path, tmp_path: Path) -> None:
+    """What is sealed anew would pass for intact."""
+    damaged.write_bytes(damaged.read_bytes().replace(b'num_examples\\\\\\": 11', b'num_examples\\\\\\": 12'))
+    with pytest.raises(TranscriptError, match="its header was altered"):
+        Transcript(damaged.parent).only([2]).copy_to(tmp_path / "copy")
+
+
 # What a stranger may write into a header and seal: read as it is, or named as damaged.
 
 STRANGE = [None, True, -1, 0, 1, 2.5, 1 << 70, float("nan"), "", "x", "1", [], [[]], {}, {"a": 1}, {"1": "x"}]
