@@ -19,7 +19,7 @@ from fedsim.cohort_training import Share, local_updates, pays
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT, play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
-from fedsim.errors import FedsimError, RunError
+from fedsim.errors import FedsimError, RunError, what_it_said
 from fedsim.experiment import Experiment
 from fedsim.messages import State, as_sent
 from fedsim.randomness import generator, numpy_generator, one_thread
@@ -47,8 +47,8 @@ def ready(message: Message, context: Context) -> Message:
         experiment.data.train(0)
     except FedsimError as error:
         answer[TROUBLE] = str(error)
-    except Exception as error:  # whatever it is, the versions have to come along: they may be the reason
-        answer[TROUBLE] = in_a_line(f"{type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:  # whatever it is, the versions have to come along: they may be why
+        answer[TROUBLE] = in_a_line(what_it_said(error))
     return Message(RecordDict({"node": ConfigRecord(answer)}), reply_to=message)
 
 
@@ -120,7 +120,7 @@ def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Ma
             for client, share, update in zip(present, shares, updates, strict=True)
             if update is not None
         }
-    except Exception as error:  # `train` will find out whose fault it is, and fail that client alone
+    except (Exception, SystemExit) as error:  # `train` will find out whose fault it is, and fail that client alone
         log.debug("clients %s could not train at once: %r", clients, error)
         return {}
 

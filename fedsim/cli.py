@@ -29,7 +29,7 @@ from rich.table import Column, Table
 
 from fedsim import manifest, registry
 from fedsim.allocator import keep_freed_memory
-from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
+from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean, what_it_said
 from fedsim.files import append_text
 from fedsim.progress import LOGGER
 from fedsim.screen import Once, Phases, Seldom
@@ -373,8 +373,8 @@ def _outcome() -> tuple[str, int]:
         return str(error), error.exit_code
     except typer.Abort:
         return _interrupted(), 1
-    except SystemExit as error:  # no command of ours leaves so; what was to come after it was not done
-        return f"something that was loaded called sys.exit({error.code!r}), so the work was not finished", 1
+    except SystemExit as error:  # typer's own do not come here
+        return f"somebody's code {what_it_said(error).removeprefix('it ')}, and what was asked for was not done", 1
     except OSError as error:  # a folder on the way that may not be entered, a name that is too long
         if error.filename is None:
             raise

@@ -21,6 +21,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST_REASON = 300
+"""Most letters that are kept of what a stranger's code says."""
+
 
 class FedsimError(Exception):
     """Base of everything fedsim reports in one sentence."""
@@ -81,7 +84,21 @@ class RunError(FedsimError):
 def first_line(error: BaseException) -> str:
     """Of what a stranger's exception says, or its type where it says nothing; no full stop."""
     text = str(error).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+    return one_line(text.splitlines()[0]).rstrip(".") if text else type(error).__name__
+
+
+def one_line(text: str) -> str:
+    """A stranger's `text` for screens and files: one line, not too long, and nothing that a terminal would obey."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= LONGEST_REASON else f"{shown[: LONGEST_REASON - 1]}…"
+
+
+def what_it_said(error: BaseException) -> str:
+    """Why a stranger's code ended: the sentence of a FedsimError, or else the exception's type and text."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    return str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -75,7 +75,7 @@ class Maker:
         except (
             Exception,
             SystemExit,
-        ) as error:  # a user's code; what it raises is her fault to mend, not one of fedsim
+        ) as error:  # a user's code; what it raises is its fault to mend, not one of fedsim
             name = f"{self._function.__module__}:{self._function.__qualname__}"
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise PluginError(f"'{name}' fails, {reason(error)} ({place.filename}, line {place.lineno})") from error

@@ -15,7 +15,15 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from fedsim.errors import ConfigError, InstallationError, PluginError, did_you_mean, first_line
+from fedsim.errors import (
+    ConfigError,
+    InstallationError,
+    PluginError,
+    did_you_mean,
+    first_line,
+    one_line,
+    what_it_said,
+)
 
 Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -115,7 +123,7 @@ def _load_entry(group: Group, name: str) -> Any:
     except (Exception, SystemExit) as error:
         owner = found.dist.name if found.dist else "?"
         raise PluginError(
-            f"{group}: '{name}' ({found.value}, from {owner}) does not load: {type(error).__name__}: {error}"
+            f"{group}: '{name}' ({found.value}, from {owner}) does not load: {one_line(what_it_said(error))}"
         ) from error
 
 
@@ -132,7 +140,7 @@ def load_object(reference: str, beside: Path | None = None) -> Any:
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (Exception, SystemExit) as error:
-        raise PluginError(f"'{reference}' does not load: {type(error).__name__}: {error}") from error
+        raise PluginError(f"'{reference}' does not load: {one_line(what_it_said(error))}") from error
 
 
 def build(group: Group, name: str, settings: Mapping[str, Any], where: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsim import registry
 from fedsim.config import Config
-from fedsim.errors import InstallationError
+from fedsim.errors import InstallationError, PluginError, what_it_said
 from fedsim.experiment import Experiment, resolve
 from fedsim.run_folder import RunFolder
 from fedsim.sealed import read_sealed
@@ -29,13 +29,19 @@ def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwri
 
     Raises:
         ConfigError: something in the experiment cannot be; nothing was started.
+        PluginError: a plug-in does not load, or ends the program; nothing was started.
         RunError: the federation cannot go on; what was recorded stays usable.
     """
     os.environ.update({key: value for key, value in _QUIET.items() if key not in os.environ})
     registry.check_installation()
     server_app, client_app = _app("server"), _app("client")
-    config = resolve(config)
-    Experiment(config).check()
+    try:
+        config = resolve(config)
+        Experiment(config).check()
+    except SystemExit as error:
+        raise PluginError(
+            f"the experiment cannot be made, a plug-in ended the program ({what_it_said(error)})"
+        ) from error
     with folder.held():
         folder.prepare(resume=resume, overwrite=overwrite)
         if not resume:

@@ -21,7 +21,7 @@ from fedsim.config import FederationTable, load_config
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
-from fedsim.errors import RunError
+from fedsim.errors import RunError, what_it_said
 from fedsim.experiment import Experiment, resolve
 from fedsim.progress import ROUNDS, tell, tracked
 from fedsim.randomness import seeded
@@ -63,10 +63,21 @@ def main(grid: Grid, context: Context) -> None:
                 folder.check_same(experiment.config)
             else:
                 folder.write_experiment(experiment.config)
-            federate(experiment, folder, grid, resume=resume, nodes=_nodes(experiment, settings))
+            _federate(experiment, folder, grid, resume=resume, nodes=_nodes(experiment, settings))
     else:  # whoever started this holds the folder
         experiment = Experiment.from_json(text)
-        federate(experiment, folder, grid, resume=resume, nodes=_nodes(experiment, settings))
+        _federate(experiment, folder, grid, resume=resume, nodes=_nodes(experiment, settings))
+
+
+def _federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool, nodes: int) -> None:
+    """`federate`, which nobody's `sys.exit` ends as if all was done: a thread or a process of Flower's would."""
+    try:
+        federate(experiment, folder, grid, resume=resume, nodes=nodes)
+    except SystemExit as error:
+        raise RunError(
+            f"the strategy or the model ended the server ({what_it_said(error)}); the rounds before are kept, "
+            "mend the cause and resume the run"
+        ) from error
 
 
 def _nodes(experiment: Experiment, settings: Mapping[str, Any]) -> int:

@@ -8,18 +8,28 @@ and replies are handed over in the order of those ids, so sums do not depend on 
 
 Replies stream: a node gets the next message when it has answered the last, and of a large round
 only what the messages under way hold, and `Parking` allows, lies in memory.
+
+One client's trouble is its own. When a node fails over a message, the clients of that message are asked
+again, a group at a time and then one by one. A client that does not come to an end is interrupted by its
+node, so that those after it can be asked (not where it is stuck outside of Python, nor where a node
+plays clients outside of its main thread).
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import math
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
@@ -30,7 +40,10 @@ from flwr.supercore.run import Run
 
 from fedsim.engines.arrays import Parking, hold
 from fedsim.engines.readiness import in_a_line
-from fedsim.errors import FedsimError
+from fedsim.errors import one_line, what_it_said
+
+log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 COHORT = "query.cohort"
 _ORDER = "cohort"
@@ -42,6 +55,7 @@ _MUCH = 128 << 20
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.25
 _GRACE = 5.0
 _TOO_LATE = "no reply in time"
+_RING_AGAIN = 1.0
 
 Answers = dict[int, dict[str, Any]]
 Replies = Mapping[int, Mapping[str, Any]]
@@ -135,18 +149,17 @@ class CohortGrid(Grid):
         self, messages: Sequence[Message], timeout: float | None, parking: Parking
     ) -> Iterator[tuple[Message, dict[str, Any]]]:
         orders = self._orders(sorted(messages, key=lambda m: m.metadata.dst_node_id))
-        work = _Work(self._physical, self._nodes, self._late, parking, timeout)
+        work = _Work(self._physical, self._nodes, self._late, parking, timeout, orders, self._together)
         try:
             for place, order in enumerate(orders):
-                while place not in work.answered:
-                    while work.wants_more and work.sent < len(orders):
-                        work.send(lambda node, seconds: self._pack(orders[work.sent], node, seconds))
+                while not work.is_done(place):
+                    while work.wants_more:
+                        work.send(self._pack)
                     if not work.receive(place):
                         work.wait_or_give_up(place)
-                got = work.answered.pop(place)
-                nothing = {"error": {"reason": got if isinstance(got, str) else "no reply"}}
+                got = work.take(place)
                 for message in order:
-                    yield message, nothing if isinstance(got, str) else got.pop(message.metadata.dst_node_id, nothing)
+                    yield message, got.pop(message.metadata.dst_node_id, _error("no reply"))
         finally:
             self._late = {name: node for name, (_, node) in work.under_way.items()}
 
@@ -179,66 +192,100 @@ class CohortGrid(Grid):
 class _Work:
     """Orders on their way to the nodes and back.
 
+    An order over which a node failed is cut into groups, and a group into single clients, which are sent again.
+
     Attributes:
-        under_way: message id to the place of its order, and its node. The place is None for what was
+        under_way: message id to the order, its place and its node. There is no order for what was
             given up in an earlier exchange: its node is busy until it has answered.
-        answered: place of an order to what came back, or why nothing did.
-        sent: how many orders were sent.
     """
 
     def __init__(
-        self, grid: Grid, nodes: Sequence[int], late: Mapping[str, int], parking: Parking, timeout: float | None
+        self,
+        grid: Grid,
+        nodes: Sequence[int],
+        late: Mapping[str, int],
+        parking: Parking,
+        timeout: float | None,
+        orders: Sequence[Sequence[Message]],
+        together: int,
     ) -> None:
         self._grid = grid
         self._parking = parking
+        self._together = together
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         # Nodes stop beginning with clients at the deadline; what they have by then may still come.
         self._end = math.inf if timeout is None else self._deadline + min(_GRACE, timeout / 4)
         self._wait = _SHORTEST_WAIT
         self._idle = deque(node for node in nodes if node not in late.values())
-        self.under_way: dict[str, tuple[int | None, int]] = {name: (None, node) for name, node in late.items()}
-        self.answered: dict[int, Answers | str] = {}
-        self.sent = 0
+        self._to_send = deque(enumerate(orders))
+        self._missing = {place: {_client(message) for message in order} for place, order in enumerate(orders)}
+        self._answered: dict[int, Answers] = {place: {} for place in self._missing}
+        self.under_way: dict[str, tuple[tuple[int, Sequence[Message]] | None, int]] = {
+            name: (None, node) for name, node in late.items()
+        }
 
     @property
     def wants_more(self) -> bool:
-        return bool(self._idle) and time.monotonic() < self._deadline
+        return bool(self._to_send and self._idle) and time.monotonic() < self._deadline
 
-    def send(self, pack: Callable[[int, float], Message]) -> None:
+    def is_done(self, place: int) -> bool:
+        return not self._missing[place]
+
+    def take(self, place: int) -> Answers:
+        """What each client of the order at `place` answered."""
+        return self._answered.pop(place)
+
+    def send(self, pack: Callable[[Sequence[Message], int, float], Message]) -> None:
         """Give the next order to a node that has nothing to do; a node that does not take it is left out."""
         node = self._idle.popleft()
-        message = pack(node, self._deadline - time.monotonic())
-        names = [name for name in self._grid.push_messages([message]) if name]
-        if names:
-            self.under_way[names[0]] = (self.sent, node)
-            self.sent += 1
+        _, order = self._to_send[0]
+        message = pack(order, node, self._deadline - time.monotonic())
+        if names := [name for name in self._grid.push_messages([message]) if name]:
+            self.under_way[names[0]] = (self._to_send.popleft(), node)
 
     def receive(self, place: int) -> bool:
         """Take the answers that are there; whether there were any. The next to be handed over is that of `place`."""
         answers = list(self._grid.pull_messages(list(self.under_way))) if self.under_way else []
         for answer in answers:
-            which, node = self.under_way.pop(answer.metadata.reply_to_message_id)
+            if (known := self.under_way.pop(answer.metadata.reply_to_message_id, None)) is None:
+                continue  # it came twice
+            what, node = known
             # One that fails is quick about it, and would get all there is to do.
-            others = self._idle or any(at is not None for at, _ in self.under_way.values())
+            others = self._idle or any(other is not None for other, _ in self.under_way.values())
             if not answer.has_error() or not others:
                 self._idle.append(node)
-            if which is None:
-                continue
-            self.answered[which] = unpacked = _unpack(answer)
-            if which != place and not isinstance(unpacked, str):
-                for reply in unpacked.values():  # they may have to wait long for those before them
-                    _park(reply, self._parking)
+            if what is not None and not self.is_done(what[0]):
+                self._note(*what, _unpack(answer), place)
         return bool(answers)
+
+    def _note(self, place: int, order: Sequence[Message], got: Answers | str, next_place: int) -> None:
+        if isinstance(got, str) and len(order) > 1:
+            size = self._together if len(order) > self._together else 1
+            log.info("%d clients shared a message over which a node failed (%s); they are asked again", len(order), got)
+            again = [(place, order[start : start + size]) for start in range(0, len(order), size)]
+            self._to_send.extendleft(reversed(again))
+            return
+        for client in map(_client, order):
+            reply = _error(got) if isinstance(got, str) else got.get(client, _error("no reply"))
+            self._answered[place][client] = reply
+            if place != next_place:  # it may have to wait long for those before it
+                _park(reply, self._parking)
+        self._missing[place] -= set(map(_client, order))
 
     def wait_or_give_up(self, place: int) -> None:
         """Pause, unless there is nothing to wait for."""
         if time.monotonic() > self._end:
-            self.answered[place] = _TOO_LATE
+            self._give_up(place, _TOO_LATE)
         elif not self.under_way and not self.wants_more:
-            self.answered[place] = _TOO_LATE if time.monotonic() > self._deadline else "no node takes messages any more"
+            late = time.monotonic() > self._deadline
+            self._give_up(place, _TOO_LATE if late else "no node takes messages any more")
         else:
             time.sleep(self._wait)
             self._wait = min(2 * self._wait, _LONGEST_WAIT)
+
+    def _give_up(self, place: int, why: str) -> None:
+        self._answered[place] |= {client: _error(why) for client in self._missing[place]}
+        self._missing[place] = set()
 
 
 def play_cohort(
@@ -246,55 +293,128 @@ def play_cohort(
 ) -> Message:
     """Let `app` answer for every logical client that a cohort message names.
 
-    A client that raises, or answers with an error, becomes an error reply of that client alone. Once
-    the message's time is up, no other client is begun with.
+    A client that raises, exits, or answers with an error, becomes an error reply of that client alone. Once
+    the message's time is up, no other client is begun with. While others wait, a client may use half of the
+    time that is left, or twice what one took so far where that is more; then it is interrupted.
 
     Args:
-        ahead: called with the message to one client and all who can work together with her; those
+        ahead: called with the message to one client and all who can work together with it; those
             for whom it returns the records of a reply are not asked one by one.
     """
     order: dict[str, Any] = dict(message.content[_ORDER])
     shared = {key: record for key, record in message.content.items() if key != _ORDER}
     clients, together = order["clients"], order["together"]
-    began = time.monotonic()
     on_its_way = max(0.0, time.time() - message.metadata.created_at)  # or waiting for this node to be free
-    over = False
+    clock = _Clock(order["seconds"] - on_its_way)
     answers = RecordDict()
-    for count, start in enumerate(range(0, len(clients), together)):
+
+    def alone(client: int) -> Mapping[str, Any]:
+        own = Context(
+            run_id=context.run_id,
+            node_id=client,
+            node_config={"partition-id": client, "num-partitions": order["num-partitions"]},
+            state=RecordDict(),
+            run_config=context.run_config,
+        )
+        return _answer(app, _logical(message, shared, client, order["message-type"]), own)
+
+    for start in range(0, len(clients), together):
         group = clients[start : start + together]
-        gone = time.monotonic() - began
-        usual = gone / count if count else 0.0  # a client who would not be done in time would cost the others' answers
-        over = over or on_its_way + gone + usual > order["seconds"]
-        if over:
-            answers.update({f"{client}/error": ConfigRecord({"reason": _TOO_LATE}) for client in group})
-            continue
-        done = ahead(_logical(message, shared, group[0], order["message-type"]), group) if ahead else {}
-        for client in group:
-            if client in done:
-                reply = done[client]
-            else:
-                own = Context(
-                    run_id=context.run_id,
-                    node_id=client,
-                    node_config={"partition-id": client, "num-partitions": order["num-partitions"]},
-                    state=RecordDict(),
-                    run_config=context.run_config,
-                )
-                reply = _answer(app, _logical(message, shared, client, order["message-type"]), own)
-            for name, record in reply.items():
+        done: Replies = {}
+        if ahead:
+            first = _logical(message, shared, group[0], order["message-type"])
+            done = clock.run(partial(ahead, first, group), waiting=True) or {}
+            clock.answered += len(done)
+        for place, client in enumerate(group, start):
+            reply = done.get(client)
+            if reply is None:
+                reply = clock.run(partial(alone, client), waiting=place + 1 < len(clients))
+                clock.answered += reply is not None
+            for name, record in (_error(_TOO_LATE) if reply is None else reply).items():
                 answers[f"{client}/{name}"] = record
     return Message(answers, reply_to=message)
+
+
+class _Clock:
+    """Shares out the time that there is for a message.
+
+    Args:
+        seconds: the time.
+
+    Attributes:
+        answered: how many clients came to an end.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._spent = 0.0
+        self.answered = 0
+
+    def run(self, work: Callable[[], _Result], *, waiting: bool) -> _Result | None:
+        """What `work` returns; None where there was no time for it, or not enough.
+
+        Args:
+            waiting: whether others have to wait for it.
+        """
+        began = time.monotonic()
+        left = self._end - began
+        usual = self._spent / self.answered if self.answered else 0.0
+        if left < usual or left <= 0:  # it would not be done in time, and cost the others' answers
+            return None
+        try:
+            result = _interrupted_after(min(left, max(left / 2, 2 * usual)) if waiting else left, work)
+        except _TimeUp:
+            return None
+        self._spent += time.monotonic() - began
+        return result
+
+
+class _TimeUp(BaseException):
+    """Ends what takes too long; not an Exception, which a client might catch."""
+
+
+def _interrupted_after(seconds: float, work: Callable[[], _Result]) -> _Result:
+    """What `work` returns, or a _TimeUp; Python can be interrupted in its main thread alone."""
+    if not math.isfinite(seconds) or threading.current_thread() is not threading.main_thread():
+        return work()
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise _TimeUp
+
+    began, handler = time.monotonic(), signal.signal(signal.SIGALRM, ring)
+    others, interval = 0.0, 0.0
+    try:
+        try:
+            # Again, for where it rings in a destructor, an exception goes unheard.
+            others, interval = signal.setitimer(signal.ITIMER_REAL, min(seconds, threading.TIMEOUT_MAX), _RING_AGAIN)
+            return work()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
+        if others:  # somebody else had set it
+            signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.001), interval)
 
 
 def _answer(app: ClientApp, message: Message, context: Context) -> Mapping[str, Any]:
     try:
         reply = app(message, context)
-    except Exception as error:
-        reason = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
-        return {"error": ConfigRecord({"reason": reason})}
+    except (KeyboardInterrupt, _TimeUp):
+        raise
+    except BaseException as error:  # one that exits as well
+        return _error(what_it_said(error))
     if reply.has_error():
-        return {"error": ConfigRecord({"reason": reply.error.reason or "no reason given"})}
+        return _error(reply.error.reason or "no reason given")
     return reply.content
+
+
+def _error(reason: str) -> dict[str, Any]:
+    return {"error": ConfigRecord({"reason": reason})}
+
+
+def _client(message: Message) -> int:
+    return message.metadata.dst_node_id
 
 
 def _logical(physical: Message, records: Mapping[str, Any], client: int, message_type: str) -> Message:
@@ -325,7 +445,9 @@ def _unpack(answer: Message) -> Answers | str:
         return in_a_line(answer.error.reason or "its node failed")
     answers: Answers = {}
     for key, record in answer.content.items():
-        owner, name = key.split("/", 1)
+        owner, _, name = key.partition("/")
+        if not owner.isdecimal():
+            return f"its node answered for '{owner}', which is no client"
         answers.setdefault(int(owner), {})[name] = record
         if isinstance(record, ArrayRecord):
             hold(record)
@@ -341,7 +463,7 @@ def _park(reply: Mapping[str, Any], parking: Parking) -> None:
 def _reply(answer: dict[str, Any], message: Message) -> Message:
     """The ordinary Flower reply to one logical message."""
     if "error" in answer:
-        return Message(Error(code=_FAILED, reason=str(answer["error"]["reason"])), reply_to=message)
+        return Message(Error(code=_FAILED, reason=one_line(str(answer["error"]["reason"]))), reply_to=message)
     return Message(RecordDict(answer), reply_to=message)
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -65,7 +65,7 @@ def launch(
         RunError: Ray could not be started or reached, its hosts differ, the GPUs are not there, or
             the run failed.
     """
-    with _environment(_variables(address)), _authentication():
+    with _environment(_variables(address)):
         _launch(server_app, client_app, context, clients, actors, gpus_per_actor, address)
 
 
@@ -127,26 +127,35 @@ def _python_path() -> str:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set `variables`, and afterwards what they were before."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
-@contextmanager
-def _authentication() -> Iterator[None]:
-    """Let Ray, which may have been imported long ago, read from the environment how it shall authenticate.
+    """Set `variables`, and afterwards what they were before; Ray, perhaps imported long ago, reads them both times.
 
     Raises:
-        InstallationError: Ray is not installed, or is one that cannot authenticate.
+        InstallationError: Ray is not installed, or is one that cannot ask for a token.
         RunError: this process uses a Ray already.
     """
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
+    try:
+        let_ray_read = _authentication()
+        let_ray_read()
+        try:
+            yield
+        finally:
+            _set(before)
+            let_ray_read()
+    finally:
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+def _authentication() -> Callable[[], None]:
+    """A function that makes Ray read from the environment how to authenticate."""
     try:
         import flwr.simulation.run_simulation  # noqa: F401
         import ray
@@ -162,11 +171,7 @@ def _authentication() -> Iterator[None]:
         AuthenticationTokenLoader.instance().reset_cache()
         Config.initialize("")
 
-    read()
-    try:
-        yield
-    finally:
-        read()
+    return read
 
 
 def node_count(actors: int, clients: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import threading
 from collections.abc import Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -11,6 +13,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsim.errors import what_it_said
+
+log = logging.getLogger(__name__)
 _SERVER, _FIRST_NODE = 1, 2
 
 
@@ -65,8 +70,8 @@ class InProcessGrid(Grid):
             message.metadata.__dict__["_message_id"] = str(next(self._count))
             try:
                 reply = self._app(message, self._contexts[message.metadata.dst_node_id])
-            except Exception as error:
-                reply = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+            except (Exception, SystemExit) as error:
+                reply = Message(Error(code=2, reason=what_it_said(error)), reply_to=message)
             ids.append(message.metadata.message_id)
             self._replies[ids[-1]] = reply
         return ids
@@ -82,5 +87,14 @@ class InProcessGrid(Grid):
 
 
 def launch(server_app: ServerApp, client_app: ClientApp, context: Context) -> None:
-    """Run `server_app` over one in-process node that plays all clients."""
+    """Run `server_app` over one in-process node that plays all clients.
+
+    A client that hangs in Python is interrupted when its time is up, one that is stuck outside of Python or
+    ends the process is not; another engine stands that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        log.warning(
+            "engine serial, outside of the main thread: a client that hangs cannot be interrupted, whatever "
+            "federation.timeout says"
+        )
     server_app(InProcessGrid(client_app), context)

@@ -93,7 +93,7 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
     inputs = sample if dataset.vocabulary else sample.clone().requires_grad_(True)
     try:
         outputs = model.train()(inputs)
-    except Exception as error:  # whatever it is, it is the network that does not take these inputs
+    except (Exception, SystemExit) as error:  # whatever it is, it is the network that does not take these inputs
         raise ConfigError(f"model: '{name}' does not take inputs of shape {shape}: {_line(error)}") from error
     got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     if got != wanted:
@@ -111,13 +111,13 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
         if attacked and any(gradient.requires_grad for gradient in used):
             length = torch.stack([gradient.square().sum() for gradient in used]).sum()
             torch.autograd.grad(length, inputs if inputs.requires_grad else parameters, allow_unused=True)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         times = "twice, which attacks need" if attacked else "to train it"
         raise ConfigError(f"model: '{name}' cannot be differentiated {times}: {_line(error)}") from error
     if not used:
         raise ConfigError(f"model: no parameter of '{name}' has an influence on its outputs")
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"

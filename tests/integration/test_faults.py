@@ -86,11 +86,34 @@ class TooLate(Defense):
 '''
 
 
+EXITS = '''
+import sys
+from dataclasses import dataclass
+from torch import nn
+
+@dataclass(frozen=True, kw_only=True)
+class Net:
+    """A network that ends the program at one place or another."""
+    place: str = "module"
+    def build(self, task):
+        if self.place == "build":
+            sys.exit(0)
+        class Exits(nn.Linear):
+            def forward(me, x):
+                if len(x) > 2 and (me.training, self.place) in ((True, "client"), (False, "server")):
+                    sys.exit(0)
+                return super().forward(x.flatten(1))
+        return Exits(64, task.outputs)
+'''
+
+
 @pytest.fixture(autouse=True)
 def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path_factory.getbasetemp() / "plugins"
     folder.mkdir(exist_ok=True)
     (folder / "faulty_plugins.py").write_text(textwrap.dedent(PLUGINS))
+    (folder / "exits_when_made.py").write_text(EXITS)
+    (folder / "exits_when_imported.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(str(folder))
 
 
@@ -199,6 +222,45 @@ def test_diverging_is_said_before_the_aggregate_is_spoilt(tiny_config: Tiny, ser
     transcript = Transcript(tmp_path / "run")
     assert transcript.rounds == [1]
     assert all(torch.isfinite(t).all() for u in transcript.updates() for t in u.after.values())
+
+
+# Somebody's code ends the program.
+
+
+@pytest.mark.parametrize("engine", ["serial", "ray", "flower"])
+@pytest.mark.parametrize("model", ["exits_when_imported:Net", "exits_when_made:Net"])
+def test_a_model_that_exits_before_anything_ran_is_one_sentence(
+    model: str, engine: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    table = {"name": model} | ({"place": "build"} if "made" in model else {})
+    with pytest.raises(FedsimError, match=r"it called sys\.exit\(0\)") as caught:
+        serial_run(tiny_config(model=table, federation={"engine": engine}), tmp_path / "run")
+    assert_one_sentence(caught.value, code=2)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("place", ["client", "server"])
+def test_a_model_that_exits_while_it_runs_is_one_sentence(
+    place: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=r"it called sys\.exit\(0\)") as caught:
+        serial_run(tiny_config(model={"name": "exits_when_made:Net", "place": place}), tmp_path / "run")
+    assert_one_sentence(caught.value)
+
+
+def test_the_command_line_does_not_say_that_it_is_done_where_somebodys_code_ended_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fedsim.cli
+
+    def ends(**options: Any) -> int:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(fedsim.cli, "cli", ends)
+    with pytest.raises(SystemExit) as caught:
+        fedsim.cli.main()
+    assert caught.value.code == 1
+    assert "somebody's code called sys.exit(0)" in capsys.readouterr().err
 
 
 # Nobody is asked, or too many are.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -151,13 +152,13 @@ def test_who_answers_with_an_error_or_with_nothing_fails_alone(answer: str) -> N
     assert answer == "nothing" or "declined" in str(one.error.reason)
 
 
-def test_the_clients_of_a_dead_or_silent_node_have_error_replies() -> None:
+def test_others_do_the_work_of_a_dead_node_and_the_clients_of_a_silent_one_have_error_replies() -> None:
     grid, physical = make(clients=6, nodes=3)
     dead, silent, alive = list(physical.get_node_ids())
     physical.dead, physical.silent = {dead}, {silent}
     replies = list(grid.send_and_receive(broadcast(range(6)), timeout=0.2))
     reasons = {r.metadata.src_node_id: r.error.reason for r in replies if r.has_error()}
-    assert reasons == {0: "actor died", 1: "actor died", 2: "no reply in time", 3: "no reply in time"}
+    assert reasons == {2: "no reply in time", 3: "no reply in time"}
     assert [r.metadata.src_node_id for r in replies] == list(range(6))
     assert alive is not None
 
@@ -573,3 +574,146 @@ def test_replies_are_parked_and_still_say_the_same(monkeypatch: pytest.MonkeyPat
     arrays = [reply.content.array_records["arrays"]["w"] for reply in replies]
     assert not any(array.in_memory for array in arrays)
     assert [array.numpy().tolist() for array in arrays] == [[client] * 3 for client in range(10)]
+
+
+# One client's trouble is its own.
+
+
+class Mortal(Counting):
+    """A node that plays one of `deadly` dies over the whole message, whatever it had done before."""
+
+    def __init__(self, app: ClientApp, nodes: int, deadly: set[int]) -> None:
+        super().__init__(app, nodes)
+        self.deadly = deadly
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        (message,) = messages
+        (name,) = super().push_messages([message])
+        if self.deadly & {int(client) for client in message.content.config_records["cohort"]["clients"]}:
+            self._replies[name] = Message(Error(code=2, reason="the actor died"), reply_to=message)
+        return [name]
+
+
+@pytest.mark.parametrize("together", [1, 4])
+@pytest.mark.parametrize("deadly", [{5}, {0, 19}, {4, 5, 6}, set(range(20))])
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_who_kills_its_node_fails_alone(deadly: set[int], nodes: int, together: int) -> None:
+    app = ClientApp()
+    groups: list[list[int]] = []
+
+    @app.query(COHORT.split(".")[1])
+    def cohort(message: Message, context: Context) -> Message:
+        def ahead(message: Message, group: Sequence[int]) -> dict[int, Any]:
+            groups.append(list(group))
+            return {client: {"metrics": MetricRecord({"client": client})} for client in group}
+
+        return play_cohort(app, message, context, ahead)
+
+    physical = Mortal(app, nodes, deadly)
+    grid = CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()), together=together)
+    replies = list(grid.send_and_receive(broadcast(range(20)), timeout=60))
+    assert failed(replies) == dict.fromkeys(sorted(deadly), "the actor died")
+    assert [reply.metadata.src_node_id for reply in replies] == list(range(20))
+    others = [group for group in groups if not deadly & set(group)]
+    assert all(len(group) in (1, together) for group in others), "no other groups than without the failure"
+
+
+def hanging(client: int, others: float = 0.0) -> Any:
+    def train(message: Message, context: Context) -> Message:
+        time.sleep(60 if context.node_config["partition-id"] == client else others)
+        return Message(content(), reply_to=message)
+
+    return train
+
+
+@pytest.mark.parametrize("client", [0, 3, 7])
+def test_who_hangs_is_interrupted_and_fails_alone(client: int) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    grid, _ = make(clients=8, nodes=1, train=hanging(client))
+    started = time.monotonic()
+    assert failed(grid.send_and_receive(broadcast(range(8)), timeout=0.4)) == {client: "no reply in time"}
+    assert time.monotonic() - started < 2
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_who_hangs_in_a_group_fails_alone() -> None:
+    app = ClientApp()
+    app.train()(hanging(2))
+
+    @app.query(COHORT.split(".")[1])
+    def cohort(message: Message, context: Context) -> Message:
+        def ahead(message: Message, group: Sequence[int]) -> dict[int, Any]:
+            time.sleep(60 if 2 in group else 0)
+            return {client: {"metrics": MetricRecord({"client": client})} for client in group}
+
+        return play_cohort(app, message, context, ahead)
+
+    physical = Counting(app, 1)
+    grid = CohortGrid(physical, 8, SECRET, list(physical.get_node_ids()), together=4)
+    assert failed(grid.send_and_receive(broadcast(range(8)), timeout=0.8)) == {2: "no reply in time"}
+
+
+def test_an_alarm_of_the_host_program_still_rings() -> None:
+    rung: list[int] = []
+    before, timer = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number)), (0.0, 0.0)
+    try:
+        timer = signal.setitimer(signal.ITIMER_REAL, 0.3)
+        grid, _ = make(clients=2, nodes=1, train=hanging(0))
+        assert list(failed(grid.send_and_receive(broadcast(range(2)), timeout=0.2))) == [0]
+        time.sleep(0.4)
+        assert rung == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+class Stop(BaseException):
+    """No Exception."""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(SystemExit(0), "it called sys.exit(0)"), (Stop("enough"), "Stop: enough")],
+    ids=["exit", "a BaseException"],
+)
+def test_who_exits_fails_alone(error: BaseException, reason: str) -> None:
+    def train(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 1:
+            raise error
+        return Message(content(), reply_to=message)
+
+    grid, _ = make(clients=3, nodes=1, train=train)
+    assert failed(grid.send_and_receive(broadcast(range(3)))) == {1: reason}
+
+
+def test_a_reason_reaches_no_terminal_as_an_order_and_is_capped() -> None:
+    def train(message: Message, context: Context) -> Message:
+        raise ValueError("\x1b[2J\x1b]0;owned\x07 gone\r\n" + "x" * 100_000)
+
+    grid, _ = make(clients=1, nodes=1, train=train)
+    (reason,) = failed(grid.send_and_receive(broadcast([0]))).values()
+    assert reason is not None
+    assert reason.startswith("ValueError: [2J ]0;owned gone xxx")
+    assert reason.isprintable()
+    assert len(reason) == 300
+
+
+@pytest.mark.parametrize("owner", ["-1", "x", ""])
+def test_an_answer_for_somebody_who_is_no_client_is_no_answer(owner: str) -> None:
+    app = ClientApp()
+
+    @app.query(COHORT.split(".")[1])
+    def cohort(message: Message, context: Context) -> Message:
+        return Message(RecordDict({f"{owner}/metrics": MetricRecord({"n": 1})}), reply_to=message)
+
+    physical = InProcessGrid(app, 1)
+    grid = CohortGrid(physical, 2, SECRET, list(physical.get_node_ids()))
+    why = f"its node answered for '{owner}', which is no client"
+    assert failed(grid.send_and_receive(broadcast([0, 1]))) == {0: why, 1: why}
+
+
+def test_an_answer_that_comes_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, physical = make(clients=2, nodes=1)
+    pull = physical.pull_messages
+    monkeypatch.setattr(physical, "pull_messages", lambda names: [m for m in pull(names) for _ in range(2)])
+    assert [r.metadata.src_node_id for r in grid.send_and_receive(broadcast([0, 1]))] == [0, 1]
