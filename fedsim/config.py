@@ -105,8 +105,10 @@ class FederationTable(Table):
     """[federation]: how many clients and rounds, on which engine.
 
     `evaluate_every` is the rounds between two evaluations (0 for none at all; else the last round has
-    one, too), `timeout` how many seconds a round waits for its clients (and a little longer for what
-    they have sent by then; an evaluation waits as long again), `device` where clients train,
+    one, too), `evaluate_examples` the most test examples that the server evaluates on (default: all; the
+    same ones, drawn by the seed, each time), `timeout` how many seconds a round waits for its clients
+    (and a little longer for what they have sent by then; an evaluation waits as long again), `device`
+    where clients train,
     `vectorise` whether clients with small networks train several at once (`fedsim.cohort_training`)
     or each in a loop of its own.
 
@@ -124,6 +126,7 @@ class FederationTable(Table):
     rounds: int = Field(default=1, ge=1, le=1_000_000)
     straggler_probability: float = Field(default=0.0, ge=0, le=1)
     evaluate_every: int = Field(default=1, ge=0)
+    evaluate_examples: int | None = Field(default=None, ge=1)
     timeout: float = Field(default=3600.0, gt=0, le=1e8)
     device: Literal["cpu", "cuda"] = "cpu"
     vectorise: bool = True

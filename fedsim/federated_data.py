@@ -127,11 +127,27 @@ class FederatedData:
         """What `client` holds out, in the data set's value range; may be empty."""
         return _take(self.dataset.train, self._assigned[client][1])
 
-    def public_test(self) -> tuple[Tensor, Tensor]:
-        """What the server tests on: the data set's own test examples, or those of the clients who only test."""
+    def public_test(self, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """What the server tests on: the data set's own test examples, or those of the clients who only test.
+
+        With `most`, at most so many of them, drawn by the seed: the same each time.
+        """
         if self.test_fraction and self.test_by == "client":
-            return _take(self.dataset.train, np.concatenate(self.clients_who_test))
-        return self.dataset.test.inputs(), self.dataset.test.labels
+            examples, index = self.dataset.train, np.concatenate(self.clients_who_test)
+        elif most is None:
+            return self.dataset.test.inputs(), self.dataset.test.labels
+        else:
+            examples, index = self.dataset.test, np.arange(len(self.dataset.test))
+        if most is not None and most < len(index):
+            index = np.sort(numpy_generator(self.seed, "evaluation").choice(index, most, replace=False))
+        return _take(examples, index)
+
+    @property
+    def public_test_size(self) -> int:
+        """How many examples there are to test on."""
+        if self.test_fraction and self.test_by == "client":
+            return sum(map(len, self.clients_who_test))
+        return len(self.dataset.test)
 
     def to_model(self, inputs: Tensor) -> Tensor:
         """From the data set's value range to the units that the model is fed with."""

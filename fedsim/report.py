@@ -84,7 +84,7 @@ def write_report(
         leaks={leak.summary.attack: [o for o in leaks if o.summary.attack == leak.summary.attack] for leak in leaks},
         fewest=FEWEST if most_victims(leaks) < FEWEST else 0,
         headline=headline(leaks),
-        accuracy=_final_accuracy(measured),
+        accuracy=_final_accuracy(measured, audit),
         threats=_threats(audit, found, attacks),
         made=_made(found),
         single=_single(found),
@@ -124,19 +124,21 @@ def _template() -> Any:
     return environment.get_template("report.html.j2")
 
 
-def _final_accuracy(rows: Sequence[Mapping[str, str]]) -> str:
+def _final_accuracy(rows: Sequence[Mapping[str, str]], audit: Audit | None = None) -> str:
     """What the recorded model is good for, out of `metrics.csv`, in a sentence; empty where nothing was evaluated.
 
     By the last evaluated round, on the public test set; where the server has no such figure, as the plain mean over
-    clients, each on what she holds out.
+    clients, each on what it holds out.
     """
+    most = audit.experiment.config.federation.evaluate_examples if audit and audit.experiment else None
+    public = f"at most {most} examples of the public test set" if most else "the public test set"
     for name, unit in (("accuracy", ".1%"), ("loss", ".4g")):
         known = [row for row in rows if row.get(name)]
         last = max((int(row["round"]) for row in known), default=0)
         own = {row["client"]: float(row[name]) for row in known if int(row["round"]) == last}
         server = own.pop("server", None)
         if server is not None:
-            return f"The model's final {name} on the public test set is {server:{unit}} (after round {last})."
+            return f"The model's final {name} on {public} is {server:{unit}} (after round {last})."
         if own:
             mean = float(np.mean(list(own.values())))
             whose = "what one client holds out" if len(own) == 1 else f"what {len(own)} clients hold out, on average,"

@@ -104,6 +104,9 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     keep = _keeper(experiment, folder)
     if not done:
         keep(0, arrays, {})
+    most, there = config.federation.evaluate_examples, experiment.data.public_test_size
+    if most is not None and most < there:
+        log.info("the server evaluates on %d of %d test examples, the same in each round", most, there)
     logical = _logical(experiment, folder, grid, nodes)
     with _little_garbage(), _attacker(experiment, folder) as attack:
         for number in range(done + 1, config.federation.rounds + 1):
@@ -223,7 +226,7 @@ def _evaluate(
     experiment: Experiment, strategy: Curious, grid: CohortGrid, number: int, arrays: ArrayRecord
 ) -> list[dict[str, Any]]:
     """The global model on the public test set, and on what each client holds out."""
-    inputs, labels = experiment.data.public_test()
+    inputs, labels = experiment.data.public_test(experiment.config.federation.evaluate_examples)
     loss = experiment.dataset.task.loss
     measured = evaluate(
         experiment.model, state_in(arrays), experiment.data.to_model(inputs), labels, loss, called="evaluation"

@@ -664,3 +664,22 @@ def test_mnist_has_539_writers() -> None:
     sizes = sorted(map(len, shares))
     assert len(once(shares)) == 60_000
     assert (sizes[0], sizes[269], sizes[-1]) == (19, 116, 131)
+
+
+def test_an_evaluation_may_be_of_some_examples_and_those_are_the_same_each_time() -> None:
+    from fedsim.config import Config
+    from fedsim.experiment import Experiment
+
+    def data(seed: int) -> FederatedData:
+        federation = {"clients": 4, "seed": seed, "evaluate_examples": 50}
+        return Experiment(Config.model_validate({"federation": federation})).data
+
+    whole, labels = data(0).public_test()
+    assert data(0).public_test_size == len(whole) > 50
+    some, theirs = data(0).public_test(50)
+    assert len(some) == len(theirs) == 50
+    rows = [int((whole == one).flatten(1).all(1).nonzero()[0]) for one in some]
+    assert torch.equal(labels[torch.tensor(rows)], theirs)
+    assert torch.equal(data(0).public_test(50)[0], some)
+    assert not torch.equal(data(1).public_test(50)[0], some)
+    assert torch.equal(data(0).public_test(10**6)[0], whole)

@@ -301,6 +301,13 @@ def test_the_final_accuracy_stands_in_the_headline(folder, rows, sentence):
     assert sentence in text_of(page(folder)).split("What leaked")[0]
 
 
+def test_an_accuracy_on_some_of_the_examples_is_not_said_to_be_on_all(folder):
+    folder.write_experiment(config(federation={"clients": 2, "rounds": 3, "evaluate_examples": 40}))
+    record(folder)
+    measure(folder, [(1, "server", 0.5, 2.0)])
+    assert "accuracy on at most 40 examples of the public test set is 50.0%" in text_of(page(folder))
+
+
 def test_pictures_of_classes_are_not_said_to_be_matched(folder, held):
     folder.write_experiment(config())
     record(folder)
