@@ -344,7 +344,7 @@ def load_config(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
         if isinstance(owner, dict) and isinstance(owner.get(key), str) and owner[key]:
             try:
                 owner[key] = str((path.parent / Path(owner[key]).expanduser()).resolve())
-            except RuntimeError as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 raise ConfigError(f"{path}: {table}.{key}: {first_line(error)}; name another file") from error
     config = check(Config, tables, str(path))
     check_trust(config, path, trust or not is_in_a_run(path))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedsim.errors import ConfigError, RunError
+from fedsim.errors import ConfigError, FedsimError, RunError
 from fedsim.files import refuse_link
 
 NAME = "lock"
@@ -36,6 +36,8 @@ def held(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         place = folder.resolve()
         descriptor = None if place in _held else _acquired(place)
+    except FedsimError:
+        raise
     except (OSError, ValueError) as error:  # a path may hold a NUL, which is a ValueError
         reason = getattr(error, "strerror", None) or error
         remedy = "mend its permissions, or copy it elsewhere" if folder.is_dir() else "choose another --out"

@@ -32,8 +32,8 @@ SEALED = "checkpoint.safetensors"
 _FORMAT = 1
 _SHORTEST = 16
 """Bytes of a key."""
-_written: dict[Path, tuple[bytes, Manifest]] = {}
-"""What this process wrote last, and where: of thousands of rounds, parsing it again takes longer than a small round."""
+_written: dict[Path, tuple[bytes, bytes | None, Manifest]] = {}
+"""What this process wrote last, with which key, and where: of thousands of rounds, parsing it again takes longer than a small round."""
 
 
 @dataclass(kw_only=True)
@@ -159,11 +159,12 @@ def read(folder: Path) -> Manifest | None:
     if not os.path.lexists(path):
         return None
     refuse_link(path)
+    secret = key()
     try:
         whole = path.read_bytes() if path.is_file() else b""
         known = _written.get(path)
-        if known and known[0] == whole:
-            return known[1]
+        if known and known[:2] == (whole, secret):
+            return known[2]
         content = json.loads(whole)
         seal, body = content["seal"], content["manifest"]
         text = _text(body)
@@ -173,7 +174,6 @@ def read(folder: Path) -> Manifest | None:
         if seal["sha256"] != hashlib.sha256(text.encode()).hexdigest():
             raise ValueError("its bytes are not those that were written")
         manifest.signed = "hmac-sha256" in seal
-        secret = key()
         if manifest.signed and secret and not hmac.compare_digest(_signature(secret, text), str(seal["hmac-sha256"])):
             raise ValueError("it is not signed with this key")
     except ValidationError as error:
@@ -218,7 +218,7 @@ def _write(folder: Path, manifest: Manifest, *, durable: bool) -> None:
             temporary.write_bytes(whole)
     except OSError as error:
         raise RunError(f"{folder / NAME}: cannot be written ({error.strerror}); make room and try again") from error
-    _written[folder / NAME] = whole, manifest
+    _written[folder / NAME] = whole, secret, manifest
 
 
 def _text(body: Any) -> str:

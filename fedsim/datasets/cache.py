@@ -3,7 +3,7 @@
 Text and compressed files take seconds to parse; the parsed tensors take none to map, and processes
 on one machine share their pages. Writing into a mapped tensor changes neither the file nor another
 process. The file's name follows from the settings and from path, size and time of every source file,
-so a changed source is parsed anew. The folder is FEDSIM_CACHE, by default `fedsim` in XDG_CACHE_HOME
+so a changed source is parsed anew. It holds a SHA-256 of its tensors, which each process checks once. The folder is FEDSIM_CACHE, by default `fedsim` in XDG_CACHE_HOME
 or `~/.cache`; it may be deleted at any time.
 """
 
@@ -14,11 +14,12 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -28,8 +29,11 @@ from fedsim.errors import DataError
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 """Raise it when a parser changes what it makes of the same file."""
+
+_checked: set[str] = set()
+"""Digests of the files that this process has read through."""
 
 _UNREADABLE = (OSError, SafetensorError, RuntimeError)
 """What safetensors, and torch on mapping for it, raise of files; also where another process removes one."""
@@ -97,15 +101,30 @@ def _write(dataset: Dataset, path: Path) -> None:
             about[item.name] = [dataclasses.asdict(column) for column in value]
         else:
             about[item.name] = value
-    save_file(tensors, path, metadata={"fedsim": json.dumps(about)})
+    text = json.dumps(about)
+    save_file(tensors, path, metadata={"fedsim": text, "sha256": _digest(text, tensors)})
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    whole = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        flat = tensors[name].reshape(-1)
+        whole.update(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)};".encode())
+        whole.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    return whole.hexdigest()
 
 
 def _read(path: Path) -> Dataset:
     with safe_open(path, framework="pt") as file:
-        about: dict[str, Any] = json.loads(file.metadata()["fedsim"])
-        for name in file.keys():  # noqa: SIM118
-            part, _, item = name.partition("/")
-            about[part][item] = file.get_tensor(name)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text, digest = file.metadata()["fedsim"], file.metadata()["sha256"]
+    if digest not in _checked and _digest(text, tensors) != digest:
+        raise ValueError("its bytes are not those that were written")
+    _checked.add(digest)
+    about: dict[str, Any] = json.loads(text)
+    for name, tensor in tensors.items():
+        part, _, item = name.partition("/")
+        about[part][item] = tensor
     for part in ("train", "test"):
         about[part] = Examples(**about[part])
     about["columns"] = [Column(**{**column, "categories": tuple(column["categories"])}) for column in about["columns"]]

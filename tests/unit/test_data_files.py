@@ -331,3 +331,17 @@ def test_processes_that_write_the_same_entry_do_not_harm_each_other(
     cached(Counting(), [source], Parser(source))
     with safe_open(entry(), framework="pt") as kept:  # one whole file and no leftovers beside it
         assert "train/raw" in kept.keys()  # noqa: SIM118
+
+
+def test_a_byte_flipped_in_the_cache_is_noticed_by_the_next_process(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(Counting(), [source], Parser(source))
+    (path,) = (cache_folder() / "datasets").iterdir()
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    monkeypatch.setattr("fedsim.datasets.cache._checked", set())  # as a new process begins
+    again = Parser(source)
+    assert_same(cached(Counting(), [source], again), parsed(source))
+    assert again.calls == 1

@@ -1,0 +1,134 @@
+"""One process at a time writes into a run folder, and a killed one leaves nothing that blocks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim import lock
+from fedsim.config import Config
+from fedsim.errors import ConfigError
+from fedsim.run_folder import RunFolder
+
+Run = Callable[..., RunFolder]
+Tiny = Callable[..., Config]
+
+HOLDER = """
+import os, subprocess, sys, time
+from pathlib import Path
+from fedsim.lock import held
+with held(Path(sys.argv[1])):
+    started = subprocess.Popen(["sleep", "30"])
+    forked = os.fork()
+    if not forked:
+        time.sleep(30)
+        os._exit(0)
+    print(started.pid, forked, flush=True)
+    time.sleep(30)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Any:
+    """A process that holds `run`, and two that it started: by fork, and as another program."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    children = [int(word) for word in process.stdout.readline().split()]
+    yield process
+    process.kill()
+    process.wait()
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_second_process_is_told_who_holds_the_folder(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ConfigError, match=rf"run: process {holder.pid} on '.*' is writing to it; wait until") as caught:
+        with lock.held(run):
+            pass
+    assert "\n" not in str(caught.value)
+    assert f"process {holder.pid}" in lock.holder(run)
+
+
+def test_a_killed_holder_blocks_nobody_though_its_children_live(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert (tmp_path / "run" / "lock").is_file()
+    assert lock.holder(tmp_path / "run") == ""
+    with lock.held(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "run" / "lock").exists()
+
+
+def test_resuming_a_run_that_is_held_touches_nothing(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    run = serial_run(tiny_config(), tmp_path / "run")
+    (run.path / ".metrics.csv.0123.tmp").write_text("half written by the other")
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    held = os.open(run.path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match="another process is writing to it"):
+        serial_run(tiny_config(federation={"rounds": 3}), run.path, resume=True)
+    os.close(held)
+    (run.path / "lock").unlink()
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+
+
+def test_the_same_process_may_hold_a_folder_twice(tmp_path: Path) -> None:
+    with lock.held(tmp_path / "run"), lock.held(tmp_path / "run"):
+        assert (tmp_path / "run" / "lock").is_file()
+    assert not (tmp_path / "run").exists(), "an empty folder that was made for the lock alone goes again"
+
+
+def test_what_is_raised_within_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), lock.held(tmp_path), lock.held(tmp_path):
+        (tmp_path / "none").read_text()
+    with lock.held(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(descriptor: int, operation: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with lock.held(tmp_path):
+        assert "its file system knows no locks (No locks available)" in caplog.text
+
+
+@pytest.mark.parametrize("command", ["attack", "report", "run --resume", "geometry"])
+def test_every_command_that_writes_asks_for_the_lock(
+    command: str,
+    tiny_config: Tiny,
+    serial_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from fedsim.cli import main
+
+    run = serial_run(tiny_config(attack=[{"name": "shared-model"}]), tmp_path / "run")
+    held = os.open(run.path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    monkeypatch.setattr("sys.argv", ["fedsim", *command.split(), str(run.path)])
+    started = time.monotonic()
+    with pytest.raises(SystemExit) as end:
+        main()
+    os.close(held)
+    assert end.value.code == 2
+    assert "is writing to it; wait until it has ended" in capfd.readouterr().err
+    assert time.monotonic() - started < 20
