@@ -33,7 +33,7 @@ _FORMAT = 1
 _SHORTEST = 16
 """Bytes of a key."""
 _written: dict[Path, tuple[bytes, bytes | None, Manifest]] = {}
-"""What this process wrote last, with which key, and where: of thousands of rounds, parsing it again takes longer than a small round."""
+"""What this process wrote last, with which key, and where; to parse thousands of rounds again takes its time."""
 
 
 @dataclass(kw_only=True)

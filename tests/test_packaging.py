@@ -182,3 +182,14 @@ def test_typed_and_templated_files_are_packaged() -> None:
     for path in (ROOT / "fedsim").iterdir():
         if path.is_file() and path.suffix != ".py":
             assert any(path.match(pattern) for pattern in packaged), f"{path.name} would be left out of a wheel"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_package_says_that_it_is_typed(name: str) -> None:
+    assert (ROOT / name / "py.typed").is_file()
+    assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"][name]
+
+
+def test_pillow_which_reads_images_is_declared() -> None:
+    assert any(line.startswith("pillow") for line in PROJECT["project"]["dependencies"])
+    assert "\npillow==" in (ROOT / "constraints.txt").read_text()

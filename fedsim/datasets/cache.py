@@ -3,8 +3,9 @@
 Text and compressed files take seconds to parse; the parsed tensors take none to map, and processes
 on one machine share their pages. Writing into a mapped tensor changes neither the file nor another
 process. The file's name follows from the settings and from path, size and time of every source file,
-so a changed source is parsed anew. It holds a SHA-256 of its tensors, which each process checks once. The folder is FEDSIM_CACHE, by default `fedsim` in XDG_CACHE_HOME
-or `~/.cache`; it may be deleted at any time.
+so a changed source is parsed anew. It holds a SHA-256 of its tensors, which each process checks once.
+The folder is FEDSIM_CACHE, by default `fedsim` in XDG_CACHE_HOME or `~/.cache`; it may be deleted at
+any time.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 _FORMAT = 2
 """Raise it when a parser changes what it makes of the same file."""
 
-_checked: set[str] = set()
-"""Digests of the files that this process has read through."""
+_checked: set[tuple[int, int, int]] = set()
+"""The files that this process has read through, by inode, time and size."""
 
 _UNREADABLE = (OSError, SafetensorError, RuntimeError)
 """What safetensors, and torch on mapping for it, raise of files; also where another process removes one."""
@@ -118,9 +119,11 @@ def _read(path: Path) -> Dataset:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text, digest = file.metadata()["fedsim"], file.metadata()["sha256"]
-    if digest not in _checked and _digest(text, tensors) != digest:
+    stat = path.stat()
+    file_as_it_is = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    if file_as_it_is not in _checked and _digest(text, tensors) != digest:
         raise ValueError("its bytes are not those that were written")
-    _checked.add(digest)
+    _checked.add(file_as_it_is)
     about: dict[str, Any] = json.loads(text)
     for name, tensor in tensors.items():
         part, _, item = name.partition("/")

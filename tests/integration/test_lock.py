@@ -40,9 +40,7 @@ with held(Path(sys.argv[1])):
 @pytest.fixture
 def holder(tmp_path: Path) -> Any:
     """A process that holds `run`, and two that it started: by fork, and as another program."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     children = [int(word) for word in process.stdout.readline().split()]
     yield process
@@ -54,9 +52,9 @@ def holder(tmp_path: Path) -> Any:
 
 def test_a_second_process_is_told_who_holds_the_folder(holder: subprocess.Popen[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(ConfigError, match=rf"run: process {holder.pid} on '.*' is writing to it; wait until") as caught:
-        with lock.held(run):
-            pass
+    sentence = rf"run: process {holder.pid} on '.*' is writing to it; wait until"
+    with pytest.raises(ConfigError, match=sentence) as caught, lock.held(run):
+        pass
     assert "\n" not in str(caught.value)
     assert f"process {holder.pid}" in lock.holder(run)
 
@@ -71,9 +69,7 @@ def test_a_killed_holder_blocks_nobody_though_its_children_live(holder: subproce
     assert not (tmp_path / "run" / "lock").exists()
 
 
-def test_resuming_a_run_that_is_held_touches_nothing(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_resuming_a_run_that_is_held_touches_nothing(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     run = serial_run(tiny_config(), tmp_path / "run")
     (run.path / ".metrics.csv.0123.tmp").write_text("half written by the other")
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}

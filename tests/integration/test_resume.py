@@ -395,3 +395,119 @@ def test_a_deployment_resumes_too(tiny_config: Tiny, serial_run: Run, tmp_path: 
         flwr_run(3, resume=False)
     flwr_run(3, resume=True)
     assert_same(RunFolder(tmp_path / "run"), serial_run(config, tmp_path / "whole"))
+
+
+# What a strategy remembers in its own way.
+
+
+class Nested(FedAvg):
+    """Remembers, client by client, in dicts of dicts, and moves the aggregate by it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.kept: Any = {}
+        self.seen: Any = (0, [np.float32(0)])
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        assert arrays is not None
+        for place, (name, array) in enumerate(arrays.items()):
+            before = self.kept.get(place, {}).get(name, [0.0])[0]
+            self.kept[place] = {name: [0.5 * before + 0.1 * array.numpy()]}
+            arrays[name] = Array((array.numpy() + self.kept[place][name][0]).astype(np.float32))
+        self.seen = (server_round, [np.float32(server_round)])
+        return arrays, metrics
+
+
+class Box:
+    """No checkpoint has a form for it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Boxed(FedAvg):
+    """Remembers in an object; `settings` is one that never changes, `fn` is a function."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.box, self.settings, self.fn = Box(), Box(), lambda: None
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        self.box.count += 1
+        return super().aggregate_train(server_round, replies)
+
+
+def test_dicts_of_dicts_are_remembered(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        registry, "load", lambda group, name, real=registry.load: Nested if name == "fedavg" else real(group, name)
+    )
+    config = tiny_config(federation={"rounds": 4})
+    whole = serial_run(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_in_round_three(patch, "after the checkpoint")
+        with pytest.raises(Killed):
+            serial_run(config, tmp_path / "run")
+    assert_same(serial_run(config, tmp_path / "run", resume=True), whole)
+
+
+def test_what_cannot_be_remembered_is_said_once_and_the_run_does_not_go_on(
+    tiny_config: Tiny,
+    serial_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(
+        registry, "load", lambda group, name, real=registry.load: Boxed if name == "fedavg" else real(group, name)
+    )
+    serial_run(tiny_config(), tmp_path / "run")
+    said = [record.getMessage() for record in caplog.records if "no checkpoint can hold" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("no checkpoint can hold what Boxed remembers as box, so this run cannot be resumed")
+    with pytest.raises(RunError, match="does not hold what Boxed remembers as box, so going on would give another run"):
+        serial_run(tiny_config(federation={"rounds": 3}), tmp_path / "run", resume=True)
+
+
+def test_types_come_back_as_they_were(tmp_path: Path) -> None:
+    first, second = FedAvg(), FedAvg()
+    memory = {1: (np.float32(0.5), [np.arange(3), None]), "b": {True: b"bytes", 2.5: {}}, "inf": float("inf")}
+    first.memory = memory  # type: ignore[attr-defined]
+    Checkpoint.of(1, ArrayRecord({"w": Array(np.zeros(2))}), first).save(tmp_path / "checkpoint.safetensors")
+    Checkpoint.load(tmp_path / "checkpoint.safetensors", second)
+    got = second.memory  # type: ignore[attr-defined]
+    assert repr(got) == repr(memory)
+    assert type(got[1][0]) is np.float32
+
+
+def test_the_digest_of_a_checkpoint_tells_names_and_types_apart(tmp_path: Path) -> None:
+    from fedsim.sealed import write_sealed
+
+    arrays = [
+        {"a": np.zeros(2, "f4")},
+        {"b": np.zeros(2, "f4")},
+        {"a": np.zeros(1, "f8")},
+        {"a": np.zeros((2, 1), "f4")},
+    ]
+    assert len({write_sealed(tmp_path / "x.safetensors", {}, each) for each in arrays}) == 4
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_rounds_and_checkpoints_wait_for_the_disk_where_that_is_asked(
+    fsync: bool, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    real = os.fsync
+
+    def counted(descriptor: int) -> None:
+        waited.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    serial_run(tiny_config(recording={"fsync": fsync}), tmp_path / "run")
+    files = [name for name in waited if name.endswith(".tmp")]
+    assert sum("round-" in name for name in files) == (2 if fsync else 0)
+    assert sum("checkpoint" in name for name in files) == (2 if fsync else 0)
+    assert ("transcript" in waited) == fsync, "the names in the folder, too"
