@@ -183,7 +183,7 @@ class GradientInversion(Attack):
         if recipe.one_step and steps != 1:
             told = "an unknown number of" if steps is None else str(steps)
             log.warning(
-                "%s on %s: assumes one local step, the update is of %s; expect little", type(self).__name__, where, told
+                "%s on %s: assumes one local step, the update is of %s; expect little", self.called, where, told
             )
         if scene.sent is None:
             warn_unless_plain(self, knowledge, where, simulated=recipe.place.simulates)
@@ -191,7 +191,7 @@ class GradientInversion(Attack):
             log.warning(
                 "%s on %s: the client's BatchNorm layers normalised by the batch, this attack normalises by the "
                 "running statistics; expect little",
-                type(self).__name__,
+                self.called,
                 where,
             )
         if recipe.normalised_by_batch:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -170,6 +171,17 @@ class Attack(ABC):
         """The attack, by its title in the file, whose local models are in `knowledge.models`; or OPTIMAL, or None."""
         return None
 
+    @property
+    def called(self) -> str:
+        """Its title in the user's file; without one, its class."""
+        return str(vars(self).get("_title", type(self).__name__))
+
+    def entitled(self, title: str) -> Self:
+        """The same attack, which calls itself `title` in what it says."""
+        named = copy(self)
+        vars(named)["_title"] = title
+        return named
+
     @final
     def run(
         self,
@@ -198,7 +210,7 @@ class Attack(ABC):
         finding = self._run(transcript, knowledge.only(self.declared()), victim, rng, progress or _silent)
         if not isinstance(finding, Finding):
             got = type(finding).__name__
-            raise AttackError(f"{type(self).__name__} returned {got}, expected a Finding")
+            raise AttackError(f"{self.called} returned {got}, expected a Finding")
         return finding
 
     @classmethod
@@ -220,7 +232,7 @@ class Attack(ABC):
         missing = sorted(self.needs - known - ({"local_epochs"} if "local_steps" in known else set()))
         if missing:
             raise KnowledgeError(
-                f"{type(self).__name__} needs {', '.join(missing)}, which the threat model withholds; "
+                f"{self.called} needs {', '.join(missing)}, which the threat model withholds; "
                 "grant it under [adversary.knowledge] or choose another attack"
             )
 

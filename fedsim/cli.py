@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from inspect import Parameter, formatannotation
 from itertools import groupby
 from pathlib import Path
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from fedsim.summary import Line
     from fedsim.transcript import Transcript
 
-cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 log = logging.getLogger("fedsim.cli")
 
@@ -66,6 +67,21 @@ Key = Annotated[
     Path | None, typer.Option("--key", metavar="FILE", help="Sign the run's manifest with this secret, or check that.")
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedsim {version('fedsim-curious')}")  # noqa: T201
+        raise typer.Exit
+
+
+@cli.callback()
+def _everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """What stands before any command; its text is that of this module."""
 
 
 @cli.command()
@@ -239,6 +255,7 @@ def report(run: RunPath, data_dir: DataDir = None, trust: Trust = False, key: Ke
 def inspect(
     run: RunPath,
     hash: Annotated[bool, typer.Option("--hash", help="Print one SHA-256 of the whole recording.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Show a row for each update as well.")] = False,
     key: Key = None,
 ) -> None:
     """Say what a recording holds, and whether the run is still what was written."""
@@ -254,25 +271,53 @@ def inspect(
         print(transcript.hash())  # noqa: T201
         return
     table = Table("round", "client", "N", "reported", "update norm", title=escape(str(transcript.folder)))
-    failures = []
+    failures, sizes, norms = [], dict[int, list[int]](), list[float]()
+    missing = 0
     for number in transcript.rounds:
         try:
             header = transcript.header(number)
             for client in transcript.clients(number):
                 update = transcript.update(number, client)
                 reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
-                table.add_row(str(number), str(client), str(update.num_examples), escape(reported), _norm(update))
+                norm, what = _norm(update)
+                told = "-" if norm is None else f"{norm:.4g}{what}"
+                table.add_row(str(number), str(client), str(update.num_examples), escape(reported), told)
+                sizes.setdefault(client, []).append(update.num_examples)
+                norms += [] if norm is None else [norm]
             for client, why in header.failures.items():
                 table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", style="yellow")
+            missing += len(header.failures)
         except FedsimError as error:
             failures.append(str(error))
-    console.print(table)
+    if rows:
+        console.print(table)
+    console.print(_summary_of(transcript, sizes, norms, missing))
     verdict = held_against_manifest(run)
     failures += verdict.differences
     if not failures:
         console.print(f"intact: {_counted(transcript)}, each as it was recorded (by SHA-256)")
         console.print(verdict.text, soft_wrap=True, markup=False)
     _finish(failures)
+
+
+def _summary_of(
+    transcript: Transcript, sizes: Mapping[int, Sequence[int]], norms: Sequence[float], missing: int
+) -> Table:
+    """What the readable rounds of a recording hold, in a few lines."""
+
+    def spread(values: Sequence[float]) -> str:
+        return f"{min(values):.4g} to {max(values):.4g}, {fmean(values):.4g} on average" if values else "-"
+
+    table = Table(show_header=False, box=None, title=escape(str(transcript.folder)), title_justify="left")
+    numbers, updates = transcript.rounds, [size for own in sizes.values() for size in own]
+    size = sum(file.stat().st_size for file in transcript.folder.glob("round-*.safetensors")) / 1e6
+    table.add_row("rounds", f"{len(numbers)}, {numbers[0]} to {numbers[-1]}" if numbers else "none")
+    table.add_row("clients", f"{len(sizes)}, {min(sizes)} to {max(sizes)}" if sizes else "none")
+    table.add_row("updates", f"{len(updates)}, and {_number(missing, 'failure')}")
+    table.add_row("N", spread(updates))
+    table.add_row("update norm", spread(norms))
+    table.add_row("size", f"{size:.1f} MB")
+    return table
 
 
 @cli.command("data")
@@ -301,16 +346,21 @@ def show_data(
 
 @cli.command("list")
 def list_plugins(
-    group: Annotated[str, typer.Argument(help="attacks, defenses, strategies, datasets, partitions or models.")],
+    group: Annotated[
+        str | None, typer.Argument(help="attacks, defenses, strategies, datasets, partitions or models; else all.")
+    ] = None,
 ) -> None:
     """List registered plug-ins, one a line, name first."""
-    chosen = next((known for known in registry.GROUPS if known == group), None)
-    if chosen is None:
+    if group is not None and group not in registry.GROUPS:
         raise ConfigError(f"list: nothing is called '{group}', {did_you_mean(group, registry.GROUPS)}")
-    names = registry.names(chosen)
-    width = max(map(len, names))
-    for name in names:
-        print(f"{name:<{width}}  {_one_line(chosen, name)}")  # noqa: T201
+    chosen = [known for known in registry.GROUPS if group in (None, known)]
+    for known in chosen:
+        if group is None:
+            print(f"{'' if known == chosen[0] else chr(10)}{known}:")  # noqa: T201
+        names = registry.names(known)
+        width = max(map(len, names))
+        for name in names:
+            print(f"{name:<{width}}  {_one_line(known, name)}")  # noqa: T201
 
 
 @cli.command()
@@ -408,11 +458,23 @@ def _attack(audit: Audit, phases: Phases) -> list[str]:
     def follow(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
         phases.part(job.title, job.name, iteration / max(iterations, 1))
 
+    before = _stamps(audit.folder)
     failures = audit.run(follow)
+    if before and not failures and _stamps(audit.folder) == before:
+        log.info(
+            "nothing new: all that was asked for is there already; other clients, rounds or settings give more, as in "
+            "fedsim attack %s --set 'adversary.victims=[1]'",
+            audit.folder.path,
+        )
     rows = audit.score(failures)
     for attack, found in groupby(lines(rows, kinds(audit.folder, audit)), key=lambda line: line.summary.attack):
         console.print(_score_table(attack, list(found)))
     return failures
+
+
+def _stamps(folder: RunFolder) -> dict[Path, int]:
+    """When each finding was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.findings.rglob("*.safetensors")}
 
 
 def _score_table(attack: str, found: Sequence[Line]) -> Table:
@@ -446,15 +508,18 @@ def _rounds(numbers: Iterable[int]) -> str:
     return f"round{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))}"
 
 
-def _norm(update: Update) -> str:
-    """L2 norm of w_t - w_T, all tensors together, or of a gradient; a dash where the client returned other tensors."""
+def _norm(update: Update) -> tuple[float | None, str]:
+    """L2 norm of w_t - w_T, all tensors together, or of a gradient, and a word for that.
+
+    None where the client returned other tensors.
+    """
     if update.gradient is not None:
-        return f"{sum(t.double().square().sum().item() for t in update.gradient.values()) ** 0.5:.4g} (gradient)"
+        return sum(t.double().square().sum().item() for t in update.gradient.values()) ** 0.5, " (gradient)"
     after = update.after
     if any(name not in after or after[name].shape != tensor.shape for name, tensor in update.before.items()):
-        return "-"
+        return None, ""
     moved = (tensor.double() - after[name].double() for name, tensor in update.before.items())
-    return f"{sum(t.square().sum().item() for t in moved) ** 0.5:.4g}"
+    return sum(t.square().sum().item() for t in moved) ** 0.5, ""
 
 
 def _report(path: Path, audit: Audit | None, failures: list[str], *, trust: bool = False, quiet: bool = False) -> None:

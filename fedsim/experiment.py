@@ -196,9 +196,8 @@ class Experiment:
 
 def build_attacks(spec: AttackFile) -> list[tuple[AttackTable, Attack]]:
     """The attacks that a file names, with the tables that name them."""
-    return [
-        (t, _derived(Attack, registry.build("attacks", t.name, t.settings, f"attack.{t.title}"))) for t in spec.attack
-    ]
+    built = [(t, registry.build("attacks", t.name, t.settings, f"attack.{t.title}")) for t in spec.attack]
+    return [(table, _derived(Attack, plugin).entitled(table.title)) for table, plugin in built]
 
 
 def _derived(base: type[Any], plugin: Any) -> Any:

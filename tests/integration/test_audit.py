@@ -437,7 +437,7 @@ def test_a_missing_truth_file_is_an_error_before_any_work(run: Path) -> None:
 @pytest.mark.parametrize(
     ("knowledge", "kind", "sentence"),
     [
-        ({"model": False}, KnowledgeError, "SurrogateModelExtension needs model, which the threat model withholds"),
+        ({"model": False}, KnowledgeError, "sme needs model, which the threat model withholds"),
         ({"input_shape": False, "loss": False}, KnowledgeError, "needs input_shape, loss, which"),
         ({"value_range": [1.0, 0.0]}, ConfigError, r"value_range: expected \[lowest, highest\], got \[1.0, 0.0\]"),
         ({"value_range": [1.0]}, ConfigError, r"value_range: expected \[lowest, highest\]"),

@@ -194,6 +194,10 @@ def test_attacking_twice_skips_what_is_there(here: Call, run: Path) -> None:
     result = here("attack", run)
     assert result.returncode == 0
     assert result.stdout.count("already there") == 2
+    assert "nothing new: all that was asked for is there already; other clients" in " ".join(result.stdout.split())
+    more = here("attack", run, "--set", "adversary.victims=[1]", "--set", "adversary.rounds=[1]")
+    assert "nothing new" not in more.stdout
+    assert (run / "findings" / "sme" / "round-1-client-1-repeat-0.safetensors").is_file()
     assert "nan" not in result.stdout
     assert "What leaked" in result.stdout
 
@@ -209,7 +213,7 @@ def test_a_damaged_round_fails_with_code_1_and_the_other_is_attacked(here: Call,
     ]
     assert "What leaked" in result.stdout
     assert "report: " in result.stdout
-    result = here("inspect", run)
+    result = here("inspect", run, "--rows")
     assert "is damaged" in complains(result, 1)
     assert "intact" not in result.stdout
     assert re.findall(r"│ 2 +│ (\d)", result.stdout) == ["0", "1", "2"]
@@ -223,7 +227,7 @@ def test_inspect_shows_replies_of_other_tensors_than_were_sent(here: Call, tmp_p
     moved = {"w": torch.tensor([3.0, 4.0]), "flag": torch.zeros(1, dtype=torch.bool)}
     recorder.write(1, [Update(round=1, client=0, before=flags, after=moved, num_examples=2)])
     recorder.write(2, [Update(round=2, client=0, before=flags, after={"v": torch.ones(1)}, num_examples=2)])
-    result = here("inspect", tmp_path / "odd")
+    result = here("inspect", tmp_path / "odd", "--rows")
     assert result.returncode == 0, result.stderr
     lines = [line.split("│")[-2].strip() for line in result.stdout.splitlines() if line.startswith("│")]
     assert lines == ["5", "-"]
@@ -232,7 +236,15 @@ def test_inspect_shows_replies_of_other_tensors_than_were_sent(here: Call, tmp_p
 def test_inspect_says_what_is_recorded_and_its_hash(here: Call, home: Path, run: Path) -> None:
     result = here("inspect", run)
     assert result.returncode == 0
-    assert result.stdout.count("train_loss") == 6
+    assert result.stdout.count("train_loss") == 0
+    for told in (
+        r"rounds +2, 1 to 2",
+        r"clients +3, 0 to 2",
+        r"updates +6, and 0 failures",
+        r"N +6 to 6, 6 on average",
+    ):
+        assert re.search(told, result.stdout), result.stdout
+    assert here("inspect", run, "--rows").stdout.count("train_loss") == 6
     assert "intact: 6 updates of 2 rounds, each as it was recorded (by SHA-256)" in result.stdout
     first, again = here("inspect", "--hash", run), here("inspect", "--hash", home / "runs" / "tiny" / "transcript")
     assert re.fullmatch(r"[0-9a-f]{64}\n", first.stdout)
@@ -298,7 +310,45 @@ def test_list_begins_each_line_with_a_name(here: Call, group: str) -> None:
     result = here("list", group)
     assert result.returncode == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == registry.names(group)  # type: ignore[arg-type]
-    assert "does not load" not in result.stdout
+    ours = [line for line in result.stdout.splitlines() if line.endswith(("[fedsim-curious]", "[flwr]"))]
+    assert ours or group == "strategies"
+    assert not [line for line in ours if "does not load" in line]
+
+
+def test_an_evaluation_on_some_examples_is_said_once_and_counted(here: Call, home: Path, tmp_path: Path) -> None:
+    capped = ("--set", "federation.evaluate_examples=30", "--set", "adversary.when=never", "--out", tmp_path / "capped")
+    result = here("run", home / "tiny.toml", *capped, "--verbose")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("the server evaluates on 30 of ") == 1
+    assert {row["num_examples"] for row in read_rows(tmp_path / "capped" / "metrics.csv")} == {"30"}
+    assert result.stdout.count(": returned") == 6  # verbose: a line for each client of each round
+
+
+def test_list_without_a_word_lists_all_groups(here: Call) -> None:
+    from fedsim import registry
+
+    result = here("list")
+    assert result.returncode == 0, result.stderr
+    heads = [line for line in result.stdout.splitlines() if line.endswith(":") and " " not in line]
+    assert heads == [f"{group}:" for group in registry.GROUPS]
+    assert re.search(r"^sme +Zhu", result.stdout, re.MULTILINE)
+
+
+def test_the_version_is_told(here: Call) -> None:
+    assert re.fullmatch(r"fedsim \d+\.\d+\.\d+\S*\n", here("--version").stdout)
+
+
+def test_the_shell_can_complete_commands(here: Call) -> None:
+    assert "--install-completion" in here("--help").stdout
+
+
+def test_quiet_prints_the_final_table_and_verbose_a_line_for_each_client(here: Call, run: Path) -> None:
+    shutil.rmtree(run / "findings")
+    quiet = here("attack", run, "--quiet")
+    assert quiet.returncode == 0, quiet.stderr
+    assert quiet.stdout.split()[:4] == ["What", "leaked", "to", "sme"]
+    assert "already there" not in here("attack", run, "-q").stdout
+    assert "report:" not in quiet.stdout + quiet.stderr
 
 
 def test_help_names_every_command() -> None:
@@ -362,8 +412,10 @@ def test_no_hyperparameter_is_a_flag(here: Call) -> None:
         command: set(re.findall(r"--[a-z][a-z-]*", here(command, "--help").stdout)) - {"--help"}
         for command in ("run", "attack")
     }
-    assert flags["run"] == {"--set", "--out", "--resume", "--overwrite", "--data-dir", "--trust", "--key"}
-    assert flags["attack"] == {"--set", "--data-dir", "--trust", "--key"}
+    told = {"--quiet", "--verbose"}
+    trusted = {"--trust", "--key"}
+    assert flags["run"] == {"--set", "--out", "--resume", "--overwrite", "--data-dir"} | told | trusted
+    assert flags["attack"] == {"--set", "--data-dir"} | told | trusted
 
 
 def test_ctrl_c_says_how_to_go_on_and_that_works(here: Call, home: Path, tmp_path: Path) -> None:
