@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attack import Knowledge
+from fedsim.attack import KNOWLEDGE, Knowledge
 from fedsim.findings import Reconstruction
 from fedsim.messages import Update
 from fedsim.registry import load_object
@@ -57,6 +58,18 @@ def test_the_attack_that_the_page_composes_works(tmp_path: Path) -> None:
     finding = attack.run(Transcript(tmp_path), known, victim=0, rng=torch.Generator().manual_seed(0))
     assert isinstance(finding, Reconstruction)
     assert finding.trace["objective"][-1] < finding.trace["objective"][0]
+
+
+def test_the_page_of_signatures_is_what_the_code_says() -> None:
+    spec = spec_from_file_location("plugin_interface", ROOT / "docs" / "plugin_interface.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    told = module.PAGE.read_text(encoding="utf-8")
+    assert told == module.page(), "the interface has changed: run python docs/plugin_interface.py"
+    for name in (*KNOWLEDGE, "single_update", "on_batch", "on_gradient", "on_update", "num_examples", "assign", "Task"):
+        assert re.search(rf"\b{name}\b", told), name
 
 
 def test_the_lines_that_compare_runs_print_accuracy_and_scores_of_each(

@@ -1,0 +1,119 @@
+"""Writes plugin-interface.md out of the code: `python docs/plugin_interface.py`. A test sees that it is up to date."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedsim import attack, datasets, defense, findings, messages, partitions, task, transcript
+from fedsim.makers import PRODUCTS
+
+PAGE = Path(__file__).with_name("plugin-interface.md")
+HEAD = """# The interface of plug-ins
+
+What an author of a plug-in is handed and hands back, with every signature. Written by `python docs/plugin_interface.py`
+out of the code, so that it cannot go stale. [add-a-plugin.md](add-a-plugin.md) walks through an example; `fedsim show
+NAME` tells the settings of a plug-in.
+"""
+PARTS = {
+    "An attack": (
+        "Derive a frozen dataclass from `Attack` and implement `_run`. Fields are settings.",
+        [attack.Attack, attack.Knowledge, attack.Records, attack.PartialRecords, attack.Paper],
+        [attack.single_update],
+    ),
+    "What the server saw": ("The first argument of `_run`.", [transcript.Transcript, messages.Update], []),
+    "What an attack claims": (
+        "`_run` returns one of these. `labels` are `example`: class indices, or targets of a regression.",
+        [
+            findings.Reconstruction,
+            findings.Representatives,
+            findings.Texts,
+            findings.LocalModel,
+            findings.Inference,
+        ],
+        [],
+    ),
+    "A defense": (
+        "Derive a frozen dataclass from `Defense` and override a hook; each is the identity by default.",
+        [defense.Defense, defense.Guarantee],
+        [],
+    ),
+    "A data set": (
+        "A class with `load(folder: Path | None) -> Dataset`, or a function annotated to return "
+        f"{PRODUCTS['datasets']}.",
+        [datasets.Dataset, datasets.Examples, datasets.Column],
+        [],
+    ),
+    "A partition": (
+        "A class with `assign`, as a frozen dataclass whose fields are settings.",
+        [partitions.Partition],
+        [],
+    ),
+    "A model": (
+        f"A class with `build(task: Task) -> nn.Module`, or a function annotated to return {PRODUCTS['models']}.",
+        [task.Task],
+        [],
+    ),
+}
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, (about, classes, functions) in PARTS.items():
+        parts.append(f"## {title}\n\n{about}\n")
+        parts += [described(cls) for cls in classes]
+        parts += [f"```python\n{_signature(function)}\n```\n\n{_first(function)}\n" for function in functions]
+    return "\n".join(parts)
+
+
+def described(cls: type) -> str:
+    """A class: its own fields, class attributes, properties and methods, and what its docstring says."""
+    lines = [
+        f"class {cls.__name__}({', '.join(b.__name__ for b in cls.__bases__ if b is not object)}):".replace("()", "")
+    ]
+    lines += [f"    {line}" for line in _fields(cls)]
+    lines += [f"    {line}" for line in _methods(cls)]
+    return f"### `{cls.__name__}`\n\n```python\n" + "\n".join(lines) + f"\n```\n\n```text\n{inspect.getdoc(cls)}\n```\n"
+
+
+def _fields(cls: type) -> Iterable[str]:
+    defaults = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    for name, kind in vars(cls).get("__annotations__", {}).items():
+        kind = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+        if name in defaults and defaults[name].default is not dataclasses.MISSING:
+            yield f"{name}: {kind} = {defaults[name].default!r}"
+        elif name in defaults and defaults[name].default_factory is not dataclasses.MISSING:
+            yield f"{name}: {kind} = ...  # has a default"
+        elif name not in defaults and name in vars(cls):
+            yield f"{name}: {kind} = {vars(cls)[name]!r}"
+        else:
+            yield f"{name}: {kind}"
+
+
+def _methods(cls: type) -> Iterable[str]:
+    for name, member in vars(cls).items():
+        if name.startswith("_") and name != "_run":
+            continue
+        if isinstance(member, property):
+            kind = inspect.signature(member.fget).return_annotation if member.fget else ""
+            yield f"{name}: {kind}  # {_first(member)}"
+        elif inspect.isfunction(member):
+            yield f"{_signature(member)}  # {_first(member)}".rstrip(" #")
+
+
+def _signature(function: Any) -> str:
+    text = str(inspect.signature(function)).replace("'", "")
+    return f"def {function.__name__}{text}"
+
+
+def _first(thing: Any) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(thing) or "").split("\n")[0]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
