@@ -231,13 +231,14 @@ def reading(item: Summary) -> tuple[str, str]:
         few = "too few to tell" if item.unit == "victim" else "of one victim only"
         if verdict == NOT_BEYOND and item.floor_guess == IMPUTED:
             verdict = LESS_THAN_PUBLIC
-        return verdict, "one victim only" if item.count == 1 else f"{told}, {few}"
+        beyond = " beyond the floor" if verdict == UNDECIDED else ""
+        return verdict, "one victim only" if item.count == 1 else f"{told}{beyond}, {few}"
     rare = float(stats.binom.sf(item.ahead - 1, item.count, 0.5)) <= _CHANCE
     if rare and item.gain > 0:
         return LEAKS, told
     if rare or item.gain > 0:
-        return UNDECIDED, told
-    return (LESS_THAN_PUBLIC if item.floor_guess == IMPUTED else GUESSING), told
+        return UNDECIDED, f"{told} beyond the floor"
+    return (LESS_THAN_PUBLIC if item.floor_guess == IMPUTED else GUESSING), f"{told} beyond the floor"
 
 
 def headline(found: Sequence[Line]) -> str:

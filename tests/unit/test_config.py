@@ -356,3 +356,15 @@ def test_files_that_an_experiment_names_are_beside_it(file: Path) -> None:
     config = load_config(file, overrides)
     assert config.partition.settings["path"] == str(file.parent / "who.json")
     assert config.model.start == str(file.parent / "states" / "a.safetensors")
+
+
+def test_an_attack_calls_itself_what_the_user_wrote(file: Path) -> None:
+    from fedsim.attack import Knowledge
+    from fedsim.errors import KnowledgeError
+    from fedsim.experiment import build_attacks
+
+    built = {table.title: attack for table, attack in build_attacks(load_config(file))}
+    assert [attack.called for attack in built.values()] == ["sme", "ig"]
+    with pytest.raises(KnowledgeError, match="^ig needs "):
+        built["ig"].check(Knowledge())
+    assert built["ig"] == built["ig"].entitled("other")

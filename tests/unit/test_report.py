@@ -239,7 +239,7 @@ def test_the_page_quotes_one_reading_everywhere(folder):
     judge(folder, [("sme", "psnr", 12.0, 15.0, "noise"), ("sme", "label_accuracy", 0.9, 0.5, "guess")], victims=6)
     html = page(folder)
     assert re.findall(r'<span class="(.*?)">(?:\1)</span>\s*<div class="small">(.*?)</div>', html) == [
-        ("no better than guessing", "0 of 6 victims"),
+        ("no better than guessing", "0 of 6 victims beyond the floor"),
         ("leaks", "6 of 6 victims"),
     ]
     assert "By PSNR, no better than guessing: sme. Besides, by label accuracy, leaks: sme." in text_of(html)
