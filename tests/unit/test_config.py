@@ -365,6 +365,6 @@ def test_an_attack_calls_itself_what_the_user_wrote(file: Path) -> None:
 
     built = {table.title: attack for table, attack in build_attacks(load_config(file))}
     assert [attack.called for attack in built.values()] == ["sme", "ig"]
-    with pytest.raises(KnowledgeError, match="^ig needs "):
+    with pytest.raises(KnowledgeError, match=r"^ig needs "):
         built["ig"].check(Knowledge())
     assert built["ig"] == built["ig"].entitled("other")
