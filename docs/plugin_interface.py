@@ -66,7 +66,7 @@ def page() -> str:
     for title, (about, classes, functions) in PARTS.items():
         parts.append(f"## {title}\n\n{about}\n")
         parts += [described(cls) for cls in classes]
-        parts += [f"```python\n{_signature(function)}\n```\n\n{_first(function)}\n" for function in functions]
+        parts += [f"```text\n{_signature(function)}\n```\n\n{_first(function)}\n" for function in functions]
     return "\n".join(parts)
 
 
@@ -77,7 +77,7 @@ def described(cls: type) -> str:
     ]
     lines += [f"    {line}" for line in _fields(cls)]
     lines += [f"    {line}" for line in _methods(cls)]
-    return f"### `{cls.__name__}`\n\n```python\n" + "\n".join(lines) + f"\n```\n\n```text\n{inspect.getdoc(cls)}\n```\n"
+    return f"### `{cls.__name__}`\n\n```text\n" + "\n".join(lines) + f"\n```\n\n```text\n{inspect.getdoc(cls)}\n```\n"
 
 
 def _fields(cls: type) -> Iterable[str]:
