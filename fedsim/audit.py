@@ -794,12 +794,12 @@ def open_audit(
     )
 
 
-def attack_round(path: Path, config: Config, number: int) -> None:
-    """Attack one round of a run that is still going on with `config`; called in a process of its own.
+def attack_round(path: Path, number: int, *, trust: bool = False) -> None:
+    """Attack one round of a run that is still going on; called in a process of its own.
 
     What fails here is tried again, and reported, at the end of the run.
     """
-    audit = Audit(folder=RunFolder(path), spec=config, experiment=Experiment(config), beside=path, trust=True)
+    audit = open_audit(path, None, trust=trust)
     if any(audit.folder.transcript.glob("*.safetensors")):  # a recording plan may have kept nothing yet
         try:
             audit.run(rounds=[number])

@@ -254,7 +254,7 @@ def _recorded_facts(recording: Recording) -> dict[str, str]:
     sent = headers[0].config.items() if headers else ()
     kinds = {"weights" if reply.gradient is None else "gradients" for header in headers for reply in header.replies}
     return {
-        "Origin": "a recording whose experiment is not known, as of another Flower app",
+        "Origin": "a recording without an experiment file, or with one that is not used, as of another Flower app",
         "Federation": f"{len(clients)} recorded clients, {len(headers)} readable rounds",
         "Model": f"{_count(recording.values)} values in each message" if recording.values else "",
         "Clients sent": " and ".join(sorted(kinds, reverse=True)),
