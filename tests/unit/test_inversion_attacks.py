@@ -593,7 +593,8 @@ def test_labels_are_cut_into_mini_batches_in_random_order(run: Run, monkeypatch:
 
     monkeypatch.setattr(Scene, "gradient", noting)
     granted = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    of = victim(count=8, batch_size=4)
+    of = victim(count=3, batch_size=4)
+    of = dataclasses.replace(of, update=dataclasses.replace(of.update, num_examples=8))
     finding = run(DataLeakage(iterations=1), of, labels=granted)
     batches_seen = [labels for labels in seen if len(labels) == 4]
     assert all(set(labels) == {0, 1} for labels in batches_seen[:2])

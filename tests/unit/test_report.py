@@ -147,7 +147,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
         "2 clients, 3 rounds, fedavg",
         "Defenses none",
         "model builds the architecture that the server broadcasts the weights of granted sme",
-        "labels the victim's labels in ascending order withheld – –",
+        "labels the victim's labels in ascending order; whoever cuts them into mini-batches shuffles them withheld – –",
         "The model's final accuracy on the public test set is 75.0% (after round 2).",
         "a single image may leak where the mean does not, so look at the pictures",
         "3 rounds,",
@@ -355,7 +355,10 @@ def test_who_used_what_was_granted_is_told_apart_from_who_needs_it(folder):
     claim(folder, torch.rand(3, 1, 2, 2), granted=["model", "labels"])
     claim(folder, torch.rand(3, 1, 2, 2), attack="sra-gradient", granted=["model", "batch_size"])
     text = text_of(page(folder))
-    assert "labels the victim's labels in ascending order granted – sme" in text
+    assert (
+        "labels the victim's labels in ascending order; whoever cuts them into mini-batches shuffles them granted – sme"
+        in text
+    )
     assert "batch_size B, examples in one local step to sra-gradient only sra-gradient –" in text
     assert "builds the architecture that the server broadcasts the weights of granted sme, sra-gradient –" in text
 
