@@ -190,6 +190,7 @@ class Audit:
         for file in self.spec.truth.values():
             Truth.load(self.beside / file)
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
+        metrics.check_weights(_weights())
 
     def run(self, progress: ProgressOf | None = None, rounds: Iterable[int] | None = None) -> list[str]:
         """Attack, and return one sentence for each attack that failed; the others go on.
@@ -630,7 +631,7 @@ class Audit:
             truth,
             public=public,
             rng=rng,
-            weights=folder / "weights" if (folder := data_folder()) else None,
+            weights=_weights(),
             labels_granted="labels" in about["granted"],
             message=self._message(finding, about, victim),
         )
@@ -740,6 +741,11 @@ class Audit:
 def first_round(about: Mapping[str, object]) -> int:
     """The first round in which the victim of a finding sent something."""
     return int(str(about.get("first_round", str(about["round"]).partition("-")[0])))
+
+
+def _weights() -> Path | None:
+    """Where networks that scores need have their weights."""
+    return folder / "weights" if (folder := data_folder()) else None
 
 
 def round_of_truth(finding: Finding, about: Mapping[str, object]) -> int | None:

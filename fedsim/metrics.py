@@ -7,17 +7,21 @@ their worker processes need not wait for.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedsim.errors import DataError, first_line
+
 _WINDOWS = {1.5: 11, 0.5: 5}
 """Deviations of SSIM's Gaussian window and its sides in pixels, the usual one first."""
 _SAME = 1e-10
 """Mean squared error, 100 dB, from which on images are taken for equal when they are paired."""
 _LPIPS_SMALLEST = 17
+_LPIPS_FILE, _LPIPS_TENSORS = "squeezenet1_1-imagenet1k.pth", 52
 
 
 def match(claimed: Tensor, true: Tensor) -> Tensor:
@@ -85,13 +89,41 @@ def lpips(claimed: Tensor, true: Tensor, weights: Path | None) -> Tensor | str:
         return f"images of {true.shape[-2]} x {true.shape[-1]} are too small for its network"
     if true.shape[1] not in (1, 3):
         return f"its network sees grey or RGB images, these have {true.shape[1]} channels"
-    path = None if weights is None else weights / "squeezenet1_1-imagenet1k.pth"
+    path = None if weights is None else weights / _LPIPS_FILE
     if path is None or not path.is_file():
         return f"no network weights at {path or '$FEDSIM_DATA/weights/squeezenet1_1-imagenet1k.pth'}"
     pairs = (x.expand(-1, 3, -1, -1) * 2 - 1 for x in (claimed, true))
     with torch.no_grad():
         distance: Tensor = _lpips_network(path)(*pairs)
     return distance.reshape(-1)
+
+
+def check_weights(weights: Path | None) -> None:
+    """Raise where the weights for LPIPS are there and not readable: before attacks, not when they are scored.
+
+    Args:
+        weights: as in `lpips`.
+
+    Raises:
+        DataError: the file is damaged, or another network's.
+    """
+    if weights is not None and (weights / _LPIPS_FILE).is_file():
+        _lpips_weights(weights / _LPIPS_FILE)
+
+
+def _lpips_weights(path: Path) -> Mapping[str, Tensor]:
+    try:
+        tensors: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        if tuple(tensors["features.0.weight"].shape) != (64, 3, 3, 3) or len(tensors) != _LPIPS_TENSORS:
+            raise ValueError("it holds another network")
+        if any(not tensor.isfinite().all() for tensor in tensors.values()):
+            raise ValueError("it holds NaN or infinite values")
+    except Exception as error:  # what unpickling a damaged file may raise is no short list
+        raise DataError(
+            f"{path}: is no readable file of weights ({type(error).__name__}: {first_line(error)}); get it again, or "
+            "remove it to go without LPIPS"
+        ) from error
+    return tensors
 
 
 @lru_cache(maxsize=1)
@@ -103,7 +135,7 @@ def _lpips_network(path: Path) -> torch.nn.Module:
         warnings.simplefilter("ignore")
         network = _LPIPS(net="squeeze", pnet_rand=True)
     features = squeezenet1_1(weights=None)
-    features.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    features.load_state_dict(_lpips_weights(path))
     own = list(network.net.parameters())
     trained = list(features.features.parameters())
     for mine, theirs in zip(own, trained, strict=True):

@@ -12,7 +12,7 @@ LEAST = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
 
 _LARGEST_STEP = 1e6
 _SHARES = ("fraction_train", "fraction_evaluate")
-_ABOVE_ZERO = ("eta", "eta_l", "tau", "server_learning_rate", "client_learning_rate")
+_ABOVE_ZERO = ("eta", "eta_l", "tau", "server_learning_rate", "client_learning_rate", "learning_rate")
 _BELOW_ONE = ("server_momentum", "beta_1", "beta_2")
 _NOT_NEGATIVE = ("q", "proximal_mu")
 _REPORTED = {
@@ -33,7 +33,7 @@ def check_strategy(strategy: Any, settings: Mapping[str, Any], clients: int) -> 
     Raises:
         ConfigError: a share is none, a step size or momentum cannot be, or there are too few clients.
     """
-    if not type(strategy).__module__.startswith("flwr."):
+    if not type(strategy).__module__.startswith(("flwr.", "strategies.")):
         known = {*LEAST, *_SHARES}
         settings = {key: value for key, value in settings.items() if key in known}
     for key, value in settings.items():

@@ -80,9 +80,8 @@ class LeafFiles:
                     self._learn(share)
                 inputs.append(self._inputs(share))
                 labels.append(self._labels(share))
-                held = share.user, hash(inputs[-1].tobytes()), hash(labels[-1].tobytes())
-                same = known.setdefault(held, path)
-                if same != path:
+                key = share.user, hash(inputs[-1].tobytes()), hash(labels[-1].tobytes())
+                if (same := known.setdefault(key, path)) != path:
                     raise DataError(
                         f"{share.where}: has the same examples in {same.name}, and they would count twice; remove one"
                     )

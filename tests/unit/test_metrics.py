@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,10 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from fedsim import metrics
+from fedsim.audit import Audit
+from fedsim.errors import DataError
+from fedsim.experiment import Experiment
+from fedsim.run_folder import RunFolder
 
 
 def images(count: int, *shape: int, seed: int = 0) -> Tensor:
@@ -160,6 +165,27 @@ def test_lpips_says_why_it_was_not_computed(tmp_path: Path) -> None:
 
 
 @needs_weights
+@pytest.mark.parametrize("content", [b"", b"no weights", "cut", "other"])
+def test_damaged_weights_are_noticed_before_anything_is_attacked(
+    content: bytes | str, tmp_path: Path, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "weights" / "squeezenet1_1-imagenet1k.pth"
+    path.parent.mkdir()
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save({"features.0.weight": torch.full((64, 3, 3, 3), torch.nan)}, path)
+        if content == "cut":
+            path.write_bytes(path.read_bytes()[:-500])
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    config = tiny_config(attack=[{"name": "sme"}], adversary={"when": "at-end"})
+    audit = Audit(folder=RunFolder(tmp_path), spec=config, experiment=Experiment(config), beside=tmp_path)
+    with pytest.raises(DataError, match="is no readable file of weights") as caught:
+        audit.check()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_lpips_is_zero_for_equals_and_rises_with_noise(channels: int) -> None:
     true = images(2, channels, 32, 32)
