@@ -66,8 +66,8 @@ def _sampled(settings: Mapping[str, Any], clients: int) -> int:
 
 def _check_robust(name: str, settings: Mapping[str, Any], sampled: int) -> None:
     """The conditions of the papers: Krum needs more than 2 f + 2 updates (Blanchard et al. 2017), Bulyan 4 f + 3."""
-    invalid, chosen = settings.get("num_malicious_nodes", 0), settings.get("num_nodes_to_select", 1)
-    if not 1 <= chosen <= sampled:
+    invalid, chosen = settings.get("num_malicious_nodes", 0), settings.get("num_nodes_to_select")
+    if chosen is not None and not 1 <= chosen <= sampled:
         raise ConfigError(
             f"strategy.num_nodes_to_select: expected 1 to {sampled}, the clients of a round, got {chosen}"
         )
