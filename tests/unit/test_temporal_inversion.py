@@ -109,6 +109,12 @@ def test_krum_is_the_estimate_with_the_closest_neighbours(invalid: int) -> None:
     assert torch.equal(aggregation.krum(estimates, invalid=invalid), estimates[int(np.argmin(scores))])
 
 
+def test_krum_counts_neither_a_neighbour_more_nor_one_less() -> None:
+    """Of five with one invalid two neighbours count: by them 0 is closest, by three 1, by one 3."""
+    estimates = torch.tensor([-1.0, 0.0, 1.0, 3.0, 3.2])[:, None]
+    assert aggregation.krum(estimates, invalid=1).item() == 0
+
+
 def test_krum_wants_enough_gradients() -> None:
     with pytest.raises(AttackError, match="krum: 2 invalid among 6 gradients, expected at least 7 gradients"):
         aggregation.krum(torch.zeros(6, 1), invalid=2)
