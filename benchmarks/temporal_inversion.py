@@ -155,8 +155,7 @@ def score(
         findings = [attack.run(Transcript(Path(folder)), knowledge, victim=0, rng=generator(*key)) for key in keys]
     seconds = time.process_time() - started
     true = federation.inputs[mine]
-    found = _joined([finding.data for finding in findings if isinstance(finding, Reconstruction)])
-    found = found[metrics.match(found, true)]
+    found = metrics.paired(_joined([f.data for f in findings if isinstance(f, Reconstruction)]), true)
     return metrics.psnr(found, true).mean().item(), metrics.ssim(found, true).mean().item(), seconds
 
 

@@ -374,16 +374,11 @@ class Audit:
 
     def _owed(self, transcript: Transcript, job: Job, knowledge: Knowledge, first: int, before: State | None) -> Owed:
         """The form that the finding of `job` has to have."""
-        header = transcript.header(first)
-        reply = next(reply for reply in header.replies if reply.client == job.victim)
-        # Elsewhere clients may report what they like as N, and a truth file says itself how much there is.
-        counted = self.experiment is not None and str(job.victim) not in self.spec.truth
         return Owed(
             where=f"round {job.round}, client {job.victim}",
             knowledge=knowledge,
             before=before,
             task=self.experiment.dataset.task if self.experiment else None,
-            count=reply.num_examples if counted else None,
             clients=self.experiment.config.federation.clients if self.experiment else None,
         )
 
@@ -502,6 +497,27 @@ class Audit:
         dataset = self.experiment.dataset
         return Truth(data=_in_unit_range(data, dataset), labels=labels, padding=dataset.padding)
 
+    def truth_about(self, finding: Reconstruction | Texts, about: Mapping[str, Any]) -> Truth | None:
+        """What those held whose examples `finding` claims, or None where nobody says.
+
+        Raises:
+            DataError: examples of the whole federation are claimed, and nobody says what that is.
+        """
+        victim = int(about["victim"])
+        if isinstance(finding, Representatives):
+            return self.truth(victim, None)
+        if finding.claims != "federation":
+            return self.truth(victim, None if finding.claims == "client" else first_round(about))
+        if self.experiment is None:
+            raise DataError(
+                "truth: examples of the whole federation are claimed, and of a recording made elsewhere only those of "
+                "some victims are named; claim 'client'"
+            )
+        parts = self.experiment.data.train_parts(range(self.experiment.config.federation.clients))
+        inputs, labels = (torch.cat(of_all) for of_all in zip(*parts, strict=True))
+        dataset = self.experiment.dataset
+        return Truth(data=_in_unit_range(inputs, dataset), labels=labels, padding=dataset.padding)
+
     def optimum(self, client: int, *, elsewhere: bool = False) -> State:
         """theta_c*, what `client` would train on her data alone from w_0 on; found once and kept in the run folder.
 
@@ -617,7 +633,7 @@ class Audit:
         if isinstance(finding, Inference):
             answers, imputed = self._answers(finding, about, victim), self._imputed(finding, about, victim)
             return score_inference(finding, answers, imputed), len(finding.scores)
-        truth = self.truth(victim, round_of_truth(finding, about))
+        truth = self.truth_about(finding, about)
         if truth is None:
             return [], 0
         if finding.labels.is_floating_point() != truth.labels.is_floating_point():
@@ -644,7 +660,13 @@ class Audit:
         """
         known = full_knowledge(self.spec.adversary, self.experiment, self.beside)
         several = "-" in str(about["round"])
-        if isinstance(finding, Texts) or several or known.model is None or known.value_range is None:
+        if (
+            isinstance(finding, Texts)
+            or finding.claims != "update"
+            or several
+            or known.model is None
+            or known.value_range is None
+        ):
             return None
         assert known.loss is not None
         low, high = (torch.tensor(end) for end in known.value_range)
@@ -748,11 +770,6 @@ def _weights() -> Path | None:
     return folder / "weights" if (folder := data_folder()) else None
 
 
-def round_of_truth(finding: Finding, about: Mapping[str, object]) -> int | None:
-    """Of which round the truth about a finding is; None where all that the victim holds is."""
-    return None if isinstance(finding, Representatives) else first_round(about)
-
-
 def _first_of(transcript: Transcript, job: Job) -> int:
     """The first of the job's rounds that its victim took part in; clients are not sampled for each."""
     for number in job.rounds:
@@ -814,9 +831,9 @@ def attack_round(path: Path, number: int, *, trust: bool = False) -> None:
 
 
 @contextmanager
-def round_attacker(path: Path, config: Config) -> Iterator[Callable[[int, Progress], None]]:
-    """The function with which a process beside the round loop attacks one round after the other."""
-    yield lambda number, progress: attack_round(path, config, number)
+def round_attacker(path: Path) -> Iterator[Callable[[int, Progress], None]]:
+    """The function with which a process beside the round loop, which trusts its code, attacks round after round."""
+    yield lambda number, progress: attack_round(path, number, trust=True)
 
 
 def _counted(results: Iterable[tuple[Job, Any]], jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:
@@ -985,8 +1002,7 @@ def snapshots_psnr(finding: Reconstruction, truth: Truth) -> list[float]:
     """Mean PSNR of each snapshot; the evaluator's curve, unknown to the attack."""
     if finding.snapshots is None:
         return []
-    paired = (data[metrics.match(data, truth.data)] for data in finding.snapshots)
-    return [metrics.psnr(data, truth.data).mean().item() for data in paired]
+    return [metrics.psnr(metrics.paired(data, truth.data), truth.data).mean().item() for data in finding.snapshots]
 
 
 def _records_hash(knowledge: Knowledge) -> list[str]:

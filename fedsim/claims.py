@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError
-from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
+from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Texts
 from fedsim.messages import State
 from fedsim.task import Task
 
@@ -22,7 +22,6 @@ class Owed:
         knowledge: what the attack was handed.
         before: the state that the server sent, which a local model is measured by.
         task: of the federation behind the recording.
-        count: examples that the victim reported.
         clients: of the federation.
     """
 
@@ -30,7 +29,6 @@ class Owed:
     knowledge: Knowledge
     before: State | None = None
     task: Task | None = None
-    count: int | None = None
     clients: int | None = None
 
     def check(self, finding: Finding) -> None:
@@ -46,11 +44,8 @@ class Owed:
     def _check_data(self, finding: Reconstruction | Texts) -> None:
         data = finding.tokens if isinstance(finding, Texts) else finding.data
         example = self.task.input_shape if self.task else self.knowledge.input_shape
-        count = None if isinstance(finding, Representatives) else self.count
-        if example is None:
-            return
-        got, expected = tuple(data.shape), (len(data) if count is None else count, *example)
-        self._expect("data of shape", got, expected)
+        if example is not None:
+            self._expect("examples of shape", tuple(data.shape[1:]), tuple(example))
 
     def _check_kinds(self, finding: Reconstruction | Texts) -> None:
         if self.task is None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedsim import figures, metrics, registry, text_metrics
-from fedsim.audit import Audit, round_of_truth, snapshots_psnr
+from fedsim.audit import Audit, snapshots_psnr
 from fedsim.errors import FedsimError, RunError, TrustError, first_line
 from fedsim.experiment import Experiment
 from fedsim.findings import Finding, Reconstruction, Representatives, Texts, load_claim, read_about
@@ -190,16 +190,16 @@ def _truth(
 ) -> Truth | None:
     why = ""
     try:
-        truth = audit.truth(about["victim"], round_of_truth(finding, about)) if audit else None
+        truth = audit.truth_about(finding, about) if audit else None
     except (FedsimError, IndexError) as error:
         truth, why = None, f"The truth about client {about['victim']} is not known: {error}."
     if truth is not None and isinstance(finding, Representatives):
         truth = most_alike(finding, truth)
     claimed = claimed_data(finding)
-    if truth is not None and (truth.data.shape, truth.texts) != (claimed.shape, isinstance(finding, Texts)):
-        shapes = f"{tuple(truth.data.shape)}, but {about['attack']} claims {tuple(claimed.shape)}"
+    if truth is not None and (truth.data.shape[1:], truth.texts) != (claimed.shape[1:], isinstance(finding, Texts)):
+        shapes = f"{tuple(truth.data.shape[1:])}, but {about['attack']} claims {tuple(claimed.shape[1:])}"
         kinds = "; they are not compared" if truth.texts == isinstance(finding, Texts) else ", of another kind"
-        truth, why = None, f"Client {about['victim']} held data of shape {shapes}{kinds}."
+        truth, why = None, f"Client {about['victim']} held examples of shape {shapes}{kinds}."
     if why and why not in notes:
         notes.append(why)
     return truth
@@ -213,7 +213,7 @@ def _read(finding: Texts, about: Mapping[str, Any], truth: Truth | None, names: 
         for text in finding.tokens[:TEXTS].tolist():
             pairs.append(Pair(true="", claimed=[Word(text=word(token), right=True) for token in text]))
     else:
-        claimed = finding.tokens[text_metrics.match_texts(finding.tokens, truth.data, truth.padding)]
+        claimed = text_metrics.paired_texts(finding.tokens, truth.data, truth.padding)
         for text, own in zip(claimed[:TEXTS].tolist(), truth.data[:TEXTS].tolist(), strict=True):
             words = [Word(text=word(c), right=c == t) for c, t in zip(text, own, strict=True)]
             real = [token for token in own if token != truth.padding]
@@ -222,7 +222,7 @@ def _read(finding: Texts, about: Mapping[str, Any], truth: Truth | None, names: 
         about=_needed(about),
         curves=_curves(finding),
         picture=b"",
-        images=len(finding.tokens),
+        images=len(truth.data if truth else finding.tokens),
         known=truth is not None,
         texts=pairs,
     )
@@ -247,7 +247,9 @@ def _read_words(finding: Texts, about: Mapping[str, Any], truth: Truth | None, n
 
 
 def _word(names: Sequence[str], token: int) -> str:
-    """What a token is called; one without a name is shown as its number."""
+    """What a token is called; one without a name is shown as its number, and where none is claimed a dash."""
+    if token == text_metrics.NOTHING:
+        return "–"
     return names[token] if token < len(names) else str(token)
 
 
@@ -275,8 +277,7 @@ def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth
     picture = b""
     if images and len(finding.data):
         if truth:
-            order = slice(None) if typical else metrics.match(finding.data, truth.data)
-            claimed = finding.data[order][:IMAGES]
+            claimed = (finding.data if typical else metrics.paired(finding.data, truth.data))[:IMAGES]
             true = truth.data[:IMAGES]
             picture = figures.image_sheet(claimed, true, metrics.psnr(claimed, true).tolist())
         else:
@@ -286,7 +287,7 @@ def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth
         about=_needed(about),
         curves=curves,
         picture=picture,
-        images=len(finding.data),
+        images=len(truth.data if truth else finding.data),
         known=truth is not None,
         typical=typical,
     )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +17,10 @@ from torch import Tensor
 from fedsim.errors import AttackError, RunError, TranscriptError
 from fedsim.files import check_readable, in_one_step
 from fedsim.messages import State, non_finite
+
+Claims = Literal["update", "client", "federation"]
+"""Whose examples a finding claims to hold: those that the attacked message was computed from, in the first of the
+attacked rounds, all that the victim trains on, or all that any client trains on."""
 
 MOST_CLASSES = 1 << 24
 """Class indices and tokens are below this; what counts them makes as much room as the largest asks for."""
@@ -30,6 +34,8 @@ _EVALUATORS = ("psnr",)
 class Reconstruction:
     """Data that the attack claims the victim trained on, in arbitrary order.
 
+    It may claim fewer examples than there are, or more: see `fedsim.scoring.score`.
+
     Each kind of finding is checked when it is made, so that all that is kept can be judged and drawn: a dense tensor
     of the right kind and number of axes, at least one example, as many labels, finite where it is compared.
 
@@ -39,6 +45,7 @@ class Reconstruction:
         trace: named curves, one value an iteration, e.g. `objective`, `l_sim`, `alpha`; NaN where there is none.
         snapshots: `step example channel height width`, the data on the way there, in [0, 1].
         snapshot_iterations: `step`, the iteration after which each snapshot was taken.
+        claims: whose examples they are, see `Claims`; of `Representatives` always the victim's.
     """
 
     data: Tensor
@@ -46,6 +53,7 @@ class Reconstruction:
     trace: Mapping[str, Tensor] = field(default_factory=dict)
     snapshots: Tensor | None = None
     snapshot_iterations: Tensor | None = None
+    claims: Claims = "update"
 
     def __post_init__(self) -> None:
         _check_unit_range("data", self.data)
@@ -54,6 +62,7 @@ class Reconstruction:
         _check_labels(self.labels, len(self.data), "examples")
         self._check_snapshots()
         _check_trace(self.trace)
+        _check_claims(self.claims)
 
     def _check_snapshots(self) -> None:
         taken, at = self.snapshots, self.snapshot_iterations
@@ -70,7 +79,7 @@ class Reconstruction:
     def tensors(self) -> dict[str, Tensor]:
         """What is saved, by name."""
         data = "representatives" if isinstance(self, Representatives) else "data"
-        own = {data: self.data, "labels": self.labels} | _prefixed(self.trace)
+        own = {data: self.data, "labels": self.labels} | _claimed(self.claims) | _prefixed(self.trace)
         if self.snapshots is not None and self.snapshot_iterations is not None:
             own |= {"snapshots": self.snapshots, "snapshot_iterations": self.snapshot_iterations}
         return own
@@ -84,11 +93,13 @@ class Texts:
         tokens: `example place`, integers; what they stand for is the data set's business.
         labels: `example`, class index of each text, or of a regression its target (floating point).
         trace: named curves, one value an iteration, e.g. `objective`.
+        claims: whose texts they are, see `Claims`.
     """
 
     tokens: Tensor
     labels: Tensor
     trace: Mapping[str, Tensor] = field(default_factory=dict)
+    claims: Claims = "update"
 
     def __post_init__(self) -> None:
         _check_tensor("tokens", self.tokens)
@@ -98,11 +109,12 @@ class Texts:
             raise AttackError(f"the attack claims tokens below 0 or from {MOST_CLASSES} on")
         _check_labels(self.labels, len(self.tokens), "texts")
         _check_trace(self.trace)
+        _check_claims(self.claims)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """What is saved, by name."""
-        return {"tokens": self.tokens, "labels": self.labels} | _prefixed(self.trace)
+        return {"tokens": self.tokens, "labels": self.labels} | _claimed(self.claims) | _prefixed(self.trace)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +276,16 @@ def _wrong(what: str, tensor: Tensor, expected: str) -> AttackError:
     return AttackError(f"the attack claims {what} of {kind}, shape {tuple(tensor.shape)}, expected {expected}")
 
 
+def _check_claims(claims: Claims) -> None:
+    if claims not in get_args(Claims):
+        raise AttackError(f"the attack claims examples of '{claims}', expected one of {', '.join(get_args(Claims))}")
+
+
+def _claimed(claims: Claims) -> dict[str, Tensor]:
+    """How `claims` is saved: not at all for the usual one."""
+    return {} if claims == "update" else {"claims": torch.tensor(get_args(Claims).index(claims))}
+
+
 def _prefixed(trace: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"trace/{name}": values for name, values in trace.items()}
 
@@ -289,6 +311,12 @@ def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> N
         raise RunError(f"{path}: cannot be written ({error}); make room and attack again") from error
 
 
+_UNREADABLE = (
+    OSError, SafetensorError, AttackError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+"""What reading a file may raise that anybody may have written; a RecursionError is a RuntimeError."""
+
+
 def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
     """Read what `save_finding` wrote.
 
@@ -304,7 +332,7 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
         if not isinstance(about, dict):
             raise ValueError("what it says about itself is no table")
         finding = finding_of(tensors)
-    except (OSError, SafetensorError, AttackError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise TranscriptError(f"{path}: is damaged ({error}); remove it and attack again") from error
     return finding, about
 
@@ -331,7 +359,7 @@ def read_about(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             return dict(json.loads(file.metadata()["about"]))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise TranscriptError(f"{path}: is damaged ({error}); remove it and attack again") from error
 
 
@@ -360,8 +388,9 @@ _SAID: Mapping[str, Callable[[object], bool]] = {
 def finding_of(tensors: Mapping[str, Tensor]) -> Finding:
     """The inverse of a finding's `tensors`."""
     trace = {name.removeprefix("trace/"): t for name, t in tensors.items() if name.startswith("trace/")}
+    claims: Claims = get_args(Claims)[int(tensors.get("claims", torch.tensor(0)))]
     if "tokens" in tensors:
-        return Texts(tokens=tensors["tokens"], labels=tensors["labels"], trace=trace)
+        return Texts(tokens=tensors["tokens"], labels=tensors["labels"], trace=trace, claims=claims)
     for of in ("source", "attribute"):
         if f"{of}/scores" in tensors:
             own = {"candidates": tensors[f"{of}/candidates"], "scores": tensors[f"{of}/scores"]}
@@ -375,4 +404,5 @@ def finding_of(tensors: Mapping[str, Tensor]) -> Finding:
         trace=trace,
         snapshots=tensors.get("snapshots"),
         snapshot_iterations=tensors.get("snapshot_iterations"),
+        claims=claims,
     )

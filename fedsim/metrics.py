@@ -22,20 +22,39 @@ _SAME = 1e-10
 """Mean squared error, 100 dB, from which on images are taken for equal when they are paired."""
 _LPIPS_SMALLEST = 17
 _LPIPS_FILE, _LPIPS_TENSORS = "squeezenet1_1-imagenet1k.pth", 52
+_AT_ONCE = 256
 
 
-def match(claimed: Tensor, true: Tensor) -> Tensor:
-    """For each true example, the index of the claimed one assigned to it.
+def match(some: Tensor, others: Tensor) -> Tensor:
+    """For each of `others`, the index of the one of `some` assigned to it: one-to-one, least total squared error."""
+    from scipy.optimize import linear_sum_assignment
+
+    cost = torch.cdist(some.flatten(1).double(), others.flatten(1).double()).square()
+    return torch.from_numpy(linear_sum_assignment(cost.T.numpy())[1])
+
+
+def paired(claimed: Tensor, true: Tensor) -> Tensor:
+    """For each true example, the claimed one assigned to it, or mid-grey where fewer are claimed than there are.
 
     One-to-one (Hungarian algorithm), since attacks do not know the order. Images are paired so that their total PSNR is
     largest, for that is what is reported of them; more than 100 dB counts as 100, so that exact copies, whose PSNR is
-    infinite, are paired like all others. Rows of a table are paired by the least total squared error.
+    infinite, are paired like all others. Rows of a table are paired by the least total squared error. Of more claims
+    than there are examples those are left over that fit worst.
     """
     from scipy.optimize import linear_sum_assignment
 
+    grey = torch.full_like(true, 0.5)
+    cost = _cost(true, claimed)
+    if len(claimed) < len(true):  # what a claim is worth at each place is what it gains on mid-grey there
+        cost = cost - _cost(true, grey[:1])
+    places, chosen = (torch.from_numpy(index) for index in linear_sum_assignment(cost.numpy()))
+    return grey.index_put((places,), claimed[chosen])
+
+
+def _cost(true: Tensor, claimed: Tensor) -> Tensor:
+    """`true claimed`, what it costs to pair them."""
     apart = torch.cdist(true.flatten(1).double(), claimed.flatten(1).double()).square() / true[0].numel()
-    cost = apart.clamp_min(_SAME).log10() if true.ndim == 4 else apart
-    return torch.from_numpy(linear_sum_assignment(cost.numpy())[1])
+    return apart.clamp_min(_SAME).log10() if true.ndim == 4 else apart
 
 
 def mse(claimed: Tensor, true: Tensor) -> Tensor:
@@ -93,9 +112,11 @@ def lpips(claimed: Tensor, true: Tensor, weights: Path | None) -> Tensor | str:
     if path is None or not path.is_file():
         return f"no network weights at {path or '$FEDSIM_DATA/weights/squeezenet1_1-imagenet1k.pth'}"
     pairs = (x.expand(-1, 3, -1, -1) * 2 - 1 for x in (claimed, true))
-    with torch.no_grad():
-        distance: Tensor = _lpips_network(path)(*pairs)
-    return distance.reshape(-1)
+    network = _lpips_network(path)
+    with torch.no_grad():  # some at a time, for their features take much room
+        parts = zip(*(torch.split(images, _AT_ONCE) for images in pairs), strict=True)
+        distances = [network(*part) for part in parts]
+    return torch.cat([distance.reshape(-1) for distance in distances])
 
 
 def check_weights(weights: Path | None) -> None:

@@ -83,10 +83,13 @@ class Truth:
         return cls(data=tokens.long(), labels=labels.long(), padding=padding)
 
 
+RECOVERED = 20.0
+"""PSNR in dB from which on an image counts as recovered; SME calls what is below 18 visually corrupted."""
 _DIRECTION = {"psnr": True, "ssim": True, "mse": False, "lpips": False}
 _CEILING = {"psnr": None, "ssim": 1.0, "mse": 0.0, "lpips": 0.0}
-_DIRECTION |= dict.fromkeys(("recover_rate", "tokens_found", "words_found"), True)
-_CEILING |= dict.fromkeys(("recover_rate", "tokens_found", "words_found"), 1.0)
+_SHARES = ("recovered", "recover_rate", "tokens_found", "words_found")
+_DIRECTION |= dict.fromkeys(_SHARES, True)
+_CEILING |= dict.fromkeys(_SHARES, 1.0)
 _DIRECTION |= dict.fromkeys((AT_BROADCAST, ON_LINE), False)
 _CEILING |= dict.fromkeys((AT_BROADCAST, ON_LINE), 0.0)
 _OF_ALL = ("words_found", AT_BROADCAST, ON_LINE)
@@ -105,8 +108,13 @@ def score(
 ) -> list[Score]:
     """Judge a finding against the truth, next to what guessing would have got.
 
-    The guesses are as many images as the victim held: uniform noise, mid-grey, and where `public`
-    data are known, random ones of them, their mean image, and their class means for the labels that the
+    A finding may claim fewer examples than there are, or more. Each true example is judged with the claim assigned to
+    it; one that is left without any counts as mid-grey, of texts as no token at all, so that leaving it out is never
+    better than the floor. Claims that are left over count for nothing, but as labels, see `label_accuracy`.
+    `recovered` is the share of the images whose claim reaches `RECOVERED` dB, of texts that of those found whole.
+
+    The guesses are as many as there are examples, or claims where these are more: uniform noise, mid-grey, and where
+    `public` data are known, random ones of them, their mean image, and their class means for the labels that the
     finding claims. Of texts they are random public ones, for each claimed label the most frequent token at each place
     and the likeliest tokens whatever their places, and the most frequent words. Labels are guessed as in
     `every_class_as_often` and, where public data are known, as in `by_frequencies`.
@@ -126,19 +134,22 @@ def score(
         raise DataError(
             f"truth: the victim held {held}, the attack claims {claims}; check the attack and the truth file"
         )
-    if data.shape != truth.data.shape:
+    if data.shape[1:] != truth.data.shape[1:]:
         raise DataError(
-            f"truth: the victim held data of shape {tuple(truth.data.shape)}, "
-            f"the attack claims {tuple(data.shape)}; check input_shape and the truth file"
+            f"truth: the victim held examples of shape {tuple(truth.data.shape[1:])}, "
+            f"the attack claims {tuple(data.shape[1:])}; check input_shape and the truth file"
         )
+    count = max(len(data), len(truth.data))
     if isinstance(finding, Texts):
         claimed, nearest = text_metrics_of(finding.tokens, truth), _nearest_texts(truth, public) if public else {}
-        guesses = {name: text_metrics_of(g, truth) for name, g in _text_guesses(finding, truth, public, rng).items()}
+        guesses = {
+            name: text_metrics_of(g, truth) for name, g in _text_guesses(finding, count, truth, public, rng).items()
+        }
     else:
         claimed = image_metrics(data, truth, weights) | _similarities(data, finding.labels, message)
         guesses = {
-            name: image_metrics(g, truth, weights) | _similarities(g, finding.labels, message)
-            for name, g in _guesses(finding, public, rng).items()
+            name: image_metrics(g, truth, weights) | _similarities(g[: len(data)], finding.labels, message)
+            for name, g in _guesses(finding, count, public, rng).items()
         }
         nearest = paired_metrics(_nearest(truth, public), truth, weights) if public else {}
     scores = [
@@ -162,19 +173,24 @@ def text_metrics_of(claimed: Tensor, truth: Truth) -> dict[str, Tensor | str]:
     marks errors; `tokens_found` the fraction that are there, wherever they stand; `words_found` that of the different
     words of all texts together that are in any text.
     """
-    pairs = torch.arange(len(truth.data)), text_metrics.match_texts(claimed, truth.data, truth.padding)
+    paired = text_metrics.paired_texts(claimed, truth.data, truth.padding)
+    rate = text_metrics.right_places(paired, truth.data, truth.padding).diagonal()
     return {
-        "recover_rate": text_metrics.right_places(claimed, truth.data, truth.padding)[pairs],
-        "tokens_found": text_metrics.found_tokens(claimed, truth.data, truth.padding)[pairs],
+        "recover_rate": rate,
+        "tokens_found": text_metrics.found_tokens(paired, truth.data, truth.padding).diagonal(),
+        "recovered": (rate == 1).float(),
         "words_found": torch.tensor([text_metrics.words_found(claimed, truth.data, truth.padding)]),
     }
 
 
-def _text_guesses(finding: Texts, truth: Truth, public: Public | None, rng: torch.Generator) -> dict[str, Tensor]:
+def _text_guesses(
+    finding: Texts, count: int, truth: Truth, public: Public | None, rng: torch.Generator
+) -> dict[str, Tensor]:
     if public is None:
         return {}
-    count, length = truth.data.shape
+    length = truth.data.shape[1]
     own = [chosen if len(chosen := public.data[public.labels == c]) else public.data for c in finding.labels.tolist()]
+    own += [public.data] * (count - len(own))
     return {
         "public example": public.data[torch.randint(len(public.data), (count,), generator=rng)],
         "frequent at each place": torch.stack([texts.mode(0).values for texts in own]),
@@ -192,19 +208,21 @@ def _nearest_texts(truth: Truth, public: Public) -> dict[str, Tensor | str]:
 
 
 def image_metrics(claimed: Tensor, truth: Truth, weights: Path | None) -> dict[str, Tensor | str]:
-    """MSE, and of images PSNR, SSIM and LPIPS, of each true example with the claimed one assigned to it."""
-    return paired_metrics(claimed[metrics.match(claimed, truth.data)], truth, weights)
+    """What `paired_metrics` says of each true example with the claimed one assigned to it."""
+    return paired_metrics(metrics.paired(claimed, truth.data), truth, weights)
 
 
 def paired_metrics(paired: Tensor, truth: Truth, weights: Path | None) -> dict[str, Tensor | str]:
-    """The same of examples that stand in the order of the true ones."""
+    """MSE, and of images PSNR, SSIM, LPIPS and which are recovered, of examples in the order of the true ones."""
     if truth.data.ndim != 4:
         return {"mse": metrics.mse(paired, truth.data)}
+    psnr = metrics.psnr(paired, truth.data)
     return {
-        "psnr": metrics.psnr(paired, truth.data),
+        "psnr": psnr,
         "ssim": metrics.no_ssim(truth.data) or metrics.ssim(paired, truth.data),
         "mse": metrics.mse(paired, truth.data),
         "lpips": metrics.lpips(paired, truth.data, weights),
+        "recovered": (psnr >= RECOVERED).float(),
     }
 
 
@@ -221,10 +239,10 @@ def _similarities(data: Tensor, labels: Tensor, message: Message | None) -> dict
 
 
 def label_accuracy(claimed: Tensor, true: Tensor) -> float:
-    """Fraction of the labels recovered, as multisets; 1 is perfect."""
+    """Fraction of the labels recovered, as multisets; 1 is perfect. Of more labels than there are the rest is wrong."""
     classes = int(max(claimed.max(), true.max())) + 1
     overlap = torch.minimum(claimed.bincount(minlength=classes), true.bincount(minlength=classes))
-    return int(overlap.sum()) / len(true)
+    return int(overlap.sum()) / max(len(true), len(claimed))
 
 
 def every_class_as_often(true: Tensor, classes: int) -> float:
@@ -261,16 +279,17 @@ def by_frequencies(true: Tensor, frequencies: Tensor) -> float:
     return (int(there[sure].sum()) + int(there[even].sum()) * left / int(even.sum())) / count
 
 
-def _guesses(finding: Reconstruction, public: Public | None, rng: torch.Generator) -> dict[str, Tensor]:
-    shape = finding.data.shape
+def _guesses(finding: Reconstruction, count: int, public: Public | None, rng: torch.Generator) -> dict[str, Tensor]:
+    shape = (count, *finding.data.shape[1:])
     guesses = {"noise": torch.rand(shape, generator=rng), "mid-grey": torch.full(shape, 0.5)}
     if public is not None:
         mean = public.data.mean(0)
         guesses["public mean"] = mean.expand(shape)
-        guesses["public example"] = public.data[torch.randint(len(public.data), shape[:1], generator=rng)]
+        guesses["public example"] = public.data[torch.randint(len(public.data), (count,), generator=rng)]
         if finding.labels.is_floating_point():
             return guesses  # targets are no classes
         means = [public.data[public.labels == c].mean(0) for c in finding.labels.tolist()]
+        means += [mean] * (count - len(means))
         guesses["public class mean"] = torch.stack([m if torch.isfinite(m).all() else mean for m in means])
     return guesses
 

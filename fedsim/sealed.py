@@ -48,7 +48,7 @@ def read_sealed(path: Path) -> tuple[dict[str, Any], Arrays]:
         if _digest(sealed["header"], arrays) != sealed["sha256"]:
             raise ValueError("its bytes are not those that were saved")
         return json.loads(sealed["header"]), arrays
-    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
 
 
@@ -62,7 +62,7 @@ def seal_of(path: Path) -> str:
         check_readable(path)
         with safe_open(path, framework="np") as file:
             return str(json.loads(file.metadata()["fedsim"])["sha256"])
-    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
 
 

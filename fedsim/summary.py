@@ -28,7 +28,7 @@ FEWEST = 5
 _CHANCE = 0.05
 _SHARES = {
     "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
-    "attribute_balanced_accuracy", "local_accuracy",
+    "attribute_balanced_accuracy", "local_accuracy", "recovered",
 }  # fmt: skip
 """Metrics that are shares of something, in [0, 1]."""
 _RANGES = dict.fromkeys(("ssim", "class_ssim", "zest", "zest_other_start"), (-1.0, 1.0)) | {"mse": (0.0, 1.0)}

@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+NOTHING = -1
+"""Stands where no token is claimed."""
+
 
 def right_places(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
     """`true claimed`: for each pair of texts, the fraction of the true tokens that stand in their places.
@@ -39,15 +42,16 @@ def words_found(claimed: Tensor, true: Tensor, padding: int | None) -> float:
     return torch.isin(words, claimed).double().mean().item()
 
 
-def match_texts(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
-    """For each true text, the index of the claimed one assigned to it.
+def paired_texts(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """For each true text, the claimed one assigned to it, or `NOTHING` at each place where fewer are claimed.
 
     One-to-one, so that the sum of the tokens found and of those in their places is largest (Hungarian algorithm).
     """
     from scipy.optimize import linear_sum_assignment
 
     alike = right_places(claimed, true, padding) + found_tokens(claimed, true, padding)
-    return torch.from_numpy(linear_sum_assignment(alike.numpy(), maximize=True)[1])
+    places, chosen = (torch.from_numpy(index) for index in linear_sum_assignment(alike.numpy(), maximize=True))
+    return torch.full_like(true, NOTHING).index_put((places,), claimed[chosen].to(true.dtype))
 
 
 def likeliest_tokens(texts: Tensor, length: int, padding: int | None) -> Tensor:

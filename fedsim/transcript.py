@@ -551,7 +551,7 @@ def _withhold_facts(path: Path) -> None:
             fields = json.loads(json.loads(head["__metadata__"]["fedsim"])["header"])
             head["__metadata__"]["fedsim"], _ = _sealed(fields | {"config": {}})
             text = json.dumps(head, separators=(",", ":")).encode()
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise _damaged(path, str(error)) from error
         if len(text) > room:
             raise _damaged(path, "its header is not written as ours are")

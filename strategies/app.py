@@ -278,5 +278,5 @@ def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[i
         return
     from fedsim.audit import round_attacker  # with all that scoring needs, which takes seconds to import
 
-    with beside(round_attacker, (folder.path, experiment.config)) as attack:
+    with beside(round_attacker, (folder.path,)) as attack:
         yield attack

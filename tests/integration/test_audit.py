@@ -92,7 +92,7 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
     ]
     audit.score()
     rows = read_rows(RunFolder(run).scores)
-    metrics = ["psnr", "ssim", "mse", "lpips", "l_sim", "l_sim_line", "label_accuracy"]
+    metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "l_sim", "l_sim_line", "label_accuracy"]
     assert [row["metric"] for row in rows] == metrics * 8
     assert {(row["attack"], row["victim"], row["round"], row["repeat"]) for row in rows} == {
         (title, victim, number, "0") for title in ("ig", "sme") for number in "12" for victim in "02"
@@ -101,7 +101,7 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
         assert row["missing"] or float(row["floor"]) == float(row["floor"])
         assert row["examples"] == "6"
     images = read_rows(RunFolder(run).images)
-    assert len(images) == 8 * 6 * 3
+    assert len(images) == 8 * 6 * 4
     for row in rows:
         if row["metric"] in ("psnr", "ssim", "mse"):
             keys = ("attack", "victim", "round", "repeat", "metric")
@@ -649,10 +649,17 @@ class Nothing(Attack):
         return None
 
 @dataclass(frozen=True, kw_only=True)
-class TooMany(Grey):
-    """Claim more than there is."""
+class TooSmall(Grey):
+    """Claim images of another size."""
     def _run(self, transcript, knowledge, victim, rng, progress):
-        return Reconstruction(data=torch.zeros(99, 1, 8, 8), labels=torch.zeros(99, dtype=torch.long))
+        return Reconstruction(data=torch.zeros(6, 1, 4, 4), labels=torch.zeros(6, dtype=torch.long))
+
+@dataclass(frozen=True, kw_only=True)
+class Ours(Grey):
+    """Claim one black image, of somebody."""
+    claims: str = "update"
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        return Reconstruction(data=torch.zeros(1, 1, 8, 8), labels=torch.tensor([3]), claims=self.claims)
 '''
 
 
@@ -705,11 +712,11 @@ def test_a_strangers_broken_attack_breaks_only_itself(
 def test_a_claim_of_another_shape_is_not_scored_but_the_others_are(
     run: Path, strangers: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad = {"name": f"{strangers}:TooMany", "label": "bad"}
+    bad = {"name": f"{strangers}:TooSmall", "label": "bad"}
     audit = open_audit(run, attack_file([bad, ATTACKS[0]], adversary={"rounds": [1], "victims": [0]}))
     sentence = "bad, round 1, client 0: the attack claims {}, expected {}; mend the attack"
     for _ in range(2):  # nothing of it is left that could spoil the next time
-        assert audit.run() == [sentence.format("data of shape (99, 1, 8, 8)", "(6, 1, 8, 8)")]
+        assert audit.run() == [sentence.format("examples of shape (1, 4, 4)", "(1, 8, 8)")]
         failures: list[str] = []
         assert {row["attack"] for row in audit.score(failures)} == {"sme"}
         assert failures == []
@@ -776,10 +783,27 @@ def test_what_breaks_the_scoring_or_the_drawing_of_one_finding_leaves_the_others
     assert not (run / "findings/sme/round-1-client-2-repeat-0.png").is_file()
 
 
+@pytest.mark.parametrize("claims", ["update", "client", "federation"])
+def test_a_finding_may_claim_fewer_examples_and_those_of_the_whole_federation(
+    run: Path, strangers: str, claims: str
+) -> None:
+    table = {"name": f"{strangers}:Ours", "label": "ours", "claims": claims}
+    audit = open_audit(run, attack_file([table], adversary={"rounds": [1], "victims": [0]}))
+    assert audit.run() == []
+    rows = {row["metric"]: row for row in audit.score()}
+    assert audit.experiment is not None
+    data = audit.experiment.data
+    held = data.train(0)[1] if claims != "federation" else torch.cat([y for _, y in data.train_parts(range(4))])
+    assert rows["psnr"]["examples"] == len(held)
+    assert rows["label_accuracy"]["value"] == pytest.approx(min(1, int((held == 3).sum())) / len(held))
+    assert ("l_sim" in rows) == (claims == "update")
+    write_report(run, audit)
+
+
 def test_a_claim_that_does_not_fit_the_truth_file_is_a_failure_that_names_the_attack(
     run: Path, strangers: str, tmp_path: Path
 ) -> None:
-    save_file({"data": torch.zeros(5, 1, 8, 8), "labels": torch.zeros(5, dtype=torch.long)}, tmp_path / "truth")
+    save_file({"data": torch.zeros(5, 1, 9, 9), "labels": torch.zeros(5, dtype=torch.long)}, tmp_path / "truth")
     grey = {"name": f"{strangers}:Grey", "label": "grey"}
     adversary = {"rounds": [1], "victims": [0]}
     audit = open_audit(run, attack_file([grey], adversary=adversary, truth={"0": "truth"}), tmp_path)
@@ -788,7 +812,7 @@ def test_a_claim_that_does_not_fit_the_truth_file_is_a_failure_that_names_the_at
     assert audit.score(failures) == []
     [failure] = failures
     assert failure.startswith(
-        "grey, round 1, client 0: not scored: truth: the victim held data of shape (5, 1, 8, 8), the attack claims (6, "
+        "grey, round 1, client 0: not scored: truth: the victim held examples of shape (1, 9, 9), the attack claims "
     )
 
 

@@ -21,9 +21,9 @@ PARTIAL = PartialRecords(**vars(HELD), column="c", features=slice(0, 2), categor
 SNAPSHOTS: dict[str, Any] = {"snapshots": torch.zeros(1, 2, 1, 4, 4), "snapshot_iterations": torch.tensor([0])}
 
 
-def owed(task: Task | None = IMAGES, count: int | None = 2, **known: Any) -> Owed:
+def owed(task: Task | None = IMAGES, **known: Any) -> Owed:
     knowledge = Knowledge(**known)
-    return Owed(where="round 1, client 0", knowledge=knowledge, before=BEFORE, task=task, count=count, clients=3)
+    return Owed(where="round 1, client 0", knowledge=knowledge, before=BEFORE, task=task, clients=3)
 
 
 def data(*shape: int, labels: torch.Tensor | None = None, **more: Any) -> Reconstruction:
@@ -47,11 +47,13 @@ def inferred(of: Any, records: int, *candidates: int) -> Inference:
     ("rule", "finding"),
     [
         (owed(), data(2, 1, 4, 4, **SNAPSHOTS)),
+        (owed(), data(1, 1, 4, 4)),
+        (owed(), data(99, 1, 4, 4, claims="federation")),
         (owed(), typical(7, 1, 4, 4)),
         (owed(WORDS), words(2, 5)),
         (owed(NUMBERS), data(2, 1, 4, 4, labels=torch.zeros(2))),
-        (owed(None, None), data(9, 8)),
-        (owed(None, None, input_shape=(8,)), data(9, 8)),
+        (owed(None), data(9, 8)),
+        (owed(None, input_shape=(8,)), data(9, 8)),
         (owed(), LocalModel(state=BEFORE)),
         (owed(records=HELD), inferred("source", 4, 0, 2)),
         (owed(partial_records=PARTIAL), inferred("attribute", 4, 0, 1)),
@@ -64,14 +66,13 @@ def test_a_finding_of_the_right_form_passes(rule: Owed, finding: Finding) -> Non
 @pytest.mark.parametrize(
     ("rule", "finding", "sentence"),
     [
-        (owed(), data(3, 2, 2), "data of shape (3, 2, 2), expected (2, 1, 4, 4)"),
-        (owed(), data(3, 1, 4, 4), "data of shape (3, 1, 4, 4), expected (2, 1, 4, 4)"),
-        (owed(), typical(7, 4, 4), "data of shape (7, 4, 4), expected (7, 1, 4, 4)"),
-        (owed(WORDS), words(2, 6), "data of shape (2, 6), expected (2, 5)"),
+        (owed(), data(3, 2, 2), "examples of shape (2, 2), expected (1, 4, 4)"),
+        (owed(), typical(7, 4, 4), "examples of shape (4, 4), expected (1, 4, 4)"),
+        (owed(WORDS), words(2, 6), "examples of shape (6,), expected (5,)"),
         (owed(), words(2, 5), "data that are texts, expected numbers"),
         (owed(WORDS), data(2, 5), "data that are numbers, expected texts"),
         (owed(NUMBERS), data(2, 1, 4, 4), "labels that are classes, expected targets of a regression"),
-        (owed(None, None, input_shape=(8,)), data(9, 7), "data of shape (9, 7), expected (9, 8)"),
+        (owed(None, input_shape=(8,)), data(9, 7), "examples of shape (7,), expected (8,)"),
         (owed(), data(2, 1, 4, 4, labels=torch.tensor([0, 3])), "labels up to 3, expected at most 2"),
         (
             owed(WORDS),

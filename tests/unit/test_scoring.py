@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsim import metrics
 from fedsim.errors import AttackError, DataError, TranscriptError
-from fedsim.findings import Reconstruction, load_finding, save_finding
+from fedsim.findings import Reconstruction, Texts, load_finding, save_finding
 from fedsim.scoring import Public, Score, Truth, by_frequencies, every_class_as_often, label_accuracy, score
 
 
@@ -36,10 +37,10 @@ def judge(finding: Reconstruction, public: Public | None = PUBLIC, **options: An
 def test_the_truth_itself_in_another_order_reaches_every_ceiling() -> None:
     order = torch.tensor([2, 0, 3, 1])
     scores = judge(Reconstruction(data=TRUTH.data[order], labels=LABELS[order]))
-    assert list(scores) == ["psnr", "ssim", "mse", "lpips", "label_accuracy"]
+    assert list(scores) == ["psnr", "ssim", "mse", "lpips", "recovered", "label_accuracy"]
     assert scores["psnr"].value == math.inf
     assert scores["psnr"].ceiling is None
-    for metric in ("ssim", "mse", "label_accuracy"):
+    for metric in ("ssim", "mse", "recovered", "label_accuracy"):
         ceiling = scores[metric].ceiling
         assert ceiling is not None
         assert scores[metric].value == pytest.approx(ceiling, abs=1e-6)
@@ -210,8 +211,81 @@ def test_the_value_is_the_mean_over_the_images() -> None:
 
 
 def test_another_shape_than_the_truth_is_one_sentence() -> None:
-    with pytest.raises(DataError, match=r"held data of shape \(4, 1, 8, 8\), the attack claims \(3, 1, 8, 8\)"):
-        judge(Reconstruction(data=images(3), labels=LABELS[:3]))
+    with pytest.raises(DataError, match=r"held examples of shape \(1, 8, 8\), the attack claims \(1, 9, 9\)"):
+        judge(Reconstruction(data=images(4, size=9), labels=LABELS))
+
+
+def test_an_image_is_recovered_from_20_dB_on() -> None:
+    """Apart by .09 everywhere is 20.9 dB, by .11 19.2 dB."""
+    truth = Truth(data=torch.full((4, 1, 8, 8), 0.5), labels=LABELS)
+    data = torch.stack([torch.full((1, 8, 8), 0.5 + apart) for apart in (0.09, 0.09, 0.11, 0.11)])
+    scores = score(Reconstruction(data=data, labels=LABELS), truth, public=None, rng=torch.Generator())
+    (item,) = [item for item in scores if item.metric == "recovered"]
+    assert (item.value, sorted(item.per_image), item.ceiling) == (0.5, [0, 0, 1, 1], 1)
+
+
+def test_what_is_not_claimed_counts_as_mid_grey_and_is_not_recovered() -> None:
+    """One of four is claimed, exactly: the others are what saying nothing gets."""
+    scores = judge(Reconstruction(data=TRUTH.data[2:3], labels=LABELS[2:3]))
+    grey = torch.full_like(TRUTH.data, 0.5)
+    expected = (TRUTH.data - grey).square().flatten(1).mean(1)
+    expected[2] = 0
+    assert scores["mse"].per_image == pytest.approx(expected.tolist())
+    assert scores["recovered"].per_image == (0, 0, 1, 0)
+    assert scores["label_accuracy"].value == 0.25
+
+
+def test_claiming_nothing_worth_having_is_never_beyond_the_floor() -> None:
+    item = judge(Reconstruction(data=torch.full((1, 1, 8, 8), 0.5), labels=LABELS[:1]))["psnr"]
+    assert item.value <= item.floor
+
+
+def test_of_many_claims_the_best_count_and_guesses_are_as_many() -> None:
+    """Who claims all public examples gets what all public examples get."""
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(2))
+    truth = Truth(data=(PUBLIC.data[:4] + 0.01).clamp(0, 1), labels=LABELS)
+    finding = Reconstruction(data=PUBLIC.data[order], labels=PUBLIC.labels[order])
+    rng = torch.Generator().manual_seed(1)
+    scores = {s.metric: s for s in score(finding, truth, public=PUBLIC, rng=rng)}
+    assert scores["recovered"].value == 1
+    assert scores["psnr"].value == pytest.approx(scores["psnr"].nearest_public)
+    few = {
+        s.metric: s
+        for s in score(
+            Reconstruction(data=images(4, 5), labels=LABELS), truth, public=PUBLIC, rng=torch.Generator().manual_seed(1)
+        )
+    }
+    assert scores["recovered"].floor > few["recovered"].floor
+    assert scores["label_accuracy"].value == 4 / 60  # of sixty labels that are claimed
+
+
+def test_the_claim_that_gains_most_on_mid_grey_is_placed_first() -> None:
+    """The one claim is nearest to the grey image, where mid-grey is as good; it gains more at the white one."""
+    truth = torch.stack([torch.full((1, 4, 4), grey) for grey in (0.52, 1.0)])
+    claimed = torch.full((1, 1, 4, 4), 0.75)
+    assert torch.equal(metrics.paired(claimed, truth), torch.stack([torch.full((1, 4, 4), g) for g in (0.5, 0.75)]))
+
+
+def test_whose_examples_are_claimed_is_saved_and_nothing_else_is_accepted(tmp_path: Path) -> None:
+    for kind in (
+        Reconstruction(data=images(4), labels=LABELS, claims="federation"),
+        Texts(tokens=torch.ones(4, 3).long(), labels=LABELS, claims="client"),
+        Reconstruction(data=images(4), labels=LABELS),
+    ):
+        save_finding(kind, tmp_path / "f.safetensors", {})
+        loaded, _ = load_finding(tmp_path / "f.safetensors")
+        assert isinstance(loaded, Reconstruction | Texts)
+        assert loaded.claims == kind.claims
+    with pytest.raises(AttackError, match="examples of 'all', expected one of update, client, federation"):
+        Reconstruction(data=images(4), labels=LABELS, claims="all")  # type: ignore[arg-type]
+
+
+def test_texts_that_are_not_claimed_have_no_token_found() -> None:
+    truth = Truth(data=torch.arange(1, 13).reshape(4, 3), labels=LABELS)
+    scores = score(Texts(tokens=truth.data[1:3], labels=LABELS[1:3]), truth, public=None, rng=torch.Generator())
+    values = {item.metric: item.per_image or item.value for item in scores}
+    assert values["recover_rate"] == values["tokens_found"] == values["recovered"] == (0, 1, 1, 0)
+    assert values["words_found"] == 0.5
 
 
 def test_lpips_is_missing_with_its_reason() -> None:
