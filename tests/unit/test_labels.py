@@ -131,6 +131,22 @@ def test_many_local_steps_leave_most_labels_recoverable(digits: Dataset) -> None
     assert label_accuracy(count(update, known(digits, **PROTOCOL | {"local_epochs": 20})), labels) >= 0.75
 
 
+def test_probabilities_are_taken_along_the_way_not_at_its_start_alone() -> None:
+    """Of black images the bias alone learns: its path is known, and p at w_0 alone would claim 5, 3 and 2."""
+    counts, rate, steps = torch.tensor([7.0, 2.0, 1.0]), 0.5, 10
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    before = {"1.weight": torch.zeros(3, 4), "1.bias": torch.zeros(3)}
+    bias = before["1.bias"]
+    for _ in range(steps):
+        bias = bias - rate * (bias.softmax(0) - counts / 10)
+    after = before | {"1.bias": bias}
+    update = Update(round=1, client=0, before=before, after=after, num_examples=10)
+    protocol: dict[str, Any] = {"learning_rate": rate, "local_epochs": steps, "batch_size": 10}
+    knowledge = Knowledge(input_shape=(1, 2, 2), num_classes=3, value_range=([0.0], [1.0]), **protocol)
+    claimed = count_labels(update, knowledge, model, before, after, generator(1))
+    assert claimed.bincount().tolist() == [7, 2, 1]
+
+
 @given(counts=st.dictionaries(st.integers(0, 9), st.integers(1, 6), min_size=1, max_size=9))
 @settings(deadline=None, max_examples=15)
 def test_one_step_on_any_mixture_gives_its_labels_away(digits: Dataset, counts: dict[int, int]) -> None:
