@@ -37,8 +37,8 @@ def count_labels(
     is that of noise inputs, averaged over both ends of the round. Where the learning rate, E and B
     are withheld, s is read off a class that does not occur, for which the ratio of movement to p is
     largest; so at least one class must be absent then. With many steps at a large rate noise no longer stands in for
-    data, and counts come near to guessing (`benchmarks/label_counts.py`). A gradient that was sent is that of one step at w_0
-    and is read as it is: there s is 1 and p that at w_0.
+    data, and counts come near to guessing (`benchmarks/label_counts.py`). A gradient that was sent is that of one step
+    at w_0 and is read as it is: there s is 1 and p that at w_0.
 
     Args:
         before: w_0 under the names of `model`'s parameters.
