@@ -20,7 +20,7 @@ from fedsim.defense import Defense, overrides
 from fedsim.messages import State
 from fedsim.randomness import generator
 from fedsim.task import Loss
-from fedsim.training import LocalTraining, batches
+from fedsim.training import LocalTraining, batches, check_broadcast
 
 TOLERANCE = 1e-4
 """Largest L2 distance to the reference's update, relative to its L2 norm."""
@@ -93,6 +93,7 @@ def local_updates(
     A client with fewer steps than others waits for them; a batch with fewer examples is filled up
     with examples of weight zero.
     """
+    check_broadcast(model, before)  # a tensor of one element would be spread over all of a parameter
     plan = _Plan.of(shares, settings)
     # Flower's adaptive strategies broadcast float64, which a network takes as what it is made of.
     before = {name: before[name].to(parameter.dtype) for name, parameter in model.named_parameters()}

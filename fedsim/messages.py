@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedsim.errors import TranscriptError
+
 State = Mapping[str, Tensor]
 """Parameter name to tensor, in the model's own order."""
 
@@ -47,9 +49,19 @@ class Update:
         """w_t - w_T: the direction of the local gradients, summed and scaled by the step size.
 
         Of a client who sent a gradient, that gradient.
+
+        Raises:
+            TranscriptError: w_T is not of the same tensors as w_t.
         """
         if self.gradient is not None:
             return self.gradient
+        for name, tensor in self.before.items():  # a tensor of one element would be spread over all of another
+            if name not in self.after or self.after[name].shape != tensor.shape:
+                got = f"shape {tuple(self.after[name].shape)}" if name in self.after else "nothing"
+                raise TranscriptError(
+                    f"round {self.round}, client {self.client}: of '{name}', {tuple(tensor.shape)}, it sent {got}, "
+                    "so there is no pseudo-gradient; leave this update out"
+                )
         return {name: tensor - self.after[name] for name, tensor in self.before.items()}
 
 
@@ -63,6 +75,18 @@ def as_received(reply: State) -> tuple[State | None, State]:
     gradient = {name.removeprefix(GRADIENT): t for name, t in reply.items() if name.startswith(GRADIENT)}
     rest = {name: tensor for name, tensor in reply.items() if not name.startswith(GRADIENT)}
     return gradient or None, rest
+
+
+def misfit(sent: State, got: State) -> str | None:
+    """Which tensor of numbers came back under its name in another shape, or as no floating-point numbers."""
+    for name, tensor in sent.items():
+        if name not in got or not tensor.is_floating_point():
+            continue
+        if got[name].shape != tensor.shape:
+            return f"it sent '{name}' with shape {tuple(got[name].shape)}, expected {tuple(tensor.shape)}"
+        if not got[name].is_floating_point():
+            return f"it sent '{name}' as {got[name].dtype}, expected floating-point numbers"
+    return None
 
 
 def non_finite(state: State) -> list[str]:

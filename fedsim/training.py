@@ -149,6 +149,7 @@ def local_update(
     Raises:
         RunError: the weights became NaN or infinite, or a batch of one example was to be normalised.
     """
+    check_broadcast(model, before)
     load_state(model, before)
     set_modes(model, settings)
     parameters = dict(model.named_parameters())
@@ -211,6 +212,7 @@ def local_gradient(
     Raises:
         RunError: the gradient is NaN or infinite, or a batch of one example was to be normalised.
     """
+    check_broadcast(model, before)
     load_state(model, before)
     set_modes(model, settings)
     model.zero_grad(set_to_none=True)
@@ -288,8 +290,35 @@ def statistics_of(model: nn.Module) -> set[str]:
 
 
 def load_state(model: nn.Module, state: State) -> None:
-    """Copy `state` into `model`; integer buffers keep their values."""
-    model.load_state_dict({**model.state_dict(), **state})
+    """Copy `state` into `model`; integer buffers keep their values.
+
+    Raises:
+        RunError: `state` has a tensor that the model has not, or in another shape.
+    """
+    own = model.state_dict()
+    _check_tensors(own, state)
+    model.load_state_dict({**own, **state})
+
+
+def check_broadcast(model: nn.Module, state: State) -> None:
+    """Whether `model` can be trained from `state`, which has each of its parameters and nothing else than the model.
+
+    Raises:
+        RunError: it cannot.
+    """
+    _check_tensors(model.state_dict(), state)
+    if missing := [name for name, _ in model.named_parameters() if name not in state]:
+        raise RunError(f"the broadcast has no '{missing[0]}', which is a parameter of the model; send all of them")
+
+
+def _check_tensors(own: State, state: State) -> None:
+    for name, tensor in state.items():
+        if name not in own:
+            raise RunError(f"the model has no '{name}', expected its own tensors alone; send nothing else beside them")
+        if tensor.shape != own[name].shape:
+            raise RunError(
+                f"'{name}' has shape {tuple(tensor.shape)}, expected {tuple(own[name].shape)} as in the model"
+            )
 
 
 def batches(count: int, settings: LocalTraining, order: torch.Generator) -> Iterator[Tensor]:

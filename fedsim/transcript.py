@@ -29,7 +29,7 @@ from fedsim.messages import State, Update
 
 FORMAT = 2
 """Format 1 knows no gradients; a round without them is still written in it, to the byte."""
-_DTYPES = {
+RECORDABLE = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -260,6 +260,8 @@ class _RoundFile:
         self._file.close()
 
     def add(self, update: Update) -> None:
+        if update.client < 0:
+            raise RunError(f"round {self._number}: a reply says that it comes from client {update.client}, below 0")
         if update.client in self._replies:
             raise RunError(
                 f"round {self._number}: two replies say that they come from client {update.client}; "
@@ -318,14 +320,14 @@ class _RoundFile:
         """Write `state`, the widest types first; readers want values at a multiple of their width."""
         places = {name: place for place, name in enumerate(state)}
         for name, tensor in sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0])):
-            if tensor.dtype not in _DTYPES:
+            if tensor.dtype not in RECORDABLE:
                 raise RunError(
                     f"round {self._number}: {prefix} sent '{name}' as {tensor.dtype}, which cannot be recorded"
                 )
             if padding := -self._end % tensor.element_size():
                 self._write(f"padding/{self._end}", "U8", [padding], memoryview(bytes(padding)))
             self._write(
-                f"{prefix}/{places[name]:04d}/{name}", _DTYPES[tensor.dtype], list(tensor.shape), _bytes(tensor)
+                f"{prefix}/{places[name]:04d}/{name}", RECORDABLE[tensor.dtype], list(tensor.shape), _bytes(tensor)
             )
 
     def _write(self, key: str, dtype: str, shape: list[int], data: memoryview) -> None:
@@ -575,8 +577,8 @@ def _check_fields(fields: Any) -> None:
         if not all(type(value) in (int, float) for value in reply["metrics"].values()):
             raise ValueError(f"a metric of client {numbers[0]} is no number")
     for clients in ([reply["client"] for reply in fields["replies"]], [int(client) for client in fields["failures"]]):
-        if len(set(clients)) < len(clients):
-            raise ValueError("a client is there twice")
+        if len(set(clients)) < len(clients) or min(clients, default=0) < 0:
+            raise ValueError(f"its clients are {_cut(clients)}, expected each once and none below 0")
 
 
 def _check_kinds(what: str, table: Any, kinds: Mapping[str, type]) -> None:

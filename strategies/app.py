@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from torch import nn
 
 from fedsim.config import FederationTable, load_config
-from fedsim.engines.arrays import record_of, state_in
+from fedsim.engines.arrays import Held, record_of, state_in
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
-from fedsim.errors import RunError, what_it_said
+from fedsim.errors import RunError, one_line, what_it_said
 from fedsim.experiment import Experiment, resolve
+from fedsim.messages import GRADIENT, misfit
 from fedsim.progress import ROUNDS, tell, tracked
 from fedsim.randomness import seeded
 from fedsim.run_folder import RunFolder, made_with, read_rows, write_rows
@@ -36,6 +39,7 @@ from strategies.curious import Curious
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
 _STEPS = 32
 """Messages that the clients of a large round are cut into, so that whoever waits sees how far it is."""
+_WRONG = 2
 _NAMED = 5
 """Most clients named in one line of the log."""
 app = ServerApp()
@@ -163,7 +167,8 @@ def _round(
         messages = list(strategy.configure_train(number, arrays, _protocol(experiment), grid))
         failed: set[int] = set()
         answers = grid.send_and_receive(messages, timeout=federation.timeout)
-        replies = _watched(tracked(answers, "clients", len(messages)), number, failed)
+        checked = _checked(tracked(answers, "clients", len(messages)), messages, experiment.model)
+        replies = _watched(checked, number, failed)
         aggregate, _ = strategy.aggregate_train(number, replies)
         if aggregate is None:
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
@@ -190,6 +195,40 @@ def _is_evaluated(number: int, federation: FederationTable) -> bool:
     """Every so many rounds, and after the last, whose model is the result."""
     every = federation.evaluate_every
     return every > 0 and (number % every == 0 or number == federation.rounds)
+
+
+def _checked(replies: Iterable[Message], messages: Iterable[Message], model: nn.Module) -> Iterator[Message]:
+    """Pass `replies` on; one that is no answer to what was sent becomes an error reply of its client."""
+    asked = {message.metadata.dst_node_id: message for message in messages}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for reply in replies:
+        message = asked[reply.metadata.src_node_id]
+        wrong = None if reply.has_error() else _what_is_wrong(reply.content, message.content, parameters)
+        yield reply if wrong is None else Message(Error(code=_WRONG, reason=one_line(wrong)), reply_to=message)
+
+
+def _what_is_wrong(reply: RecordDict, asked: RecordDict, parameters: set[str]) -> str | None:
+    """Why `reply` is no answer to what was `asked` of the client, or None."""
+    for kind, records in (("arrays", reply.array_records), ("metrics", reply.metric_records)):
+        if len(records) != 1:
+            return f"it sent {len(records)} records of {kind}, expected one"
+    (metrics,), (arrays,) = reply.metric_records.values(), reply.array_records.values()
+    count = metrics.get("num-examples")
+    if not isinstance(count, int | float) or not 0 < count < math.inf:
+        return f"it reported {count} examples, expected a number above 0"
+    if strange := [name for name, array in arrays.items() if not isinstance(array, Held)]:
+        return f"it sent '{strange[0]}' as {arrays[strange[0]].stype}, expected a NumPy array"
+    (sent,), got = asked.array_records.values(), state_in(arrays)
+    gradient = any(record.get("sends") == "gradient" for record in asked.config_records.values())
+    expected = {
+        f"{GRADIENT}{name}" if gradient and name in parameters else name: tensor
+        for name, tensor in state_in(sent).items()
+    }
+    if missing := [name for name in expected if name not in got]:
+        return f"it sent no '{missing[0]}', expected {len(expected)} tensors"
+    if extra := [name for name in got if name not in expected]:
+        return f"it sent '{extra[0]}', which was not asked for"
+    return misfit(expected, got)
 
 
 def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Iterator[Message]:

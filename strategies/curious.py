@@ -20,9 +20,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsim.engines.arrays import state_in
-from fedsim.errors import RunError
-from fedsim.messages import State, Update, as_received
-from fedsim.transcript import MOST, Recorder
+from fedsim.errors import RunError, one_line, what_it_said
+from fedsim.messages import State, Update, as_received, misfit
+from fedsim.transcript import MOST, RECORDABLE, Recorder
 
 _Record = TypeVar("_Record")
 log = logging.getLogger("fedsim." + __name__)
@@ -100,10 +100,29 @@ class Curious(Strategy):
     ) -> Iterator[Update]:
         for reply in replies:
             seen.append(reply)
+            node = reply.metadata.src_node_id
             if reply.has_error():
-                failures[reply.metadata.src_node_id] = reply.error.reason or "no reason given"
+                failures[node] = one_line(reply.error.reason or "no reason given")
+            elif wrong := self._what_is_wrong(reply):  # what the strategy makes of it is for the strategy to say
+                log.warning("round %d, client %d: %s; recorded as a failure", server_round, node, wrong)
+                failures[node] = wrong
             else:
                 yield self._update(server_round, reply)
+
+    def _what_is_wrong(self, reply: Message) -> str | None:
+        """Why `reply` cannot be recorded as an update, or None."""
+        content = reply.content
+        for kind, records in (("arrays", content.array_records), ("metrics", content.metric_records)):
+            if len(records) != 1:
+                return f"it sent {len(records)} records of {kind}, expected one"
+        try:
+            gradient, after = as_received(state_in(_only(content.array_records)))
+        except Exception as error:  # NumPy may raise almost anything at bytes that are no array
+            return one_line(f"its arrays cannot be read: {what_it_said(error)}")
+        if strange := [name for name, tensor in after.items() if tensor.dtype not in RECORDABLE]:
+            return one_line(f"it sent '{strange[0]}' as {after[strange[0]].dtype}, which cannot be recorded")
+        wrong = misfit(self._sent[reply.metadata.src_node_id], {**after, **(gradient or {})})
+        return one_line(wrong) if wrong else None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

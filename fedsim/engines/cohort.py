@@ -450,7 +450,10 @@ def _unpack(answer: Message) -> Answers | str:
             return f"its node answered for '{owner}', which is no client"
         answers.setdefault(int(owner), {})[name] = record
         if isinstance(record, ArrayRecord):
-            hold(record)
+            try:
+                hold(record)
+            except Exception as error:  # NumPy may raise almost anything at bytes that are no array
+                answers[int(owner)] |= _error(f"its arrays cannot be read: {what_it_said(error)}")
     return answers
 
 

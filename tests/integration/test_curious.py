@@ -374,3 +374,37 @@ def test_over_cohorts_a_strategy_cannot_tell_the_difference() -> None:
     physical = InProcessGrid(clients.app, 2)
     cohorts = CohortGrid(physical, CLIENTS, ConfigRecord(), list(physical.get_node_ids()))
     assert federate(inner(), clients, start, grid=cohorts) == federate(inner(), Clients(failing=True), start)
+
+
+def test_an_odd_reply_is_recorded_as_a_failure_and_reaches_the_strategy_unchanged(tmp_path: Path) -> None:
+    """What a stranger's strategy makes of it is its own affair; here it takes the first element of each."""
+
+    class FirstElements(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            firsts = [float(reply.content.array_records["a"]["w"].numpy()[0]) for reply in replies]
+            return ArrayRecord({"w": Array(np.full(2, sum(firsts), np.float32))}), None
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client = int(context.node_config["partition-id"])
+        kind, size = (np.int64 if client == 2 else np.float32), (1 if client == 1 else 2)
+        arrays = ArrayRecord({"w": Array(np.full(size, client + 1, kind))})
+        return Message(RecordDict({"a": arrays, "m": MetricRecord({"num-examples": 5})}), reply_to=message)
+
+    start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+
+    def aggregate(strategy: Strategy) -> bytes:
+        grid = InProcessGrid(app, 3)
+        replies = grid.send_and_receive(strategy.configure_train(1, start, ConfigRecord(), grid))
+        arrays, _ = strategy.aggregate_train(1, replies)
+        assert arrays is not None
+        return arrays["w"].data
+
+    assert aggregate(Curious(FirstElements(), tmp_path)) == aggregate(FirstElements())
+    transcript = Transcript(tmp_path)
+    assert transcript.clients(1) == [2]  # node ids of the in-process grid
+    failures = transcript.header(1).failures
+    assert failures[3] == "it sent 'w' with shape (1,), expected (2,)"
+    assert failures[4] == "it sent 'w' as torch.int64, expected floating-point numbers"

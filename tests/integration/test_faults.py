@@ -20,6 +20,7 @@ import fedsim.transcript
 import strategies.app
 from clients.app import app as client_app
 from fedsim.config import Config
+from fedsim.engines.arrays import record_of
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, FedsimError, RunError
 from fedsim.run_folder import RunFolder, read_rows, write_text
@@ -456,3 +457,38 @@ def test_clients_who_fail_alike_share_a_line(
     assert named
     assert [int(client) for client in named[1].split(", ")] == sorted(failures)[:5]
     assert int(named[2]) == len(failures) - 5
+
+
+# A reply is checked against what was sent, before the strategy and the recording see it.
+
+WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "one element": (lambda s: s | {"1.bias": torch.ones(1)}, r"it sent '1.bias' with shape \(1,\)"),
+    "transposed": (lambda s: s | {"1.weight": s["1.weight"].T.contiguous()}, "with shape"),
+    "missing": (lambda s: {k: v for k, v in s.items() if k != "1.bias"}, "it sent no '1.bias'"),
+    "more": (lambda s: s | {"own": torch.ones(2)}, "it sent 'own', which was not asked for"),
+    "integers": (lambda s: s | {"1.bias": s["1.bias"].long()}, "as torch.int64, expected floating-point"),
+}
+
+
+@pytest.mark.parametrize("vectorise", [True, False], ids=["together", "one by one"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_on_and_resumes(
+    wrong: str, vectorise: bool, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import clients.app
+
+    change, reason = WRONG[wrong]
+    real = clients.app._reply
+
+    def reply(experiment: Any, message: Any, share: Any, after: Any, loss: float) -> Any:
+        records = real(experiment, message, share, after, loss)
+        if share.key[-1] == 1:
+            records["arrays"] = record_of({k: v.contiguous() for k, v in change(dict(after)).items()})
+        return records
+
+    monkeypatch.setattr(clients.app, "_reply", reply)
+    config = tiny_config(federation={"rounds": 3, "vectorise": vectorise})
+    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    for number in (1, 2, 3):
+        assert transcript.clients(number) == [0, 2, 3]
+        assert re.search(reason, transcript.header(number).failures[1])

@@ -143,12 +143,12 @@ def test_a_client_who_never_answers_does_not_keep_the_run_from_ending(
     config = tiny_config(
         data={"name": "deadly_plugins:Marked"},
         partition={"samples_per_client": None},
-        federation={"engine": "ray", "actors": 2, "clients": 8, "rounds": 1, "timeout": 20},
+        federation={"engine": "ray", "actors": 2, "clients": 8, "rounds": 1, "timeout": 60},
         defense=[{"name": "deadly_plugins:HangsAtTheMark"}],
     )
     started = time.monotonic()
     transcript = Transcript(serial_run(config, tmp_path / "run").path)
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < 180
     failures = transcript.header(1).failures
     assert set(failures.values()) == {"no reply in time"}
     assert len(failures) == 1, "not the one who shares a message with it"

@@ -368,3 +368,27 @@ def test_what_fits_trains_as_in_the_loop(make: Any) -> None:
     model, how = make(), sgd(weight_decay=0.1)
     if fits(model, how, []):
         assert_same_as_the_loop(model, [share(count, client, client) for client, count in enumerate((9, 2, 5))], how)
+
+
+@pytest.mark.parametrize("odd", ["more", "missing", "one element"])
+def test_a_broadcast_that_is_not_the_models_gets_the_same_answer_at_once_and_in_the_loop(odd: str) -> None:
+    """Control variates, say, travel beside the model: whoever does not use them must not pass over them."""
+    model = net()
+    before = dict(state_of(model))
+    name = next(iter(before))
+    if odd == "more":
+        before["control/" + name] = torch.zeros(2)
+    elif odd == "missing":
+        del before[name]
+    else:
+        before[name] = torch.ones(1)
+    said = []
+    for train in (
+        lambda: local_updates(model, before, [share(8)], sgd()),
+        lambda: one_by_one(model, before, share(8), sgd()),
+    ):
+        with pytest.raises(RunError, match=name) as caught:
+            train()
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "\n" not in said[0]

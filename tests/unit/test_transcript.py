@@ -26,7 +26,7 @@ from torch import Tensor
 import fedsim.transcript
 from fedsim.errors import FedsimError, RunError, TranscriptError
 from fedsim.messages import Update
-from fedsim.transcript import Plan, Recorder, Transcript, hash_state
+from fedsim.transcript import Header, Plan, Recorder, Transcript, hash_state
 
 PATH = "round-{:06d}.safetensors"
 
@@ -860,7 +860,7 @@ def test_whatever_a_header_says_it_is_read_or_named_as_damaged(
         ({"config": None}, "config of the header is None"),
         ({"failures": {"x": "y"}}, "invalid literal"),
         ({"failures": {"3": 5}}, "a hash or a reason is no text"),
-        ({"failures": {"3": "", "03": ""}}, "a client is there twice"),
+        ({"failures": {"3": "", "03": ""}}, "expected each once"),
         ({"further": 1}, "the header is {"),
         ("[" * 100_000, "recursion"),
     ],
@@ -901,3 +901,36 @@ def test_a_reply_of_another_form_is_named(tmp_path: Path, change: dict[str, Any]
     with pytest.raises(TranscriptError, match="is damaged") as caught:
         Transcript(tmp_path).update(1, 1)
     assert_one_sentence_about(path, caught.value)
+
+
+@pytest.mark.parametrize("after", [{"w": torch.ones(1)}, {"w": torch.ones(())}, {}], ids=["one", "scalar", "none"])
+def test_a_tensor_of_one_element_is_never_spread_over_another(after: dict[str, torch.Tensor]) -> None:
+    update = Update(round=1, client=0, before={"w": torch.zeros(3)}, after=after, num_examples=1)
+    with pytest.raises(TranscriptError, match=r"round 1, client 0: of 'w', \(3,\), it sent"):
+        _ = update.pseudo_gradient
+
+
+def test_a_client_below_0_is_not_recorded(tmp_path: Path) -> None:
+    update = Update(round=1, client=-1, before={"w": torch.zeros(3)}, after={"w": torch.ones(3)}, num_examples=1)
+    with pytest.raises(RunError, match="client -1, below 0"):
+        Recorder(tmp_path).write(1, [update])
+
+
+def test_a_file_with_a_client_below_0_or_twice_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = [
+        Update(round=1, client=k, before={"w": torch.zeros(3)}, after={"w": torch.ones(3)}, num_examples=1)
+        for k in (0, 1)
+    ]
+    real = Header.plain
+    for number, ids in enumerate([(-1, 1), (1, 1)]):
+
+        def forged(header: Header, ids: tuple[int, int] = ids) -> dict[str, object]:
+            told = real(header)
+            told["replies"] = [reply | {"client": k} for reply, k in zip(told["replies"], ids, strict=True)]
+            return told
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Header, "plain", forged)
+            Recorder(tmp_path / str(number)).write(1, updates)
+        with pytest.raises(TranscriptError, match="client"):
+            Transcript(tmp_path / str(number)).header(1)
