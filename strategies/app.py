@@ -165,6 +165,7 @@ def _round(
     federation = experiment.config.federation
     with seeded(experiment.seed, "server", number):
         messages = list(strategy.configure_train(number, arrays, _protocol(experiment), grid))
+        _check_asked(messages, experiment)
         failed: set[int] = set()
         answers = grid.send_and_receive(messages, timeout=federation.timeout)
         checked = _checked(tracked(answers, "clients", len(messages)), messages, experiment.model)
@@ -195,6 +196,17 @@ def _is_evaluated(number: int, federation: FederationTable) -> bool:
     """Every so many rounds, and after the last, whose model is the result."""
     every = federation.evaluate_every
     return every > 0 and (number % every == 0 or number == federation.rounds)
+
+
+def _check_asked(messages: Iterable[Message], experiment: Experiment) -> None:
+    """Whether the strategy asks for what the experiment says that clients send, which scores and knowledge go by."""
+    for message in messages:
+        for record in message.content.config_records.values():
+            if (asked := record.get("sends", "weights")) != experiment.training.sends:
+                raise RunError(
+                    f"strategy '{experiment.config.strategy.name}' asks clients for {asked!r}, but scores and knowledge "
+                    f"go by {experiment.training.sends!r}; of strategies that take gradients, use 'fedsgd' itself"
+                )
 
 
 def _checked(replies: Iterable[Message], messages: Iterable[Message], model: nn.Module) -> Iterator[Message]:

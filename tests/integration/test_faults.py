@@ -114,6 +114,9 @@ def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     folder.mkdir(exist_ok=True)
     (folder / "faulty_plugins.py").write_text(textwrap.dedent(PLUGINS))
     (folder / "exits_when_made.py").write_text(EXITS)
+    (folder / "sgd_by_another_name.py").write_text(
+        "from strategies.fedsgd import FedSgd\n\nclass Mine(FedSgd):\n    pass\n"
+    )
     (folder / "exits_when_imported.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(str(folder))
 
@@ -492,3 +495,18 @@ def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_o
     for number in (1, 2, 3):
         assert transcript.clients(number) == [0, 2, 3]
         assert re.search(reason, transcript.header(number).failures[1])
+
+
+def test_gradients_under_another_name_are_not_taken_for_weights(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    """Else attacks would be handed all labels of a client for a gradient of one mini-batch."""
+    config = tiny_config(
+        strategy={"name": "sgd_by_another_name:Mine", "learning_rate": 0.1},
+        training={"local_epochs": None, "local_steps": 1},
+    )
+    with pytest.raises(
+        RunError, match="strategy 'sgd_by_another_name:Mine' asks clients for 'gradient', .* use 'fedsgd' itself"
+    ) as caught:
+        serial_run(config, tmp_path / "run")
+    assert_one_sentence(caught.value)
