@@ -1,7 +1,7 @@
 """LMRA's Tables 1 and 9 from attacked runs: python benchmarks/lmra_tables.py RUN ... (runs of one data set, any seeds).
 
 Every line is a mean over all clients of all runs with its 95 % interval (see `interval`), and the paired difference to
-the floor, which for local models is the better of the two proxies, client by client.
+the floor, client by client.
 """
 
 from __future__ import annotations
