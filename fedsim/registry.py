@@ -178,7 +178,11 @@ def construct(cls: Any, name: str, settings: Mapping[str, Any], where: str) -> A
         place, complaint = explain(error, settings)
         raise ConfigError(f"{'.'.join((where, *place))}: {complaint}") from error
     except (TypeError, ValueError, SystemExit) as error:
-        raise ConfigError(f"{where}: '{name}' refuses these settings: {first_line(error)}") from error
+        raise ConfigError(f"{where}: '{name}' refuses these settings: {_refusal(error)}") from error
+
+
+def _refusal(error: BaseException) -> str:
+    return what_it_said(error) if isinstance(error, SystemExit) else first_line(error)
 
 
 def _typed(cls: Any, known: Mapping[str, inspect.Parameter], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -241,7 +245,7 @@ def explain(error: ValidationError, tables: Any) -> tuple[list[str], str]:
     message = " or ".join([alike[0], *(other.removeprefix("Input should be ") for other in alike[1:])])
     message = message.replace("valid array", "list").replace("an object", "a table")
     got = repr(first["input"])
-    return place, f"{message[0].lower()}{message[1:]}, got {got if len(got) <= 200 else got[:200] + '...'}"
+    return place, f"{message[0].lower()}{message[1:]}, got {got if len(got) <= 200 else got[:200] + '…'}"
 
 
 def _place(location: Sequence[int | str], tables: Any) -> list[str]:

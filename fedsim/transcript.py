@@ -591,7 +591,7 @@ def _check_kinds(what: str, table: Any, kinds: Mapping[str, type]) -> None:
 
 def _cut(value: Any) -> str:
     text = repr(value)
-    return text if len(text) < 80 else f"{text[:80]}..."
+    return text if len(text) < 80 else f"{text[:80]}…"
 
 
 def _damaged(path: Path, why: str) -> TranscriptError:

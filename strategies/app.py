@@ -203,9 +203,10 @@ def _check_asked(messages: Iterable[Message], experiment: Experiment) -> None:
     for message in messages:
         for record in message.content.config_records.values():
             if (asked := record.get("sends", "weights")) != experiment.training.sends:
+                name, sends = experiment.config.strategy.name, experiment.training.sends
                 raise RunError(
-                    f"strategy '{experiment.config.strategy.name}' asks clients for {asked!r}, but scores and knowledge "
-                    f"go by {experiment.training.sends!r}; of strategies that take gradients, use 'fedsgd' itself"
+                    f"strategy '{name}' asks clients for {asked!r}, but scores and knowledge go by {sends!r}; "
+                    "of strategies that take gradients, use 'fedsgd' itself"
                 )
 
 

@@ -691,7 +691,7 @@ def test_a_strangers_attack_without_a_trace_is_scored(run: Path, strangers: str)
     ("name", "sentence"),
     [
         ("Raises", "bad, round 1, client 0: ZeroDivisionError: of a stranger ({file}:{line}; the traceback is in "),
-        ("Nothing", "bad, round 1, client 0: Nothing returned NoneType, expected a Finding"),
+        ("Nothing", "bad, round 1, client 0: bad returned NoneType, expected a Finding"),
     ],
     ids=["raises", "nothing"],
 )
@@ -733,16 +733,16 @@ def test_a_claim_of_another_shape_is_not_scored_but_the_others_are(
     ],
 )
 def test_a_finding_of_no_form_names_attack_victim_and_round(
-    run: Path, parts: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, parts: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And everybody else is scored and shown."""
     source = STRANGERS.replace(
         "return None",
         f"zeros = torch.zeros(6, dtype=torch.long); return Reconstruction(data=torch.zeros(6, 1, 8, 8), {parts})",
     )
-    module = ModuleType("of_no_form")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(source, vars(module))
+    (tmp_path / "of_no_form.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("of_no_form", None)  # that of the test before
     bad = {"name": "of_no_form:Nothing", "label": "bad"}
     audit = open_audit(run, attack_file([bad, ATTACKS[0]], adversary={"rounds": [2], "victims": [2]}))
     [failure] = audit.run()

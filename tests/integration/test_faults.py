@@ -506,7 +506,7 @@ def test_gradients_under_another_name_are_not_taken_for_weights(
         training={"local_epochs": None, "local_steps": 1},
     )
     with pytest.raises(
-        RunError, match="strategy 'sgd_by_another_name:Mine' asks clients for 'gradient', .* use 'fedsgd' itself"
+        RunError, match=r"strategy 'sgd_by_another_name:Mine' asks clients for 'gradient', .* use 'fedsgd' itself"
     ) as caught:
         serial_run(config, tmp_path / "run")
     assert_one_sentence(caught.value)

@@ -353,6 +353,7 @@ import torch
 class Probe(Attack):
     paper = Paper(title="none", authors="nobody", venue="none", year=2000)
     temporal = True
+    needs = frozenset({"labels"})
 
     def _run(self, transcript, knowledge, victim, rng, progress):
         return Reconstruction(data=torch.zeros(len(knowledge.labels), 1, 8, 8), labels=knowledge.labels)
@@ -398,7 +399,7 @@ def test_inspect_and_report_speak_of_gradients(
 ) -> None:
     _, path = plain
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("sys.argv", ["fedsim", "inspect", str(path)])
+    monkeypatch.setattr("sys.argv", ["fedsim", "inspect", "--rows", str(path)])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0

@@ -63,7 +63,9 @@ def test_a_killed_holder_blocks_nobody_though_its_children_live(holder: subproce
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     assert (tmp_path / "run" / "lock").is_file()
-    assert lock.holder(tmp_path / "run") == ""
+    deadline = time.monotonic() + 10  # a child lets go when it first runs, which may be after its parent's end
+    while lock.holder(tmp_path / "run") and time.monotonic() < deadline:
+        time.sleep(0.05)
     with lock.held(tmp_path / "run"):
         pass
     assert not (tmp_path / "run" / "lock").exists()

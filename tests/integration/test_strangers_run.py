@@ -144,9 +144,9 @@ def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path, t
 
     naming(run, "model")
     spec = tiny_config(attack=[{"name": "shared-model"}])
-    for reads in (_worker, _optimum_worker):
-        with pytest.raises(TrustError):
-            reads(run, spec, run, False)
+    for reads in (_worker(run, spec, run, False, run), _optimum_worker(run, spec, run, False)):
+        with pytest.raises(TrustError), reads:
+            pass
     with pytest.raises(TrustError):
         open_audit(run, spec)
     with pytest.raises(TrustError):

@@ -247,7 +247,7 @@ def test_too_few_victims_are_told_in_the_headline() -> None:
 
 def test_baselines_are_not_counted_as_attacks() -> None:
     rows = [r for name in ("lmra", "shared-model", "aia, best") for r in rows_of(name, "zest", 0.2)]
-    found = lines(rows, {"shared-model": Kind(source=GLOBAL), "aia, best": Kind(source=OPTIMAL)})
+    found = lines(rows, {("shared-model", ""): Kind(source=GLOBAL), ("aia, best", ""): Kind(source=OPTIMAL)})
     assert headline(found) == (
         "By Zest, leaks: lmra. Baselines are not counted as attacks. By Zest, leaks: shared-model."
     )
