@@ -2,7 +2,7 @@
 
 Means over clients and runs of distances relative to the norm of the optimum from w_0: of w_0 and of the optimum from
 other random weights; and the share of the client's own examples that both optima put in the same class. How alike they
-answer is the ceiling of `zest_other_start` (lmra_tables.py).
+answer is `zest_of_optima` (lmra_tables.py).
 """
 
 from __future__ import annotations

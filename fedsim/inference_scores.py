@@ -38,7 +38,7 @@ _KEPT = 32
 """Models whose explanations are kept from victim to victim."""
 _BETWEEN = (0.25, 0.5, 0.75)
 """Where on the segment between two proxies models are judged, too."""
-_HIGHER = ("zest", "zest_other_start", "local_accuracy")
+_HIGHER = ("zest", "zest_other_start", "zest_of_optima", "local_accuracy")
 _MISSING = {
     **dict.fromkeys(("zest", "zest_other_start"), "texts have no mean that a masked word could be replaced with"),
     "local_mape": "a true target is 0, to which no error is relative",
@@ -83,7 +83,8 @@ def score_local_model(
 
     The optimum is trained from w_0, as some attacks train what they claim, so a small distance may tell no more than
     that both began at one place. `zest_other_start` therefore compares with the answers of a second optimum, of the
-    same data from other random weights; its ceiling is what the first optimum gets there.
+    same data from other random weights, and `zest_of_optima` says how alike the two optima answer: where that is
+    low, the data do not determine what is measured.
 
     The floor is the best, by each metric and for each client, of the proxies and of what lies between two of them: the
     models at a quarter, the middle and three quarters of the segment from one to the other and, of the distance, the
@@ -127,10 +128,13 @@ def score_local_model(
         raise AttackError("the attack claims a model of another architecture than the victim's: names or shapes differ")
     own, best = truth.metrics(found), truth.metrics(truth.optimum)
     others = truth.proxies({name: _of_architecture(model, state, f"the {name}") for name, state in proxies.items()})
-    return [
-        _against_proxies(metric, value, {name: values[metric] for name, values in others.items()}, best[metric])
+    both = best.get("zest_other_start")
+    ceilings = best if both is None or math.isnan(both) else {**best, "zest_other_start": 1.0}
+    scores = [
+        _against_proxies(metric, value, {name: values[metric] for name, values in others.items()}, ceilings[metric])
         for metric, value in own.items()
     ]
+    return scores if both is None else [*scores, _against_proxies("zest_of_optima", both, {}, 1.0)]
 
 
 def _of_architecture(model: nn.Module, state: State, what: str) -> State:

@@ -108,6 +108,7 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
         "parameter_distance",
         "zest",
         "zest_other_start",
+        "zest_of_optima",
         "local_loss",
         "local_accuracy",
     }
