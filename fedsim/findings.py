@@ -25,6 +25,7 @@ attacked rounds, all that the victim trains on, or all that any client trains on
 MOST_CLASSES = 1 << 24
 """Class indices and tokens are below this; what counts them makes as much room as the largest asks for."""
 _ROUNDS = re.compile(r"\d{1,18}(-\d{1,18})?")
+_ORDER = "order_of_tensors"
 _CURVE = re.compile(r"\w[\w .+-]{0,39}")
 _EVALUATORS = ("psnr",)
 """Names of curves that the report draws by the truth, so that no attack may give its own such a name."""
@@ -305,7 +306,8 @@ def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> N
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with in_one_step(path) as temporary:
-            metadata = {"about": json.dumps(dict(about), sort_keys=True), "order": json.dumps(list(own))}
+            # One key alone: the library writes several in any order, and the same finding would be other bytes.
+            metadata = {"about": json.dumps({**about, _ORDER: list(own)}, sort_keys=True)}
             save_file(own, temporary, metadata=metadata)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: cannot be written ({error}); make room and attack again") from error
@@ -327,7 +329,7 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
         check_readable(path)
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
-            order = json.loads(file.metadata().get("order", "[]")) or file.keys()  # the file sorts by name
+            order = about.pop(_ORDER, None) or file.keys()  # the file sorts by name
             tensors: dict[str, torch.Tensor] = {key: file.get_tensor(key) for key in order}
         if not isinstance(about, dict):
             raise ValueError("what it says about itself is no table")

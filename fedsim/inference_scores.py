@@ -298,8 +298,6 @@ def _check_shape(inference: Inference, truth: Tensor, expected: tuple[int, ...])
             f"{len(inference.candidates)} candidates, but the truth is of shape {tuple(truth.shape)}, expected "
             f"{expected}"
         )
-    if not len(truth):
-        raise DataError(f"truth: there are no records whose {inference.of} could be inferred")
 
 
 def _source_accuracy(chosen: Tensor, holders: Tensor) -> Score:
@@ -356,7 +354,7 @@ def score_representatives(
         rng: draws the noise.
 
     Raises:
-        DataError: claims and her images differ in shape, or are of a regression; or there are no claims.
+        DataError: claims and her images differ in shape, or are of a regression.
     """
     if found.labels.is_floating_point() or labels.is_floating_point():
         raise DataError("truth: representatives are of classes, and a regression has none; attack a classifier")
@@ -370,8 +368,6 @@ def score_representatives(
             f"truth: the victim held data of shape {tuple(data.shape[1:])}, the attack claims representatives of shape "
             f"{tuple(found.data.shape[1:])}; expected images of one shape, check input_shape"
         )
-    if not len(found.data):
-        raise DataError("truth: the attack claims no representative of any class")
     guesses, other = _guesses(found, public, rng), None if public is None else _nearest(found, public, data, labels)
     scores = []
     for metric, (closeness, ceiling) in _CLOSENESS.items():

@@ -31,7 +31,8 @@ _SHARES = {
     "attribute_balanced_accuracy", "local_accuracy", "recovered",
 }  # fmt: skip
 """Metrics that are shares of something, in [0, 1]."""
-_RANGES = dict.fromkeys(("ssim", "class_ssim", "zest", "zest_other_start"), (-1.0, 1.0)) | {"mse": (0.0, 1.0)}
+_COSINES = ("zest", "zest_other_start", "zest_of_optima")
+_RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0)) | {"mse": (0.0, 1.0)}
 _RANGES |= dict.fromkeys(
     ("psnr", "class_psnr", "lpips", "parameter_distance", "local_loss", "local_mape"), (0.0, math.inf)
 )
@@ -47,9 +48,10 @@ _NAMES = {
     "class_ssim": "class SSIM",
     "zest": "Zest",
     "zest_other_start": "Zest, other start",
+    "zest_of_optima": "Zest of the two optima",
     "local_mape": "local MAPE, %",
 }
-_OF_MODELS = {"parameter_distance", "zest", "zest_other_start", "local_loss", "local_accuracy", "local_mape"}
+_OF_MODELS = {"parameter_distance", "zest", "local_loss", "local_accuracy", "local_mape"}
 """Metrics whose `ceiling` is no bound, but what the victim's optimal local model gets."""
 _DRAWS = 4000
 

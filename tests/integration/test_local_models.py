@@ -94,7 +94,7 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
         attack("sia", "optimal", label="ceiling"),
         DECODER,
     )
-    audit = open_audit(folder.path, None)
+    audit = open_audit(folder.path, None, trust=True)
     assert audit.run() == []
     kinds = {"aia": Inference, "sia": Inference, "ceiling": Inference, "decoder": LocalModel}
     for title, kind in kinds.items():
@@ -129,7 +129,7 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
     headline = html[html.index("By attribute accuracy") :].split("</p>")[0]
     assert "By source accuracy, " in headline
     assert "ceiling" not in headline  # nobody could carry that out
-    assert "it reads the victim&#39;s optimal model" in html
+    assert "it reads the victim&#39;s optimal local model" in html
 
 
 def test_public_records_that_give_the_attribute_away_are_the_floor_and_are_learnt_from_once(
@@ -137,7 +137,7 @@ def test_public_records_that_give_the_attribute_away_are_the_floor_and_are_learn
 ) -> None:
     """The model-based attack is below what the other columns, of which one is the attribute's echo, say in public."""
     folder = run(attack("aia-model", "last-returned"))
-    audit = open_audit(folder.path, None)
+    audit = open_audit(folder.path, None, trust=True)
     assert audit.run() == []
     dataset = audit.experiment.dataset  # type: ignore[union-attr]
     column, learnt = dataset.column("sensitive"), []
@@ -156,7 +156,7 @@ def test_what_lies_between_the_first_and_the_last_returned_model_is_a_floor(
 ) -> None:
     """Were the optimum in their middle, to claim the last-returned model would be no reconstruction."""
     folder = run(DECODER, adversary={"when": "never", "victims": [0], "rounds": "all", "workers": 1})
-    audit = open_audit(folder.path, None)
+    audit = open_audit(folder.path, None, trust=True)
     assert audit.run() == []
     experiment = audit.experiment
     assert experiment is not None
@@ -174,7 +174,7 @@ def test_an_optimum_from_another_start_is_kept_and_one_that_diverges_costs_only_
     run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run(DECODER, adversary={"when": "never", "victims": [0, 1], "rounds": "all", "workers": 1})
-    audit = open_audit(folder.path, None)
+    audit = open_audit(folder.path, None, trust=True)
     assert audit.run() == []
     own, other = audit.optimum(0), audit.optimum(0, elsewhere=True)
     assert all(not torch.equal(own[name], other[name]) for name in own)
@@ -198,17 +198,17 @@ def test_an_optimum_from_another_start_is_kept_and_one_that_diverges_costs_only_
 
 def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., RunFolder]) -> None:
     folder = run(DECODER, attack("aia-model", "decoder", label="aia"))
-    assert open_audit(folder.path, None).run() == []
+    assert open_audit(folder.path, None, trust=True).run() == []
     path = folder.findings / "aia" / "round-1-5-client-0-repeat-0.safetensors"
     before = load_finding(path)[1]["fingerprint"]
-    spec = open_audit(folder.path, None).spec
-    again = open_audit(folder.path, spec)
+    spec = open_audit(folder.path, None, trust=True).spec
+    again = open_audit(folder.path, spec, trust=True)
     assert again.run() == []
     assert load_finding(path)[1]["fingerprint"] == before
     other = spec.model_copy(
         update={"attack": [type(spec.attack[0])(**{**spec.attack[0].model_dump(), "factor": 2.0}), spec.attack[1]]}
     )
-    assert open_audit(folder.path, other).run() == []
+    assert open_audit(folder.path, other, trust=True).run() == []
     assert load_finding(path)[1]["fingerprint"] == before
     found = {}
     for title in ("decoder", "aia"):  # what builds on other models stands beside what built on the first
@@ -226,7 +226,7 @@ def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., RunF
 def test_what_builds_on_a_model_is_made_anew_when_the_model_is_another(run: Callable[..., RunFolder]) -> None:
     """As when a newer fedsim decodes better with the same settings."""
     folder = run(DECODER, attack("aia-model", "decoder", label="aia"))
-    assert open_audit(folder.path, None).run() == []
+    assert open_audit(folder.path, None, trust=True).run() == []
     decoded, built = (
         folder.findings / title / "round-1-5-client-0-repeat-0.safetensors" for title in ("decoder", "aia")
     )
@@ -234,18 +234,23 @@ def test_what_builds_on_a_model_is_made_anew_when_the_model_is_another(run: Call
     finding, about = load_finding(decoded)
     assert isinstance(finding, LocalModel)
     save_finding(finding, decoded, about)
-    assert open_audit(folder.path, None).run() == []
+    folder.note(decoded)
+    assert open_audit(folder.path, None, trust=True).run() == []
     assert load_finding(built)[1]["fingerprint"] == before
     save_finding(LocalModel(state={name: 2 * tensor for name, tensor in finding.state.items()}), decoded, about)
-    assert open_audit(folder.path, None).run() == []
+    folder.note(decoded)
+    written = decoded.read_bytes()
+    assert open_audit(folder.path, None, trust=True).run() == []
+    assert decoded.read_bytes() == written  # what the run noted is kept
     assert load_finding(built)[1]["fingerprint"] != before
 
 
 def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., RunFolder]) -> None:
     folder = run({**DECODER, "factor": -1.0}, attack("aia-model", "decoder", label="aia"))
-    failures = open_audit(folder.path, None).run()
+    failures = open_audit(folder.path, None, trust=True).run()
+    line = Path(__file__).read_text().splitlines().index('            raise RuntimeError("it did not work")') + 1
     assert failures == [
-        f"decoder, round 1-5, client 2: RuntimeError: it did not work ({__file__}:{45}; the traceback is in log.txt)",
+        f"decoder, round 1-5, client 2: RuntimeError: it did not work ({__file__}:{line}; the traceback is in log.txt)",
         "aia, source: 'decoder' decoded no model of client 2; see why it failed there, or choose another source",
     ]
     assert len(list((folder.findings / "aia").glob("*.safetensors"))) == 2
@@ -264,10 +269,10 @@ def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., RunFolder]
 )
 def test_a_source_that_is_none(run: Callable[..., RunFolder], attacks: list[dict[str, Any]], sentence: str) -> None:
     folder = run(DECODER)
-    spec = open_audit(folder.path, None).spec
+    spec = open_audit(folder.path, None, trust=True).spec
     wrong = check(AttackFile, {**spec.model_dump(include={"adversary"}), "attack": attacks}, "attack.toml")
     with pytest.raises(ConfigError) as caught:
-        open_audit(folder.path, wrong).check()
+        open_audit(folder.path, wrong, trust=True).check()
     assert sentence in str(caught.value)
 
 
@@ -297,7 +302,7 @@ def test_linear_models_are_decoded_exactly_where_rounds_sample_clients_and_in_pa
         ),
         tmp_path / "run",
     )  # fmt: skip
-    audit = open_audit(folder.path, None)
+    audit = open_audit(folder.path, None, trust=True)
     assert audit.run() == []
     [path] = (folder.findings / "lmra-linear").glob("*.safetensors")
     finding, _ = load_finding(path)
@@ -315,12 +320,12 @@ def test_a_victim_who_is_no_client(run: Callable[..., RunFolder]) -> None:
     adversary = {"victims": [1, 7], "rounds": "all", "workers": 1, "knowledge": {"records": True}}
     spec = check(AttackFile, {"adversary": adversary, "attack": [DECODER]}, "attack.toml")
     with pytest.raises(ConfigError, match=r"^adversary\.victims: client 7 is not recorded; recorded: \[0, 1, 2\]$"):
-        open_audit(folder.path, spec).run()
+        open_audit(folder.path, spec, trust=True).run()
 
 
 def test_a_source_that_decodes_no_model(run: Callable[..., RunFolder]) -> None:
     folder = run(attack("sia"), attack("aia-model", "sia"))
-    failures = open_audit(folder.path, None).run()
+    failures = open_audit(folder.path, None, trust=True).run()
     assert failures[0].endswith("attack.aia-model.source: 'sia' claims no local models; name an attack that does")
 
 
@@ -408,19 +413,19 @@ def test_a_column_that_cannot_be_inferred(
 def test_attacks_on_several_rounds_wait_for_the_end_of_the_run(run: Callable[..., RunFolder]) -> None:
     """In the round loop they would be made on one round alone, and be scored beside those on all."""
     folder = run(DECODER)
-    attack_round(folder.path, 3)
+    attack_round(folder.path, 3, trust=True)
     assert not folder.findings.exists()
-    assert open_audit(folder.path, None).run() == []
+    assert open_audit(folder.path, None, trust=True).run() == []
     assert {path.stem[:9] for path in (folder.findings / "decoder").iterdir()} == {"round-1-5"}
 
 
 def test_a_model_decoded_from_other_rounds_is_not_built_upon(run: Callable[..., RunFolder]) -> None:
     """Rounds 1, 3 and 5 have the file name of rounds 1 and 5."""
     folder = run(DECODER)
-    assert open_audit(folder.path, None).run() == []
+    assert open_audit(folder.path, None, trust=True).run() == []
     tables = {"adversary": {"victims": [0], "rounds": [1, 5], "workers": 1, "knowledge": {"records": True}}}
     fewer = check(AttackFile, {**tables, "attack": [DECODER, attack("sia", "decoder")]}, "a.toml")
-    [failure] = open_audit(folder.path, fewer).run()
+    [failure] = open_audit(folder.path, fewer, trust=True).run()
     assert failure == (
         "sia, round 1-5, client 0: expected at least 2 candidates for the source of a record, but 1 have a model that "
         "'decoder' decoded; attack more victims, or see why it failed for the others"
@@ -442,7 +447,7 @@ def test_a_federation_of_gradients_has_one_proxy_and_typical_images_of_all_examp
         ),
         tmp_path / "run",
     )
-    audit = open_audit(folder.path, None)
+    audit = open_audit(folder.path, None, trust=True)
     assert audit.run() == []
     rows = {row["metric"]: row for row in audit.score()}
     assert rows["parameter_distance"]["floor_guess"] == "global model"
@@ -489,7 +494,7 @@ def test_the_pictures_of_typical_images_stand_beside_the_most_alike_true_ones(
         ),
         tmp_path / "run",
     )
-    audit = open_audit(folder.path, None)
+    audit = open_audit(folder.path, None, trust=True)
     assert audit.run() == []
     audit.score()
     assert {row["metric"] for row in read_rows(folder.scores)} >= {"class_ssim", "class_psnr"}

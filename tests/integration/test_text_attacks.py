@@ -68,7 +68,7 @@ def test_a_federation_on_texts_is_attacked_scored_and_reported(
     tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
 ) -> None:
     run = serial_run(tiny_config(**tables, attack=ATTACKS), tmp_path / "run")
-    audit = open_audit(run.path, None)
+    audit = open_audit(run.path, None, trust=True)
     assert audit.run() == []
     finding, about = load_finding(run.findings / "tgias-ro-text" / "round-1-2-client-0-repeat-0.safetensors")
     assert isinstance(finding, Texts)
@@ -101,7 +101,7 @@ def test_a_page_without_truth_shows_the_claims_alone(
     tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
 ) -> None:
     run = serial_run(tiny_config(**tables, attack=ATTACKS[1:]), tmp_path / "run")
-    open_audit(run.path, None).run()
+    open_audit(run.path, None, trust=True).run()
     spec = check(AttackFile, {"adversary": {"knowledge": {}}, "attack": ATTACKS[1:]}, "attack.toml")
     elsewhere = Audit(folder=run, spec=spec, experiment=None, beside=tmp_path)
     html = write_report(run.path, elsewhere).read_text()

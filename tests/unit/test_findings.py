@@ -183,3 +183,14 @@ def test_a_finding_that_does_not_say_whose_it_is_is_one_sentence(about: Any, tmp
 def test_representatives_are_checked_like_reconstructions() -> None:
     with pytest.raises(AttackError, match="data outside"):
         Representatives(data=GREY - 1, labels=KINDS)
+
+
+def test_the_same_finding_is_the_same_bytes(tmp_path: Path) -> None:
+    """Its hash is in the manifest; the library writes several keys of metadata in any order."""
+    found = Reconstruction(data=torch.zeros(2, 1, 4, 4), labels=torch.zeros(2, dtype=torch.long))
+    written = set()
+    for number in range(20):
+        save_finding(found, tmp_path / str(number), {"attack": "x", "victim": 1, "round": 1})
+        written.add((tmp_path / str(number)).read_bytes())
+    assert len(written) == 1
+    assert load_finding(tmp_path / "0")[1] == {"attack": "x", "victim": 1, "round": 1}

@@ -230,7 +230,7 @@ def test_models_of_another_architecture_are_refused() -> None:
 
 
 def inference(of: Any, scores: list[list[float]], candidates: list[int] | None = None) -> Inference:
-    numbers = torch.tensor(scores)
+    numbers = torch.tensor(scores, dtype=torch.float32)
     chosen = torch.arange(numbers.shape[1]) if candidates is None else torch.tensor(candidates)
     return Inference(of=of, candidates=chosen, scores=numbers)
 
@@ -388,8 +388,6 @@ def test_a_class_that_is_not_public_is_guessed_by_the_mean_of_all() -> None:
     ("message", "call"),
     [
         ("4 records among 3 candidates", lambda: score_inference(inference("source", [[1, 2, 3]] * 4), HOLDERS[:2])),
-        ("no records whose attribute", lambda: score_inference(
-            Inference(of="attribute", candidates=torch.arange(2), scores=torch.ones(0, 2)), torch.ones(0))),
         ("a regression has none", lambda: score_representatives(
             Representatives(data=images(1), labels=torch.tensor([0.5])), HERS, CLASSES_HELD, public=None,
             rng=generator(1))),
@@ -397,9 +395,8 @@ def test_a_class_that_is_not_public_is_guessed_by_the_mean_of_all() -> None:
         ("and representatives of classes are compared as images; for tables, attack", lambda: score_representatives(
             Representatives(data=torch.rand(2, 22), labels=torch.arange(2)), torch.rand(3, 22), CLASSES_HELD,
             public=None, rng=generator(1))),
-        ("no representative of any class", lambda: score_representatives(
-            Representatives(data=images(0), labels=torch.arange(0)), HERS, CLASSES_HELD, public=None,
-            rng=generator(1))),
+        (r"3 records among 2 candidates, but the truth is of shape \(0,\), expected \(3,\)", lambda: score_inference(
+            inference("attribute", [[1, 0]] * 3), torch.ones(0).long())),
     ],
 )  # fmt: skip
 def test_what_cannot_be_judged_is_said_in_a_sentence(message: str, call: Callable[[], object]) -> None:
@@ -407,3 +404,26 @@ def test_what_cannot_be_judged_is_said_in_a_sentence(message: str, call: Callabl
         call()
     assert "\n" not in str(caught.value)
     assert not str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "make"),
+    [
+        (
+            "the attack claims scores of torch.float32, shape (0, 2), expected at least one value",
+            lambda: Inference(of="attribute", candidates=torch.arange(2), scores=torch.ones(0, 2)),
+        ),
+        (
+            "the attack claims scores of torch.int64, shape (3, 2), expected floating point numbers",
+            lambda: Inference(of="source", candidates=torch.arange(2), scores=torch.ones(3, 2).long()),
+        ),
+        (
+            "the attack claims data of torch.float32, shape (0, 1, 20, 16), expected at least one value",
+            lambda: Representatives(data=images(0), labels=torch.arange(0)),
+        ),
+    ],
+)
+def test_what_could_not_be_judged_cannot_be_claimed(sentence: str, make: Callable[[], object]) -> None:
+    with pytest.raises(AttackError) as caught:
+        make()
+    assert str(caught.value) == sentence

@@ -30,6 +30,7 @@ from fedsim.task import squared_error
 from fedsim.transcript import Recorder, Transcript
 
 Record = Callable[[Sequence[Update]], Transcript]
+PLAIN: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "proximal_mu": 0.0}
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def test_where_models_are_alike_what_the_messages_determine_is_claimed_and_told(
         after = trained(before, design, targets, 3)
         updates.append(Update(round=number, client=3, before=state(before), after=state(after), num_examples=40))
     with caplog.at_level(logging.WARNING):
-        found = attacked(LinearLocalModel(), record(updates))
+        found = attacked(LinearLocalModel(), record(updates), **PLAIN)
     assert caplog.messages == [
         "client 3, rounds 1-12: the messages determine 2 of 7 directions of the local model; in the others it is "
         "claimed as it was returned last"
