@@ -486,7 +486,7 @@ def _score_table(attack: str, found: Sequence[Line]) -> Table:
         if not item.missing:
             score = item.interval_text.replace(" [", "\n[").replace(" ± ", "\n± ")
             says = f"[{_STYLES.get(line.verdict, 'default')}]{escape(line.verdict)}[/]"
-            texts = (score, item.count_text.removeprefix("n = "), f"{item.floor:.4g} {item.floor_guess}")
+            texts = (score, item.count_text.removeprefix("n = "), item.floor_text.replace(" (", " ").removesuffix(")"))
             table.add_row(item.metric, *map(escape, texts), f"{says}\n[dim]{escape(line.remark)}[/]")
     missing = [f"{line.summary.metric} {line.summary.text}" for line in found if line.summary.missing]
     table.caption = escape("; ".join(missing))

@@ -59,7 +59,9 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def holder(folder: Path) -> str:
-    """Who holds `folder`, or nothing where nobody does."""
+    """Who else holds `folder`, or nothing where nobody does."""
+    if folder.resolve() in _held:  # within one process, too, a second descriptor would find it locked
+        return ""
     try:
         descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

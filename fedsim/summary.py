@@ -125,7 +125,9 @@ class Summary:
     @property
     def floor_text(self) -> str:
         """The floor and the guess behind it."""
-        return "" if self.missing else f"{self.floor:.4g} ({self.floor_guess})"
+        if self.missing:
+            return ""
+        return f"{self.floor:.4g} ({self.floor_guess})" if self.floor_guess else "none"
 
     @property
     def nearest_text(self) -> str:
@@ -231,16 +233,17 @@ def reading(item: Summary) -> tuple[str, str]:
     if item.unit != "victim" or item.count < FEWEST:
         verdict = {item.count: BEYOND, 0: NOT_BEYOND}.get(item.ahead, UNDECIDED)
         few = "too few to tell" if item.unit == "victim" else "of one victim only"
-        if verdict == NOT_BEYOND and item.floor_guess == IMPUTED:
+        if verdict == NOT_BEYOND and item.floor_guess == IMPUTED and item.gain < 0:
             verdict = LESS_THAN_PUBLIC
-        beyond = " beyond the floor" if verdict == UNDECIDED else ""
+        beyond = " beyond the floor" if verdict in (UNDECIDED, LESS_THAN_PUBLIC) else ""
         return verdict, "one victim only" if item.count == 1 else f"{told}{beyond}, {few}"
     rare = float(stats.binom.sf(item.ahead - 1, item.count, 0.5)) <= _CHANCE
     if rare and item.gain > 0:
         return LEAKS, told
     if rare or item.gain > 0:
         return UNDECIDED, f"{told} beyond the floor"
-    return (LESS_THAN_PUBLIC if item.floor_guess == IMPUTED else GUESSING), f"{told} beyond the floor"
+    behind = float(stats.binom.cdf(item.ahead, item.count, 0.5)) <= _CHANCE and item.gain < 0
+    return (LESS_THAN_PUBLIC if behind and item.floor_guess == IMPUTED else GUESSING), f"{told} beyond the floor"
 
 
 def headline(found: Sequence[Line]) -> str:

@@ -95,8 +95,6 @@ def beside(prepare: Prepare, arguments: tuple[Any, ...]) -> Iterator[Callable[[A
         for news in worker.news():
             if isinstance(news, BaseException):
                 log.warning("beside the round loop: %s; it is tried again at the end of the run", news)
-                if not worker.alive:
-                    return
 
     def give(item: Any) -> None:
         if worker.alive:
@@ -109,6 +107,7 @@ def beside(prepare: Prepare, arguments: tuple[Any, ...]) -> Iterator[Callable[[A
         while worker.alive:
             wait([worker.line], timeout=0.5)
             hear()
+        hear()  # it may have died before anybody listened
         at_once = False
     finally:
         _end([worker], at_once=at_once)
@@ -124,7 +123,7 @@ class Worker:
         with _uninterrupted():
             self._process.start()
         theirs.close()
-        self._dismissed = False
+        self._dismissed = self._mourned = False
         self._send(pickle.dumps((prepare, arguments)))
 
     @property
@@ -142,7 +141,7 @@ class Worker:
         self._send(b"")
 
     def news(self) -> Iterator[tuple[int, int, Mapping[str, float]] | FedsimError | None]:
-        """What it has said since: progress; of each item that is done, what it raised or None; and its own death."""
+        """What it has said since: progress; of each item that is done, what it raised or None; its own death, once."""
         alive = self.alive  # asked first: what it said before it died is heard before
         try:
             while self.line.poll():
@@ -152,7 +151,8 @@ class Worker:
             self._ends_within(_GRACE)
             alive = False
         code = self._process.exitcode
-        if not alive and not (self._dismissed and code == 0):
+        if not (alive or self._mourned or (self._dismissed and code == 0)):
+            self._mourned = True
             self.end(kill=True)  # one that closed its line and lives can do nothing more
             self._ends_within(_GRACE)
             yield AttackCrash(f"its process {cause_of_death(code)}")
