@@ -34,7 +34,7 @@ from fedsim.training import evaluate
 from fedsim.transcript import Plan, Recorder
 from fedsim.workers import beside
 from strategies.checkpoint import Checkpoint, opaque
-from strategies.curious import Curious
+from strategies.curious import Curious, miscounted
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
 _STEPS = 32
@@ -222,9 +222,8 @@ def _checked(replies: Iterable[Message], messages: Iterable[Message], model: nn.
 
 def _what_is_wrong(reply: RecordDict, asked: RecordDict, parameters: set[str]) -> str | None:
     """Why `reply` is no answer to what was `asked` of the client, or None."""
-    for kind, records in (("arrays", reply.array_records), ("metrics", reply.metric_records)):
-        if len(records) != 1:
-            return f"it sent {len(records)} records of {kind}, expected one"
+    if wrong := miscounted(reply):
+        return wrong
     (metrics,), (arrays,) = reply.metric_records.values(), reply.array_records.values()
     count = metrics.get("num-examples")
     if not isinstance(count, int | float) or not 0 < count < math.inf:

@@ -112,9 +112,8 @@ class Curious(Strategy):
     def _what_is_wrong(self, reply: Message) -> str | None:
         """Why `reply` cannot be recorded as an update, or None."""
         content = reply.content
-        for kind, records in (("arrays", content.array_records), ("metrics", content.metric_records)):
-            if len(records) != 1:
-                return f"it sent {len(records)} records of {kind}, expected one"
+        if miscount := miscounted(content):
+            return miscount
         try:
             gradient, after = as_received(state_in(_only(content.array_records)))
         except Exception as error:  # NumPy may raise almost anything at bytes that are no array
@@ -162,6 +161,14 @@ def _weight_key(strategy: Strategy) -> str:
     while isinstance(inner := getattr(strategy, "strategy", None), Strategy):
         strategy = inner
     return getattr(strategy, "weighted_by_key", "num-examples")
+
+
+def miscounted(content: RecordDict) -> str | None:
+    """Why a reply has not one record of arrays and one of metrics, or None."""
+    for kind, records in (("arrays", content.array_records), ("metrics", content.metric_records)):
+        if len(records) != 1:
+            return f"it sent {len(records)} records of {kind}, expected one"
+    return None
 
 
 def _only(records: Mapping[str, _Record]) -> _Record:
