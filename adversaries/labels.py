@@ -32,6 +32,7 @@ _UNEXPLAINED = 0.5  # share of the movement of the bias that a simulation may le
 _TRAININGS = 4  # of a copy of the model
 _SHORT = 1.0  # learning rate x local steps up to which noise counts better than simulations of noise correct
 _LEAST_PART = 0.02  # of the movement by the slope at w_0, to divide by
+_LONG = 2.0  # learning rate x local steps from which counts were found to come near to guessing
 _STEADY = 0.1  # where what the model makes of noise changed by less (total variation), noise stands in for data
 
 _REMEDY = "grant them with adversary.knowledge.labels = true, and set align = false where there is such a setting"
@@ -48,11 +49,12 @@ def count_labels(
     by -s (p_c - n_c / N), with s = learning rate x local steps and p averaged along the way. A first p
     is that of noise inputs, averaged over both ends of the round. With many steps at a large rate noise no longer
     stands in for data: p then comes of simulating the layer's training (`_by_simulation`) or, where layers below
-    changed the features too, that of the whole model (`_by_trained_copy`). Where neither explains the update, a
-    warning says that counts may come near to guessing (`benchmarks/label_counts.py`). Where the learning rate, E
-    and B are withheld, nothing is simulated, and s is read off a class that does not occur, for which the ratio of
-    movement to p is largest; so at least one class must be absent then. A gradient that was sent is that of one
-    step at w_0 and is read as it is: there s is 1 and p that at w_0.
+    changed the features too, that of the whole model (`_by_trained_copy`). Where neither explains the update, or
+    training was long enough to fit the client's data, a warning says that counts may come near to guessing
+    (`benchmarks/label_counts.py`). Where the learning rate, E and B are withheld, nothing is simulated, and s is read
+    off a class that does not occur, for which the ratio of movement to p is largest; so at least one class must be
+    absent then. A gradient that was sent is that of one step at w_0 and is read as it is: there s is 1 and p that at
+    w_0.
 
     Args:
         before: w_0 under the names of `model`'s parameters.
@@ -90,21 +92,20 @@ def count_labels(
     if not (known and steps):
         return _spelled_out(_counts(shares, count))
     layer = _moved_layer(name, before, after, scale, non_negative=bool((start >= 0).all()))
+    found = None
     if _GROWN > end.norm() / start.norm().clamp_min(1e-12) > 1 / _GROWN:
         found = _by_simulation(layer, shares, ((start + end) / 2).mean(0), count, steps, scale)
-        if found is not None:
-            return _spelled_out(_counts(found, count))
-    labels = _spelled_out(_counts(shares, count))
-    if (q - first).abs().sum() / 2 <= _STEADY:
-        return labels
-    labels, unexplained = _by_trained_copy(model, update, before, moved / scale, name, labels, first, probes, knowledge)
-    if unexplained > _UNEXPLAINED:
-        log.warning(
-            "round %d, client %d: training that is simulated with the labels that were counted does not explain the "
-            "update; counts may come near to guessing after many steps at a large rate",
-            update.round,
-            update.client,
-        )
+    labels, cause = _spelled_out(_counts(shares if found is None else found, count)), ""
+    steady = (q - first).abs().sum() / 2 <= _STEADY
+    if not steady and scale > _LONG:
+        cause = f"learning rate x local steps is {scale:.3g}, long enough to fit its data"
+    if not steady and found is None:
+        slope = moved / scale
+        labels, unexplained = _by_trained_copy(model, update, before, slope, name, labels, first, probes, knowledge)
+        if unexplained > _UNEXPLAINED:
+            cause = "training that is simulated with the labels that were counted does not explain the update"
+    if cause:
+        log.warning("round %d, client %d: %s; counts may come near to guessing", update.round, update.client, cause)
     return labels
 
 
