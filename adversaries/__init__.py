@@ -1,3 +1,3 @@
-"""The attacks, one paper a file. None of them may import `fedsim.scoring`."""
+"""The attacks, one paper a file. None of them may import `fedsim.evaluation`."""
 
 PART_OF = "fedsim"

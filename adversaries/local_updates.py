@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedsim.attack import Paper
 from fedsim.errors import AttackError
-from fedsim.messages import State, Update, non_finite
-from fedsim.transcript import Transcript
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.messages import State, Update, non_finite
 
 PAPER = Paper(
     title="Local Model Reconstruction Attacks in Federated Learning and their Uses",

@@ -17,9 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.attack import Attack, Knowledge
 from fedsim.errors import AttackError, TranscriptError
-from fedsim.messages import State, Update, by_name
 from fedsim.task import Loss
-from fedsim.training import dropping, statistics_of
+from fedsim.training.loop import dropping, statistics_of
+from fedsim.wire.messages import State, Update, by_name
 
 log = logging.getLogger("fedsim." + __name__)
 

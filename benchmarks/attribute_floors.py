@@ -3,9 +3,9 @@
     python benchmarks/attribute_floors.py --data-dir DIR
 
 First, means over all clients at seeds 1 to 3: the majority among a client's own records, imputation from public data
-(`fedsim.imputation`), and the floor, the better of both for each client; and the same of balanced accuracy. Then, of
-each run in `results/lmra-clients.csv` that has attacks on attributes, how far each is from that floor, paired by
-client, with a 95 % interval.
+(`fedsim.evaluation.imputation`), and the floor, the better of both for each client; and the same of balanced accuracy.
+Then, of each run in `results/lmra-clients.csv` that has attacks on attributes, how far each is from that floor, paired
+by client, with a 95 % interval.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from lmra_sweeps import ATTRIBUTE, HERE, settings
 from lmra_tables import interval
 
-from fedsim.config import Config, check
-from fedsim.experiment import Experiment
+from fedsim.evaluation.imputation import IMPUTED, Imputation
+from fedsim.evaluation.inference_scores import score_inference
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config, check
 from fedsim.findings import Inference
-from fedsim.imputation import IMPUTED, Imputation
-from fedsim.inference_scores import score_inference
 
 METRICS = ("attribute_accuracy", "attribute_balanced_accuracy")
 

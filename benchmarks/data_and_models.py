@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from fedsim.config import Config, check
 from fedsim.errors import DataError
-from fedsim.experiment import Experiment
-from fedsim.run_folder import RunFolder, read_rows
-from fedsim.simulation import federate
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.experiments.simulation import federate
 
 BY_NATURE: dict[str, Any] = {"name": "natural"}
 

@@ -59,14 +59,14 @@ MEMORY = {"peak_mb": "peak MB (PSS)", "start_s": "s to the end of round 1"}
 DEMO = launch.PROJECT / "examples" / "quickstart.toml"
 SERIALLY = 'federation.engine="serial"'
 DEMO_IMPORTS = [
-    "fedsim.cli",
-    "fedsim.audit",
-    "fedsim.report",
-    "fedsim.simulation",
+    "fedsim.cli.commands",
+    "fedsim.auditing.audit",
+    "fedsim.reporting.page",
+    "fedsim.experiments.simulation",
     "fedsim.engines.serial",
     "strategies.app",
     "clients.app",
-    "adversaries.surrogate_model",
+    "adversaries.inversion.surrogate_model",
     "sklearn.datasets",
     "matplotlib.figure",
 ]

@@ -37,15 +37,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.data_leakage import DataLeakage
-from adversaries.inverting_gradients import InvertingGradients
-from adversaries.matching import GradientInversion
-from adversaries.surrogate_model import SurrogateModelExtension
+from adversaries.engine.matching import GradientInversion
+from adversaries.inversion.data_leakage import DataLeakage
+from adversaries.inversion.inverting_gradients import InvertingGradients
+from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.attack import Knowledge
-from fedsim.messages import Update
 from fedsim.models.sme import SmeCnn
+from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.task import Task
-from fedsim.transcript import Recorder, Transcript
+from fedsim.wire.messages import Update
 
 CLASSES, BATCH, RATE = 100, 10, 0.004
 PEER, BASE = "breaching IG", "IG eager"

@@ -21,18 +21,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from adversaries import labels as rules
+from adversaries.labels import updates as rules
 from fedsim.attack import Knowledge
 from fedsim.datasets import Dataset
 from fedsim.datasets.digits import Digits
 from fedsim.datasets.idx import Mnist
-from fedsim.messages import Update
+from fedsim.evaluation.scoring import by_frequencies, every_class_as_often, label_accuracy
 from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
 from fedsim.randomness import generator, numpy_generator
-from fedsim.scoring import by_frequencies, every_class_as_often, label_accuracy
 from fedsim.task import Task
-from fedsim.training import LocalTraining, local_update, state_of
+from fedsim.training.loop import LocalTraining, local_update, state_of
+from fedsim.wire.messages import Update
 
 CLASSES = 10
 CELLS = {

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsim.config import load_config
-from fedsim.experiment import Experiment
-from fedsim.local_optimum import local_optimum
-from fedsim.messages import State
+from fedsim.evaluation.local_optimum import local_optimum
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import load_config
 from fedsim.randomness import one_thread
-from fedsim.transcript import Transcript
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.messages import State
 
 
 def main(run: Path) -> None:

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.audit import Audit, open_audit
-from fedsim.config import Config, check
+from fedsim.auditing.audit import Audit, open_audit
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.simulation import federate
 from fedsim.findings import Inference, LocalModel, load_finding
-from fedsim.messages import State
-from fedsim.run_folder import RunFolder
-from fedsim.simulation import federate
-from fedsim.transcript import Transcript
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.messages import State
 
 CLIENTS, EXAMPLES, FULL = 10, 40, 1000
 

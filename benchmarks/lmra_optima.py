@@ -14,10 +14,10 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from fedsim.audit import open_audit
-from fedsim.config import AttackFile, check
-from fedsim.messages import State
-from fedsim.training import forward, load_state, set_evaluation_modes
+from fedsim.auditing.audit import open_audit
+from fedsim.experiments.config import AttackFile, check
+from fedsim.training.loop import forward, load_state, set_evaluation_modes
+from fedsim.wire.messages import State
 
 NOBODY = check(AttackFile, {"attack": [{"name": "shared-model"}]}, "lmra_optima")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lmra_tables import interval
 
-from fedsim.run_folder import RunFolder, read_rows
+from fedsim.experiments.run_folder import RunFolder, read_rows
 
 HERE = Path(__file__).parent
 ATTRIBUTE = {"adult": "sex", "leaf-synthetic": "sensitive", "flight-prices": "stops"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from fedsim.run_folder import RunFolder, read_rows
+from fedsim.experiments.run_folder import RunFolder, read_rows
 
 
 def interval(values: Mapping[tuple[str, str], float]) -> str:

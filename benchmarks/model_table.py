@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedsim import registry
+from fedsim.plugins import registry
 from fedsim.task import Task
 
 FEMNIST = ("FEMNIST", Task((1, 28, 28), 62))

@@ -23,12 +23,12 @@ import torch
 from flwr.serverapp.strategy import Strategy
 
 from clients.app import app as client_app
-from fedsim.config import Config, check, read_toml
 from fedsim.engines.arrays import record_of
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.serial import InProcessGrid
-from fedsim.experiment import Experiment
-from fedsim.transcript import Recorder
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config, check, read_toml
+from fedsim.recording.transcript import Recorder
 from strategies.app import _protocol, _simulation
 from strategies.curious import Curious
 

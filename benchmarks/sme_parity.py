@@ -26,17 +26,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.inverting_gradients import InvertingGradients
-from adversaries.matching import GradientInversion
-from adversaries.surrogate_model import SurrogateModelExtension
+from adversaries.engine.matching import GradientInversion
+from adversaries.inversion.inverting_gradients import InvertingGradients
+from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim import metrics
 from fedsim.attack import Knowledge
-from fedsim.config import load_config
-from fedsim.experiment import Experiment
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import load_config
 from fedsim.findings import Reconstruction
-from fedsim.messages import State, Update
 from fedsim.randomness import generator, one_thread
-from fedsim.transcript import Transcript
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.messages import State, Update
 
 KEY = "parity"
 

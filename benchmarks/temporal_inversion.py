@@ -34,27 +34,28 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.alignment import align
-from adversaries.deep_leakage import DeepLeakage
-from adversaries.inverting_gradients import InvertingGradients
-from adversaries.labels import RULES, last_layer
-from adversaries.sapag import SelfAdaptiveLeakage
+from adversaries.engine.alignment import align
+from adversaries.inversion.deep_leakage import DeepLeakage
+from adversaries.inversion.inverting_gradients import InvertingGradients
+from adversaries.inversion.sapag import SelfAdaptiveLeakage
+from adversaries.inversion.see_through_gradients import SeeThroughGradients
+from adversaries.inversion.tgias_ro import TemporalInversion
+from adversaries.labels.gradients import RULES
+from adversaries.labels.last_layer import last_layer
 from adversaries.scene import Scene, scene_of
-from adversaries.see_through_gradients import SeeThroughGradients
-from adversaries.tgias_ro import TemporalInversion
 from fedsim import metrics
 from fedsim.attack import Attack, Knowledge
 from fedsim.datasets import Dataset
 from fedsim.datasets.cifar import Cifar10, Cifar100
 from fedsim.datasets.idx import Mnist
-from fedsim.experiment import data_folder
+from fedsim.experiments.build import data_folder
 from fedsim.findings import Reconstruction
-from fedsim.messages import State, Update
 from fedsim.models.alexnet import AlexNet
 from fedsim.models.lenet import TgiasLeNet
 from fedsim.models.resnet import ResNet8
 from fedsim.randomness import generator, seeded
-from fedsim.transcript import Recorder, Transcript
+from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.wire.messages import State, Update
 
 ROBUST = ("median", "trimmed-mean", "krum", "mean")
 CELLS: dict[str, tuple[type, type]] = {"lenet-mnist": (Mnist, TgiasLeNet), "alexnet-cifar10": (Cifar10, AlexNet)}

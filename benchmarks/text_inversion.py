@@ -24,16 +24,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.texts import EmbeddingRows, TemporalTextInversion
+from adversaries.text.texts import EmbeddingRows, TemporalTextInversion
 from fedsim.attack import Attack, Knowledge
 from fedsim.datasets.reuters import ReutersR8
-from fedsim.experiment import data_folder
+from fedsim.evaluation.scoring import Truth, score
+from fedsim.experiments.build import data_folder
 from fedsim.findings import Texts
-from fedsim.messages import Update
 from fedsim.models.text_cnn import TextCnn
 from fedsim.randomness import generator, seeded
-from fedsim.scoring import Truth, score
-from fedsim.transcript import Recorder, Transcript
+from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.wire.messages import Update
 
 
 class Federation:

@@ -15,15 +15,15 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from clients.mods import defended
-from fedsim.cohort_training import Share, local_updates, pays
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT, play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
 from fedsim.errors import FedsimError, RunError, what_it_said
-from fedsim.experiment import Experiment
-from fedsim.messages import State, as_sent
+from fedsim.experiments.build import Experiment
 from fedsim.randomness import generator, numpy_generator, one_thread
-from fedsim.training import LocalTraining, batches_of_round, evaluate, local_gradient, local_update
+from fedsim.training.cohort import Share, local_updates, pays
+from fedsim.training.loop import LocalTraining, batches_of_round, evaluate, local_gradient, local_update
+from fedsim.wire.messages import State, as_sent
 
 log = logging.getLogger("fedsim." + __name__)
 app = ClientApp()

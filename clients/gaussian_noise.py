@@ -11,7 +11,7 @@ import torch
 from fedsim.attack import Paper
 from fedsim.defense import Defense, Guarantee
 from fedsim.errors import ConfigError
-from fedsim.messages import State
+from fedsim.wire.messages import State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fedsim.defense import Defense, a_defense, kind, overrides, replaced
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.errors import PluginError, RunError
-from fedsim.messages import State, as_received, as_sent, non_finite
+from fedsim.wire.messages import State, as_received, as_sent, non_finite
 
 
 def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:

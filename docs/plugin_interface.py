@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedsim import attack, datasets, defense, findings, messages, partitions, task, transcript
-from fedsim.makers import PRODUCTS
+from fedsim import attack, datasets, defense, findings, partitions, task
+from fedsim.plugins.makers import PRODUCTS
+from fedsim.recording import transcript
+from fedsim.wire import messages
 
 PAGE = Path(__file__).with_name("plugin-interface.md")
 HEAD = """# The interface of plug-ins

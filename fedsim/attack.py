@@ -1,7 +1,7 @@
 """The interface of an attack: what it needs to know, what it is given, what it returns.
 
 An attack sees a `Transcript` and a `Knowledge`, nothing else. Ground truth lives in
-`fedsim.scoring`, which no attack may import.
+`fedsim.evaluation.scoring`, which no attack may import.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from fedsim.errors import AttackError, KnowledgeError, PluginError, did_you_mean
 from fedsim.findings import Finding
-from fedsim.messages import State, Update, non_finite
-from fedsim.transcript import Transcript
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.messages import State, Update, non_finite
 
 Progress = Callable[[int, int, Mapping[str, float]], None]
 """Called as `progress(iteration, iterations, values)`; values hold at least `objective`."""

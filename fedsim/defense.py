@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsim.attack import Paper
 from fedsim.errors import PluginError, RunError
-from fedsim.messages import State
+from fedsim.wire.messages import State
 
 HOOKS: Mapping[str, tuple[str, ...]] = {
     "on_batch": ("inputs", "labels"),

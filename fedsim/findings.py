@@ -1,4 +1,4 @@
-"""What an attack claims to have found. A finding never contains truth; `fedsim.scoring` judges it."""
+"""What an attack claims to have found. A finding never contains truth; `fedsim.evaluation.scoring` judges it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import AttackError, RunError, TranscriptError
 from fedsim.files import check_readable, in_one_step
-from fedsim.messages import State, non_finite
+from fedsim.wire.messages import State, non_finite
 
 Claims = Literal["update", "client", "federation"]
 """Whose examples a finding claims to hold: those that the attacked message was computed from, in the first of the
@@ -35,7 +35,7 @@ _EVALUATORS = ("psnr",)
 class Reconstruction:
     """Data that the attack claims the victim trained on, in arbitrary order.
 
-    It may claim fewer examples than there are, or more: see `fedsim.scoring.score`.
+    It may claim fewer examples than there are, or more: see `fedsim.evaluation.scoring.score`.
 
     Each kind of finding is checked when it is made, so that all that is kept can be judged and drawn: a dense tensor
     of the right kind and number of axes, at least one example, as many labels, finite where it is compared.

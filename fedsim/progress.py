@@ -1,4 +1,4 @@
-"""How far work has come, told as log lines that nobody keeps: a display may show them, as `fedsim.screen` does.
+"""How far work has come, told as log lines that nobody keeps: a display may show them, as `fedsim.cli.screen` does.
 
 Log lines because they pass from thread to thread, and from a deployed ServerApp to the command line, as all others do.
 """

@@ -20,21 +20,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from fedsim.config import FederationTable, load_config
+from fedsim.auditing.workers import beside
 from fedsim.engines.arrays import Held, record_of, state_in
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
 from fedsim.errors import RunError, one_line, what_it_said
-from fedsim.experiment import Experiment, resolve
-from fedsim.messages import GRADIENT, misfit
+from fedsim.experiments.build import Experiment, resolve
+from fedsim.experiments.config import FederationTable, load_config
+from fedsim.experiments.run_folder import RunFolder, made_with, measurements
+from fedsim.experiments.simulation import begin
+from fedsim.experiments.states import States
 from fedsim.progress import ROUNDS, tell, tracked
 from fedsim.randomness import seeded
-from fedsim.run_folder import RunFolder, made_with, measurements
-from fedsim.simulation import begin
-from fedsim.states import States
-from fedsim.training import evaluate
-from fedsim.transcript import Plan, Recorder
-from fedsim.workers import beside
+from fedsim.recording.transcript import Plan, Recorder
+from fedsim.training.loop import evaluate
+from fedsim.wire.messages import GRADIENT, misfit
 from strategies.checkpoint import Checkpoint, opaque
 from strategies.curious import Curious, miscounted
 
@@ -328,7 +328,7 @@ def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[i
     if experiment.config.adversary.when != "in-round":
         yield None
         return
-    from fedsim.audit import round_attacker  # with all that scoring needs, which takes seconds to import
+    from fedsim.auditing.audit import round_attacker  # with all that scoring needs, which takes seconds to import
 
     with beside(round_attacker, (folder.path,)) as attack:
         yield attack

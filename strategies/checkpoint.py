@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedsim.errors import RunError
-from fedsim.sealed import Arrays, read_sealed, write_sealed
+from fedsim.recording.sealed import Arrays, read_sealed, write_sealed
 
 log = logging.getLogger("fedsim." + __name__)
 _DTYPES = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")))

@@ -21,8 +21,8 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsim.engines.arrays import state_in
 from fedsim.errors import RunError, one_line, what_it_said
-from fedsim.messages import State, Update, as_received, misfit
-from fedsim.transcript import DIFFERING, MOST, RECORDABLE, Recorder
+from fedsim.recording.transcript import DIFFERING, MOST, RECORDABLE, Recorder
+from fedsim.wire.messages import State, Update, as_received, misfit
 
 _Record = TypeVar("_Record")
 log = logging.getLogger("fedsim." + __name__)

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedsim.errors import ConfigError, RunError
-from fedsim.messages import GRADIENT
+from fedsim.wire.messages import GRADIENT
 
 
 class FedSgd(FedAvg):

@@ -23,8 +23,8 @@ os.environ |= {
 import pytest
 import torch
 
-from fedsim.config import Config, check
-from fedsim.run_folder import RunFolder
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.run_folder import RunFolder
 
 with warnings.catch_warnings(), contextlib.suppress(ImportError):
     # Warnings of Flower's own dependencies at import are theirs; here, warnings are errors.
@@ -62,7 +62,7 @@ def make_tiny_config(**tables: Any) -> Config:
 
 def run_serial(config: Config, path: Path, **options: bool) -> RunFolder:
     """Federate `config` into the run folder `path`, attack and report nothing."""
-    from fedsim.simulation import federate
+    from fedsim.experiments.simulation import federate
 
     folder = RunFolder(path)
     federate(config, folder, **options)

@@ -55,7 +55,7 @@ def test_every_declared_entry_point_is_installed_and_loads(group: str, name: str
 
 def test_the_program_is_installed() -> None:
     [script] = [e for e in distribution("fedsim-curious").entry_points if e.group == "console_scripts"]
-    assert (script.name, script.value) == ("fedsim", "fedsim.cli:main")
+    assert (script.name, script.value) == ("fedsim", "fedsim.cli.commands:main")
 
 
 def test_the_rooms_lie_beside_the_core_and_say_whose_they_are() -> None:
@@ -119,9 +119,10 @@ def test_no_test_folder_is_a_package() -> None:
 
 def test_attacks_scores_and_recordings_work_without_flower_and_ray(tmp_path: Path) -> None:
     code = """
-import adversaries.inverting_gradients, adversaries.surrogate_model
-import fedsim.audit, fedsim.cli, fedsim.metrics, fedsim.scoring, fedsim.training, fedsim.transcript
-from fedsim import registry
+import adversaries.inversion.inverting_gradients, adversaries.inversion.surrogate_model
+import fedsim.auditing.audit, fedsim.cli.commands, fedsim.metrics, fedsim.evaluation.scoring
+import fedsim.training.loop, fedsim.recording.transcript
+from fedsim.plugins import registry
 assert registry.names("attacks")
 assert not {"flwr", "ray"} & set(sys.modules)
 """
@@ -132,10 +133,10 @@ assert not {"flwr", "ray"} & set(sys.modules)
 def test_without_flower_a_federation_says_what_to_install(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
-from fedsim.config import Config
+from fedsim.experiments.config import Config
 from fedsim.errors import FedsimError
-from fedsim.run_folder import RunFolder
-from fedsim.simulation import federate
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.simulation import federate
 try:
     federate(Config(), RunFolder(Path("run")))
 except FedsimError as error:
@@ -155,7 +156,8 @@ import torch, numpy, logging, os
 states = torch.random.get_rng_state(), str(numpy.random.get_state()), dict(os.environ)
 handlers = list(logging.getLogger().handlers)
 threads = torch.get_num_threads()
-import fedsim.cli, fedsim.audit, fedsim.simulation, adversaries.surrogate_model, clients.gaussian_noise
+import fedsim.cli.commands, fedsim.auditing.audit, fedsim.experiments.simulation
+import adversaries.inversion.surrogate_model, clients.gaussian_noise
 assert torch.equal(states[0], torch.random.get_rng_state())
 assert states[1] == str(numpy.random.get_state())
 assert states[2] == dict(os.environ), set(os.environ) ^ set(states[2])

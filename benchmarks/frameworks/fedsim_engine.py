@@ -1,4 +1,4 @@
-"""fedsim through `fedsim.simulation.federate`, as the command line calls it.
+"""fedsim through `fedsim.experiments.simulation.federate`, as the command line calls it.
 
 The curious server is always there. It records the first round alone, unless asked to record each.
 """
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.config import Config, check
-from fedsim.run_folder import RunFolder
-from fedsim.simulation import federate
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.simulation import federate
 from frameworks.jobs import BATCH, LEARNING_RATE
 from frameworks.task import Task
 

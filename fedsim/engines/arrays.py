@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedsim.errors import RunError
 from fedsim.files import write_all
-from fedsim.messages import State
+from fedsim.wire.messages import State
 
 _NUMPY = "numpy.ndarray"
 _NPY_1_0, _BEFORE_HEADER = b"\x93NUMPY\x01\x00", 10  # magic and version; with the length of the header, bytes

@@ -25,19 +25,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim import registry
 from fedsim.attack import KNOWLEDGE, Attack, Knowledge, Paper, PartialRecords, Records
-from fedsim.config import load_config
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense, Guarantee
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError
+from fedsim.experiments.config import load_config
 from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
-from fedsim.messages import Update
 from fedsim.models.mlp import Mlp
 from fedsim.models.text_cnn import TextCnn
+from fedsim.plugins import registry
 from fedsim.randomness import generator
+from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.task import Task, squared_error
-from fedsim.transcript import Recorder, Transcript
+from fedsim.wire.messages import Update
 
 HOUSE = "fedsim-curious"
 OWNER = os.environ.get("FEDSIM_CONTRACT", HOUSE)
@@ -490,7 +490,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", of(OWNER, "datasets"))
 def test_a_dataset_keeps_to_its_range_and_says_where_it_comes_from(name: str) -> None:
-    from fedsim.experiment import data_folder
+    from fedsim.experiments.build import data_folder
 
     try:
         dataset: Dataset = registry.build("datasets", name, SETTINGS.get(name, {}), "data").load(data_folder())

@@ -24,8 +24,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsim.cli import main
-from fedsim.transcript import Transcript
+from fedsim.cli.commands import main
+from fedsim.recording.transcript import Transcript
 
 HERE = Path(__file__).parent
 EXPECTED = HERE / "expected.json"

@@ -19,22 +19,22 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsim import audit as audit_module
-from fedsim import evidence
-from fedsim.architecture import Architecture
 from fedsim.attack import KNOWLEDGE
-from fedsim.audit import Audit, attack_round, open_audit
-from fedsim.config import AdversaryTable, AttackFile, Config, check
+from fedsim.auditing import audit as audit_module
+from fedsim.auditing.architecture import Architecture
+from fedsim.auditing.audit import Audit, attack_round, open_audit
+from fedsim.auditing.threat_model import grant
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError
-from fedsim.experiment import Experiment, build_attacks
+from fedsim.experiments.build import Experiment, build_attacks
+from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
+from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.findings import Reconstruction, load_finding, save_finding
-from fedsim.report import write_report
-from fedsim.run_folder import RunFolder, read_rows
-from fedsim.summary import summarise
+from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.reporting import evidence
+from fedsim.reporting.page import write_report
+from fedsim.reporting.summary import summarise
 from fedsim.task import Task
-from fedsim.threat_model import grant
-from fedsim.transcript import Recorder, Transcript
 
 ATTACKS = [{"name": "sme", "iterations": 4}, {"name": "inverting-gradients", "label": "ig", "iterations": 4}]
 
@@ -228,7 +228,7 @@ def test_no_attack_asks_for_the_truth(
         raise AssertionError("an attack looked at the truth")
 
     monkeypatch.setattr(Audit, "truth", refuse)
-    monkeypatch.setattr("fedsim.federated_data.FederatedData.train", refuse)
+    monkeypatch.setattr("fedsim.experiments.federated_data.FederatedData.train", refuse)
     assert open_audit(blind, None).run() == []
     seeing, unseeing = findings(run), findings(blind)
     assert seeing.keys() == unseeing.keys()
@@ -768,8 +768,8 @@ def test_what_breaks_the_scoring_or_the_drawing_of_one_finding_leaves_the_others
 
         return broken
 
-    monkeypatch.setattr("fedsim.audit.score", breaking(audit_module.score))
-    monkeypatch.setattr("fedsim.evidence._look_at", breaking(evidence._look_at))
+    monkeypatch.setattr("fedsim.auditing.audit.score", breaking(audit_module.score))
+    monkeypatch.setattr("fedsim.reporting.evidence._look_at", breaking(evidence._look_at))
     failures: list[str] = []
     assert {row["attack"] for row in audit.score(failures)} == {"ig"}
     assert {row["attack"] for row in read_rows(RunFolder(run).scores)} == {"ig"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.cli import main
+from fedsim.cli.commands import main
 
 FILE = """
 [model]

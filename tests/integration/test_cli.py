@@ -17,11 +17,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedsim.cli import main
+from fedsim.cli.commands import main
+from fedsim.experiments.run_folder import read_rows
 from fedsim.findings import load_finding
-from fedsim.messages import Update
-from fedsim.run_folder import read_rows
-from fedsim.transcript import Recorder
+from fedsim.recording.transcript import Recorder
+from fedsim.wire.messages import Update
 
 FILE = """
 [partition]
@@ -327,8 +327,8 @@ def test_inspect_says_what_is_recorded_and_its_hash(here: Call, home: Path, run:
 
 
 def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns() -> None:
-    from fedsim.cli import _score_table
-    from fedsim.summary import lines
+    from fedsim.cli.commands import _score_table
+    from fedsim.reporting.summary import lines
 
     row = {"attack": "aia, [x]", "round": 1, "ceiling": 1.0, "higher_is_better": True, "missing": ""}
     rows = [
@@ -381,7 +381,7 @@ def test_a_finished_run_is_neither_overwritten_nor_lost(here: Call, home: Path, 
 
 @pytest.mark.parametrize("group", ["attacks", "defenses", "strategies", "datasets", "models"])
 def test_list_begins_each_line_with_a_name(here: Call, group: str) -> None:
-    from fedsim import registry
+    from fedsim.plugins import registry
 
     result = here("list", group)
     assert result.returncode == 0
@@ -401,7 +401,7 @@ def test_an_evaluation_on_some_examples_is_said_once_and_counted(here: Call, hom
 
 
 def test_list_without_a_word_lists_all_groups(here: Call) -> None:
-    from fedsim import registry
+    from fedsim.plugins import registry
 
     result = here("list")
     assert result.returncode == 0, result.stderr

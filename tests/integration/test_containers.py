@@ -20,10 +20,10 @@ import pytest
 import tomli_w
 import yaml
 
-from fedsim.config import Config
 from fedsim.engines.processes import Processes, Started
-from fedsim.run_folder import RunFolder
-from fedsim.transcript import Transcript
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.recording.transcript import Transcript
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import RunError, TranscriptError
-from fedsim.transcript import Plan, Recorder, Transcript
+from fedsim.recording.transcript import Plan, Recorder, Transcript
 from strategies.curious import Curious
 
 CLIENTS, ROUNDS, FAILING_ROUND = 7, 4, 2

@@ -15,15 +15,15 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedsim.cli import main
-from fedsim.config import Config
+from fedsim.cli.commands import main
 from fedsim.datasets import Dataset, Examples
-from fedsim.federated_data import FederatedData
-from fedsim.holdings import Holdings, client_table, description, survey
-from fedsim.holdings_picture import draw
+from fedsim.experiments.config import Config
+from fedsim.experiments.federated_data import FederatedData
 from fedsim.partitions import Partition
 from fedsim.partitions.natural import Natural
 from fedsim.partitions.shares import Dirichlet, Iid
+from fedsim.reporting.holdings import Holdings, client_table, description, survey
+from fedsim.reporting.holdings_picture import draw
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -21,14 +21,14 @@ import tomli_w
 from flwr.app import Context, RecordDict
 
 from clients.app import app as client_app
-from fedsim.config import Config
 from fedsim.engines import deployed, flower
 from fedsim.engines.deployed import Relay, said
 from fedsim.engines.processes import Processes, executable
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import InstallationError, RunError
-from fedsim.run_folder import RunFolder, read_rows
-from fedsim.transcript import Transcript
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.recording.transcript import Transcript
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]

@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from fedsim.config import Config
-from fedsim.experiment import Experiment
-from fedsim.run_folder import RunFolder, read_rows
-from fedsim.training import evaluate, local_update
-from fedsim.transcript import Transcript
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.recording.transcript import Transcript
+from fedsim.training.loop import evaluate, local_update
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]

@@ -15,16 +15,16 @@ import torch
 from flwr.app import Context, RecordDict
 
 import fedsim.engines.readiness
-import fedsim.sealed
-import fedsim.transcript
+import fedsim.recording.sealed
+import fedsim.recording.transcript
 import strategies.app
 from clients.app import app as client_app
-from fedsim.config import Config
 from fedsim.engines.arrays import record_of
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, FedsimError, RunError
-from fedsim.run_folder import RunFolder, read_rows, write_text
-from fedsim.transcript import Transcript
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder, read_rows, write_text
+from fedsim.recording.transcript import Transcript
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -255,14 +255,14 @@ def test_a_model_that_exits_while_it_runs_is_one_sentence(
 def test_the_command_line_does_not_say_that_it_is_done_where_somebodys_code_ended_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import fedsim.cli
+    import fedsim.cli.commands
 
     def ends(**options: Any) -> int:
         raise SystemExit(0)
 
     monkeypatch.setattr(fedsim.cli, "cli", ends)
     with pytest.raises(SystemExit) as caught:
-        fedsim.cli.main()
+        fedsim.cli.commands.main()
     assert caught.value.code == 1
     assert "somebody's code called sys.exit(0)" in capsys.readouterr().err
 
@@ -395,9 +395,11 @@ def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
     with monkeypatch.context() as patch:
         if where == "transcript":
             in_round_three = 2 * (1 + 4 + 4 * 4) + 7  # a header, the broadcast and four updates of four tensors
-            patch.setattr(fedsim.transcript, "write_all", full(fedsim.transcript.write_all, place=in_round_three))
+            patch.setattr(
+                fedsim.transcript, "write_all", full(fedsim.recording.transcript.write_all, place=in_round_three)
+            )
         elif where == "checkpoint":
-            patch.setattr(fedsim.sealed, "save_file", full(fedsim.sealed.save_file))
+            patch.setattr(fedsim.sealed, "save_file", full(fedsim.recording.sealed.save_file))
         else:
             patch.setattr(Path, "write_text", full(Path.write_text, place=5))  # after experiment and versions
         with pytest.raises(RunError, match="No space left on device") as caught:

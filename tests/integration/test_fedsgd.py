@@ -16,24 +16,24 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
 
-from fedsim.audit import open_audit
-from fedsim.cli import main
-from fedsim.cohort_training import TOLERANCE
-from fedsim.config import Config, load_config
+from fedsim.auditing.audit import open_audit
+from fedsim.auditing.threat_model import grant
+from fedsim.cli.commands import main
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, PluginError, RunError
-from fedsim.evidence import read_recording
-from fedsim.experiment import Experiment, resolve
+from fedsim.experiments.build import Experiment, resolve
+from fedsim.experiments.config import Config, load_config
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.experiments.simulation import federate
+from fedsim.exposure.geometry import recorded as geometry_of
 from fedsim.findings import Reconstruction, load_finding
-from fedsim.geometry import recorded as geometry_of
-from fedsim.messages import Update
 from fedsim.randomness import generator, seeded
-from fedsim.report import _recorded_facts, write_report
-from fedsim.run_folder import RunFolder, read_rows
-from fedsim.simulation import federate
-from fedsim.threat_model import grant
-from fedsim.training import batches_of_round, dropping, local_update
-from fedsim.transcript import Recorder, Transcript
+from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.reporting.evidence import read_recording
+from fedsim.reporting.page import _recorded_facts, write_report
+from fedsim.training.cohort import TOLERANCE
+from fedsim.training.loop import batches_of_round, dropping, local_update
+from fedsim.wire.messages import Update
 from strategies.curious import Curious
 from strategies.fedsgd import FedSgd
 

@@ -18,15 +18,15 @@ import torch
 from torch import nn
 
 from fedsim.attack import Attack, Knowledge
-from fedsim.audit import Audit, open_audit
-from fedsim.config import AttackFile, Config, check
+from fedsim.auditing.audit import Audit, open_audit
+from fedsim.auditing.isolation import Isolation, _import_path, attempt
 from fedsim.errors import AttackError
-from fedsim.experiment import build_attacks
+from fedsim.experiments.build import build_attacks
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import load_finding
-from fedsim.isolation import Isolation, _import_path, attempt
 from fedsim.randomness import generator
-from fedsim.run_folder import RunFolder
-from fedsim.transcript import Transcript
+from fedsim.recording.transcript import Transcript
 
 STRANGERS = '''
 """Attacks of somebody else."""
@@ -85,7 +85,7 @@ class Thief(Of):
             return None
 
     def _of(self, folder, victim):
-        from fedsim.audit import open_audit
+        from fedsim.auditing.audit import open_audit
         truth = open_audit(folder, None).truth(victim, 1)
         return truth.data, truth.labels
 

@@ -14,17 +14,17 @@ import torch
 from safetensors.torch import save_file
 
 from fedsim.attack import Attack, Knowledge, Paper, Progress
-from fedsim.audit import Audit, attack_round, open_audit
-from fedsim.config import AttackFile, Config, check
+from fedsim.auditing.audit import Audit, attack_round, open_audit
+from fedsim.auditing.threat_model import grant, grant_private
 from fedsim.errors import ConfigError, DataError, RunError
-from fedsim.experiment import Experiment
+from fedsim.evaluation.imputation import Imputation
+from fedsim.evaluation.local_optimum import local_optimum
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.findings import Finding, Inference, LocalModel, Representatives, load_finding, save_finding
-from fedsim.imputation import Imputation
-from fedsim.local_optimum import local_optimum
-from fedsim.report import write_report
-from fedsim.run_folder import RunFolder, read_rows
-from fedsim.threat_model import grant, grant_private
-from fedsim.transcript import Transcript
+from fedsim.recording.transcript import Transcript
+from fedsim.reporting.page import write_report
 
 TABLE = {"name": "leaf-synthetic", "features": 6, "classes": 3, "clients": 3, "examples_per_client": 40,
          "sensitive": True, "decay": 0.0}  # fmt: skip
@@ -187,7 +187,7 @@ def test_an_optimum_from_another_start_is_kept_and_one_that_diverges_costs_only_
             raise RunError("it diverged")
         return whole(model, start, *rest)
 
-    monkeypatch.setattr("fedsim.audit.local_optimum", diverging)
+    monkeypatch.setattr("fedsim.auditing.audit.local_optimum", diverging)
     failures: list[str] = []
     rows = {(row["victim"], row["metric"]): row for row in audit.score(failures)}
     assert failures == []

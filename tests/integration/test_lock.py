@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from fedsim import lock
-from fedsim.config import Config
 from fedsim.errors import ConfigError
-from fedsim.run_folder import RunFolder
+from fedsim.experiments import lock
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -25,7 +25,7 @@ Tiny = Callable[..., Config]
 HOLDER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from fedsim.lock import held
+from fedsim.experiments.lock import held
 with held(Path(sys.argv[1])):
     started = subprocess.Popen(["sleep", "30"])
     forked = os.fork()
@@ -117,7 +117,7 @@ def test_every_command_that_writes_asks_for_the_lock(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from fedsim.cli import main
+    from fedsim.cli.commands import main
 
     run = serial_run(tiny_config(attack=[{"name": "shared-model"}]), tmp_path / "run")
     held = os.open(run.path / "lock", os.O_RDWR | os.O_CREAT)

@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsim import lock, manifest
-from fedsim.audit import open_audit
-from fedsim.cli import main
-from fedsim.config import Config
+from fedsim.auditing.audit import open_audit
+from fedsim.cli.commands import main
 from fedsim.errors import ConfigError, RunError
+from fedsim.experiments import lock
+from fedsim.experiments.config import Config
+from fedsim.experiments.integrity import held_against_manifest
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.experiments.states import States
 from fedsim.findings import LocalModel, load_finding, save_finding
-from fedsim.integrity import held_against_manifest
-from fedsim.messages import Update
-from fedsim.run_folder import RunFolder, read_rows
-from fedsim.states import States
-from fedsim.transcript import Recorder
+from fedsim.recording import manifest
+from fedsim.recording.transcript import Recorder
+from fedsim.wire.messages import Update
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -99,7 +100,7 @@ def test_an_untouched_run_is_intact_and_the_report_quotes_its_id(
 def other_seed(run: Path) -> None:
     config = RunFolder(run).read_experiment()
     assert config is not None
-    from fedsim.simulation import federate
+    from fedsim.experiments.simulation import federate
 
     federation = config.federation.model_copy(update={"seed": 4})
     federate(config.model_copy(update={"federation": federation}), RunFolder(run.parent / "other"))
@@ -273,7 +274,7 @@ def test_an_overwriting_that_was_killed_can_be_begun_again(
         real(path, **settings)  # type: ignore[call-overload]
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedsim.run_folder.shutil.rmtree", killed)
+        patch.setattr("fedsim.experiments.run_folder.shutil.rmtree", killed)
         with pytest.raises(Killed):
             call("run", tmp_path / "x.toml", "--out", run, "--overwrite")
     assert call("run", tmp_path / "x.toml", "--out", run, "--overwrite")[0] == 0

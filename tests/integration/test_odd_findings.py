@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsim.audit import Audit, open_audit
-from fedsim.config import Config
+from fedsim.auditing.audit import Audit, open_audit
 from fedsim.errors import TranscriptError
-from fedsim.evidence import kinds, read_findings
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import (
     Finding,
     Inference,
@@ -30,7 +30,7 @@ from fedsim.findings import (
     save_finding,
     to_save,
 )
-from fedsim.run_folder import RunFolder
+from fedsim.reporting.evidence import kinds, read_findings
 
 CURVE = {"objective": torch.tensor([2.0, 1.0])}
 SOUND: dict[str, Finding] = {

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 import fedsim.engines.ray
-from fedsim.config import Config
 from fedsim.errors import RunError
-from fedsim.experiment import resolve
-from fedsim.run_folder import RunFolder
-from fedsim.transcript import Transcript
+from fedsim.experiments.build import resolve
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.recording.transcript import Transcript
 
 pytestmark = pytest.mark.ray
 
@@ -335,9 +335,9 @@ def test_kill_9_leaves_nothing_running_and_the_run_goes_on(
     folder = RunFolder(tmp_path / "run")
     code = f"""
 from pathlib import Path
-from fedsim.config import Config
-from fedsim.run_folder import RunFolder
-from fedsim.simulation import federate
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.simulation import federate
 federate(Config.model_validate_json({config.model_dump_json()!r}), RunFolder(Path({str(folder.path)!r})))
 """
     driver = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.DEVNULL)

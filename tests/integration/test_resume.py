@@ -22,18 +22,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-import fedsim.run_folder
-import fedsim.sealed
-import fedsim.transcript
+import fedsim.experiments.run_folder
+import fedsim.recording.sealed
+import fedsim.recording.transcript
 import strategies.app
 from clients.app import app as client_app
-from fedsim import registry
-from fedsim.config import Config
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, RunError
-from fedsim.integrity import held_against_manifest
-from fedsim.run_folder import RunFolder, read_rows
-from fedsim.transcript import Transcript
+from fedsim.experiments.config import Config
+from fedsim.experiments.integrity import held_against_manifest
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.plugins import registry
+from fedsim.recording.transcript import Transcript
 from strategies.checkpoint import Checkpoint
 
 Run = Callable[..., RunFolder]
@@ -96,8 +96,8 @@ def killed_in_round_three(point: str, *, after_rounds: int = 2) -> Iterator[None
         return call
 
     owner, name, after = {
-        "before recording": (fedsim.transcript.Recorder, "write", False),
-        "while recording": (fedsim.transcript._RoundFile, "finish", True),
+        "before recording": (fedsim.recording.transcript.Recorder, "write", False),
+        "while recording": (fedsim.recording.transcript._RoundFile, "finish", True),
         "before metrics": (RunFolder, "write_table", False),
         "while metrics are written": (fedsim.run_folder, "write_text", False),
         "before the checkpoint": (Checkpoint, "save", False),
@@ -513,7 +513,7 @@ def test_types_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_a_checkpoint_tells_names_and_types_apart(tmp_path: Path) -> None:
-    from fedsim.sealed import write_sealed
+    from fedsim.recording.sealed import write_sealed
 
     arrays = [
         {"a": np.zeros(2, "f4")},

@@ -16,14 +16,14 @@ import pytest
 import tomli_w
 import torch
 
-from fedsim.audit import Audit, open_audit
-from fedsim.cli import main
-from fedsim.config import Config, check
+from fedsim.auditing.audit import Audit, open_audit
+from fedsim.cli.commands import main
 from fedsim.errors import RunError, TrustError
-from fedsim.evidence import own_audit
-from fedsim.experiment import Experiment
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Reconstruction, save_finding
-from fedsim.run_folder import RunFolder
+from fedsim.reporting.evidence import own_audit
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -155,7 +155,7 @@ def test_a_file_of_ones_own_may_name_code(run: Path, call: Call) -> None:
 
 
 def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path, tiny_config: Tiny) -> None:
-    from fedsim.audit import _optimum_worker, _worker
+    from fedsim.auditing.audit import _optimum_worker, _worker
 
     naming(run, "model")
     spec = tiny_config(attack=[{"name": "shared-model"}])
@@ -342,7 +342,7 @@ def test_a_project_with_an_experiment_file_is_no_run(call: Call, tmp_path: Path)
 
 def test_every_file_of_a_run_is_on_the_list_of_what_may_be_overwritten(run: Path, call: Call) -> None:
     """Else a run could not be overwritten; a new file has to be added there."""
-    from fedsim.run_folder import _is_made
+    from fedsim.experiments.run_folder import _is_made
 
     assert call("attack", "run").returncode == 0
     assert call("geometry", "run").returncode == 0

@@ -17,19 +17,19 @@ from flwr.app import Context, RecordDict
 from safetensors import safe_open
 
 import clients.app
-import fedsim.cohort_training
 import fedsim.engines.cohort
-import fedsim.experiment
+import fedsim.experiments.build
+import fedsim.training.cohort
 from clients.app import app as client_app
-from fedsim.cohort_training import TOLERANCE
-from fedsim.config import Config
 from fedsim.engines.arrays import Held
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import RunError
-from fedsim.messages import State
-from fedsim.run_folder import RunFolder, read_rows
-from fedsim.transcript import Transcript
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.recording.transcript import Transcript
+from fedsim.training.cohort import TOLERANCE
+from fedsim.wire.messages import State
 from strategies.app import app as server_app
 
 Run = Callable[..., RunFolder]

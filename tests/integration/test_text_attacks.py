@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.audit import Audit, open_audit
-from fedsim.config import AttackFile, Config, check, load_config
+from fedsim.auditing.audit import Audit, open_audit
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import KnowledgeError
-from fedsim.experiment import Experiment, data_folder
+from fedsim.experiments.build import Experiment, data_folder
+from fedsim.experiments.config import AttackFile, Config, check, load_config
+from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.findings import Texts, load_finding
-from fedsim.report import write_report
-from fedsim.run_folder import RunFolder, read_rows
+from fedsim.reporting.page import write_report
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ATTACKS = [

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.experiments.run_folder import read_rows
 from fedsim.findings import load_finding
-from fedsim.run_folder import read_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-plugin.md"
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import fedsim.central
-from fedsim import lock
-from fedsim.config import Config, load_config
+import fedsim.experiments.central
 from fedsim.errors import ConfigError, RunError
-from fedsim.experiment import Experiment
-from fedsim.run_folder import RunFolder
-from fedsim.states import States
-from fedsim.training_states import make_states
-from fedsim.transcript import Transcript
+from fedsim.experiments import lock
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config, load_config
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.states import States
+from fedsim.experiments.training_states import make_states
+from fedsim.recording.transcript import Transcript
 
 Tiny = Callable[..., Config]
 Run = Callable[..., RunFolder]
@@ -67,7 +67,7 @@ def test_states_of_both_kinds_are_kept_with_how_good_they_are(tiny_config: Tiny,
 def test_a_folder_is_held_while_epochs_are_trained(
     tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, real = list[bool](), fedsim.central.train_centrally
+    held, real = list[bool](), fedsim.experiments.central.train_centrally
 
     def watched(*arguments: Any) -> None:
         held.append((tmp_path / "out").resolve() in lock._held)
@@ -105,7 +105,7 @@ def test_an_interrupted_central_training_ends_with_the_same_bytes(
 ) -> None:
     spec = config(tiny_config, epochs=[1, 2, 4], decay_at=[2])
     whole = make_states(spec, "tiny", tmp_path / "whole")
-    real = fedsim.central._Central.epoch
+    real = fedsim.experiments.central._Central.epoch
 
     def killed(self: Any, number: int) -> float:
         if number == 3:
@@ -113,7 +113,7 @@ def test_an_interrupted_central_training_ends_with_the_same_bytes(
         return real(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fedsim.central._Central, "epoch", killed)
+        patch.setattr(fedsim.experiments.central._Central, "epoch", killed)
         with pytest.raises(KeyboardInterrupt):
             make_states(spec, "tiny", tmp_path / "parts")
     assert list(States(tmp_path / "parts" / "states").manifest()["states"]) == ["epoch-1", "epoch-2"]

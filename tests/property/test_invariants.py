@@ -15,11 +15,11 @@ from fedsim.datasets import Dataset, Examples
 from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError
-from fedsim.messages import Update
 from fedsim.partitions.shares import Dirichlet, Iid
 from fedsim.randomness import numpy_generator, seed_for
-from fedsim.training import LocalTraining
-from fedsim.transcript import Plan
+from fedsim.recording.transcript import Plan
+from fedsim.training.loop import LocalTraining
+from fedsim.wire.messages import Update
 
 partitions = st.just(Iid()) | st.builds(Dirichlet, alpha=st.floats(1e-3, 1e3), min_examples=st.integers(0, 3))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adversaries.alignment import align
+from adversaries.engine.alignment import align
 from fedsim.randomness import generator
 
 

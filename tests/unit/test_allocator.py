@@ -12,7 +12,7 @@ glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no
 CODE = """
 import resource, sys
 import numpy as np
-from fedsim.allocator import keep_freed_memory
+from fedsim.cli.allocator import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def step():

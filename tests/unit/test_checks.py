@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim import registry
-from fedsim.config import Config
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.checks import check_dataset
 from fedsim.datasets.digits import Digits
 from fedsim.errors import ConfigError, DataError, PluginError
-from fedsim.experiment import Experiment
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config
 from fedsim.models.checks import a_network, check_model, within_memory
 from fedsim.models.mlp import Mlp
+from fedsim.plugins import registry
 from fedsim.task import Task
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedsim.attack import Knowledge, PartialRecords, Records
-from fedsim.claims import Owed
+from fedsim.auditing.claims import Owed
 from fedsim.errors import AttackError
 from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
 from fedsim.task import Task

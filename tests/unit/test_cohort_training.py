@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from clients.gaussian_noise import GaussianNoise
 from fedsim.attack import Paper
-from fedsim.cohort_training import TOLERANCE, Share, fits, local_updates
 from fedsim.defense import Defense
 from fedsim.errors import RunError
-from fedsim.messages import State
 from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
 from fedsim.randomness import seeded
 from fedsim.task import Task
-from fedsim.training import LocalTraining, local_update, state_of
+from fedsim.training.cohort import TOLERANCE, Share, fits, local_updates
+from fedsim.training.loop import LocalTraining, local_update, state_of
+from fedsim.wire.messages import State
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 

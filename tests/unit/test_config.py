@@ -14,11 +14,11 @@ import pytest
 import tomli_w
 import torch
 
-from fedsim import registry
-from fedsim.config import AttackFile, Config, check, load_config, read_toml
 from fedsim.errors import ConfigError, DataError, FedsimError, PluginError
-from fedsim.experiment import Experiment, resolve
-from fedsim.run_folder import RunFolder
+from fedsim.experiments.build import Experiment, resolve
+from fedsim.experiments.config import AttackFile, Config, check, load_config, read_toml
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.plugins import registry
 from fedsim.task import Task
 
 TEXT = """
@@ -373,7 +373,7 @@ def test_files_that_an_experiment_names_are_beside_it(file: Path) -> None:
 def test_an_attack_calls_itself_what_the_user_wrote(file: Path) -> None:
     from fedsim.attack import Knowledge
     from fedsim.errors import KnowledgeError
-    from fedsim.experiment import build_attacks
+    from fedsim.experiments.build import build_attacks
 
     built = {table.title: attack for table, attack in build_attacks(load_config(file))}
     assert [attack.called for attack in built.values()] == ["sme", "ig"]

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from clients.mods import as_mod, defended
 from fedsim.attack import Paper
-from fedsim.config import Config
 from fedsim.defense import Defense, a_defense
 from fedsim.errors import PluginError, RunError
-from fedsim.experiment import Experiment
-from fedsim.messages import State, as_received, as_sent
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
-from fedsim.run_folder import RunFolder
+from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
-from fedsim.training import LocalTraining, local_gradient, local_update, state_of
-from fedsim.transcript import Transcript
+from fedsim.training.loop import LocalTraining, local_gradient, local_update, state_of
+from fedsim.wire.messages import State, as_received, as_sent
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.attack import KNOWLEDGE, Knowledge
+from fedsim.experiments.run_folder import write_rows
 from fedsim.findings import Reconstruction
-from fedsim.messages import Update
-from fedsim.registry import load_object
-from fedsim.run_folder import write_rows
-from fedsim.transcript import Recorder, Transcript
+from fedsim.plugins.registry import load_object
+from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.wire.messages import Update
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = sorted(

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.attribute_inference import GradientAttributeInference, ModelAttributeInference, spread
-from adversaries.priors import total_variation
-from adversaries.sample_reconstruction import GradientSampleReconstruction, ModelSampleReconstruction
-from adversaries.source_inference import SourceInference
+from adversaries.engine.priors import total_variation
+from adversaries.inference.attribute_inference import GradientAttributeInference, ModelAttributeInference, spread
+from adversaries.inference.sample_reconstruction import GradientSampleReconstruction, ModelSampleReconstruction
+from adversaries.inference.source_inference import SourceInference
 from fedsim.attack import OPTIMAL, Attack, Knowledge, PartialRecords, Records
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Finding, Inference, Representatives
-from fedsim.messages import State, Update
 from fedsim.metrics import psnr
 from fedsim.randomness import generator
+from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.task import squared_error
-from fedsim.training import state_of
-from fedsim.transcript import Recorder, Transcript
+from fedsim.training.loop import state_of
+from fedsim.wire.messages import State, Update
 
 Record = Callable[[Sequence[Update]], Transcript]
 

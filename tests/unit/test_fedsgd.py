@@ -14,31 +14,31 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.data_leakage import DataLeakage
-from adversaries.deep_leakage import DeepLeakage, ImprovedDeepLeakage
-from adversaries.inverting_gradients import InvertingGradients
-from adversaries.labels import count_labels
-from adversaries.matching import GradientInversion
-from adversaries.sapag import SelfAdaptiveLeakage
+from adversaries.engine.matching import GradientInversion
+from adversaries.inversion.data_leakage import DataLeakage
+from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
+from adversaries.inversion.inverting_gradients import InvertingGradients
+from adversaries.inversion.sapag import SelfAdaptiveLeakage
+from adversaries.inversion.see_through_gradients import SeeThroughGradients
+from adversaries.inversion.surrogate_model import SurrogateModelExtension
+from adversaries.inversion.tgias_ro import TemporalInversion
+from adversaries.labels.updates import count_labels
 from adversaries.scene import scene_of
-from adversaries.see_through_gradients import SeeThroughGradients
-from adversaries.surrogate_model import SurrogateModelExtension
-from adversaries.tgias_ro import TemporalInversion
 from clients.gaussian_noise import GaussianNoise
 from clients.mods import defended
-from fedsim.architecture import Architecture
 from fedsim.attack import Attack, Knowledge, Paper
-from fedsim.cohort_training import fits
+from fedsim.auditing.architecture import Architecture
 from fedsim.defense import Defense
 from fedsim.errors import AttackError, ConfigError, RunError, TranscriptError
 from fedsim.findings import Reconstruction
-from fedsim.messages import State, Update, as_received, as_sent
 from fedsim.metrics import psnr
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
+from fedsim.recording.transcript import Recorder, Transcript, hash_state
 from fedsim.task import Task
-from fedsim.training import LocalTraining, batches_of_round, local_gradient, local_update, state_of
-from fedsim.transcript import Recorder, Transcript, hash_state
+from fedsim.training.cohort import fits
+from fedsim.training.loop import LocalTraining, batches_of_round, local_gradient, local_update, state_of
+from fedsim.wire.messages import State, Update, as_received, as_sent
 
 SHAPE = (1, 4, 4)
 LABELS = torch.tensor([1, 4, 4])

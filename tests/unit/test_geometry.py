@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.figures import draw, style
-from fedsim.geometry import Geometry, geometry, panels
+from fedsim.exposure.geometry import Geometry, geometry, panels
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
+from fedsim.reporting.figures import draw, style
 from fedsim.task import Task, squared_error
-from fedsim.training import LocalTraining, local_update, state_of
+from fedsim.training.loop import LocalTraining, local_update, state_of
 
 
 def client(count: int = 12) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.datasets import Column, Examples
 from fedsim.errors import DataError
-from fedsim.imputation import Guess, Imputation
+from fedsim.evaluation.imputation import Guess, Imputation
 
 COLUMN = Column(name="sex", start=1, categories=("f", "m", "x"))
 """Beside a number before and a number after it."""

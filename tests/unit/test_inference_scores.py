@@ -15,16 +15,16 @@ from torch.nn.functional import cross_entropy
 from fedsim import metrics
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, DataError
+from fedsim.evaluation.imputation import Guess
+from fedsim.evaluation.inference_scores import Memory, score_inference, score_local_model, score_representatives
+from fedsim.evaluation.score import Public, Score
+from fedsim.evaluation.zest import model_outputs, pieces_of, signature, zest
 from fedsim.findings import Inference, Representatives
-from fedsim.imputation import Guess
-from fedsim.inference_scores import Memory, score_inference, score_local_model, score_representatives
-from fedsim.messages import State
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seeded
-from fedsim.score import Public, Score
 from fedsim.task import Task, squared_error
-from fedsim.training import state_of
-from fedsim.zest import model_outputs, pieces_of, signature, zest
+from fedsim.training.loop import state_of
+from fedsim.wire.messages import State
 
 FEATURES = 5
 CLASSES, REGRESSION = Task((FEATURES,), 3), Task((FEATURES,), 0)

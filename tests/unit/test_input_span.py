@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.input_span import InputSpan, first_layer, row_span
-from adversaries.lmra_dummy_data import DummyDataReconstruction, _Client
+from adversaries.local_models.input_span import InputSpan, first_layer, row_span
+from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction, _Client
 from fedsim.attack import Knowledge
 from fedsim.findings import LocalModel
-from fedsim.messages import Update
 from fedsim.randomness import generator, seeded
-from fedsim.transcript import Recorder, Transcript
+from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.wire.messages import Update
 
 PIXELS, IMAGES = 48, 7
 SGD: dict[str, Any] = {"lr": 0.1}
@@ -81,7 +81,7 @@ def test_updates_of_the_first_layer_span_exactly_what_the_inputs_do(options: Map
 def test_many_rows_give_the_same_span_by_the_randomised_method(monkeypatch: pytest.MonkeyPatch) -> None:
     updates = federated(12)
     whole = span(updates)
-    monkeypatch.setattr("adversaries.input_span._SPARE", 4)  # 2 x (7 + 4) < 48 inputs
+    monkeypatch.setattr("adversaries.local_models.input_span._SPARE", 4)  # 2 x (7 + 4) < 48 inputs
     quick = span(updates)
     assert whole is not None
     assert quick is not None

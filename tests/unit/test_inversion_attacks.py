@@ -17,16 +17,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from adversaries import compiled as graphs
-from adversaries.data_leakage import DataLeakage
-from adversaries.deep_leakage import DeepLeakage, ImprovedDeepLeakage
-from adversaries.distances import Cosine, Distance, GaussianKernel, SquaredL2
-from adversaries.inverting_gradients import InvertingGradients
-from adversaries.labels import sign_rule
-from adversaries.long_strides import LongStrides
-from adversaries.matching import GradientInversion, Recipe, _not_diverged, _objective
-from adversaries.places import AlongStrides, AlongTraining, AtBroadcast, OnLine, Place
-from adversaries.priors import (
+from adversaries.engine import compiled as graphs
+from adversaries.engine.distances import Cosine, Distance, GaussianKernel, SquaredL2
+from adversaries.engine.matching import GradientInversion, Recipe, _not_diverged, _objective
+from adversaries.engine.places import AlongStrides, AlongTraining, AtBroadcast, OnLine, Place
+from adversaries.engine.priors import (
     BatchNormStatistics,
     EpochConsistency,
     GroupConsistency,
@@ -36,19 +31,24 @@ from adversaries.priors import (
     SquaredTotalVariation,
     TotalVariation,
 )
-from adversaries.sapag import SelfAdaptiveLeakage
+from adversaries.inversion.data_leakage import DataLeakage
+from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
+from adversaries.inversion.inverting_gradients import InvertingGradients
+from adversaries.inversion.long_strides import LongStrides
+from adversaries.inversion.sapag import SelfAdaptiveLeakage
+from adversaries.inversion.see_through_gradients import SeeThroughGradients
+from adversaries.inversion.surrogate_model import SurrogateModelExtension
+from adversaries.labels.gradients import sign_rule
 from adversaries.scene import Scene, Units, normalising_by_batch
-from adversaries.see_through_gradients import SeeThroughGradients
-from adversaries.surrogate_model import SurrogateModelExtension
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Reconstruction
-from fedsim.messages import State, Update
 from fedsim.metrics import match, psnr
 from fedsim.randomness import generator
+from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.task import squared_error
-from fedsim.training import LocalTraining, batches, local_update, state_of
-from fedsim.transcript import Recorder, Transcript
+from fedsim.training.loop import LocalTraining, batches, local_update, state_of
+from fedsim.wire.messages import State, Update
 
 SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35
 LOW, HIGH = (0 - MEAN) / STD, (1 - MEAN) / STD

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.data_leakage import DataLeakage
-from adversaries.deep_leakage import DeepLeakage, ImprovedDeepLeakage
-from adversaries.distances import Cosine, GaussianKernel
-from adversaries.inverting_gradients import InvertingGradients
-from adversaries.long_strides import LongStrides
+from adversaries.engine.distances import Cosine, GaussianKernel
+from adversaries.engine.slopes import check_slope
+from adversaries.inversion.data_leakage import DataLeakage
+from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
+from adversaries.inversion.inverting_gradients import InvertingGradients
+from adversaries.inversion.long_strides import LongStrides
+from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.scene import scene_of
-from adversaries.see_through_gradients import SeeThroughGradients
-from adversaries.slopes import check_slope
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.findings import Reconstruction
-from fedsim.messages import State, Update
 from fedsim.randomness import generator
-from fedsim.training import LocalTraining, local_update, state_of
-from fedsim.transcript import Recorder, Transcript
+from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.training.loop import LocalTraining, local_update, state_of
+from fedsim.wire.messages import State, Update
 
 SHAPE = (1, 6, 6)
 DATA = torch.rand(2, *SHAPE, generator=generator("data"))

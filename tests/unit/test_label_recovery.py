@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.labels import RULES, LabelRule, LastLayer, bias_rule, column_rule, label_optimisation, last_layer
+from adversaries.labels.gradients import RULES, LabelRule, bias_rule, column_rule, label_optimisation
+from adversaries.labels.last_layer import LastLayer, last_layer
 from adversaries.scene import Scene, scene_of
-from fedsim import registry
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, KnowledgeError
-from fedsim.messages import Update
+from fedsim.plugins import registry
 from fedsim.randomness import generator, seeded
 from fedsim.task import Task
+from fedsim.wire.messages import Update
 
 CLASSES, WIDTH = 30, 24
 REPEATED = torch.tensor([2, 2, 2, 7, 7, 19, 23, 29])

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.labels import count_labels
+from adversaries.labels.updates import count_labels
 from fedsim.attack import Knowledge
 from fedsim.datasets import Dataset
 from fedsim.datasets.digits import Digits
 from fedsim.errors import KnowledgeError
-from fedsim.messages import Update
+from fedsim.evaluation.scoring import label_accuracy
 from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
 from fedsim.randomness import generator
-from fedsim.scoring import label_accuracy
 from fedsim.task import Task
-from fedsim.training import LocalTraining, local_update, state_of
+from fedsim.training.loop import LocalTraining, local_update, state_of
+from fedsim.wire.messages import Update
 
 SHAPE = (1, 8, 8)
 

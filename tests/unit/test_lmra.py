@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from adversaries import lmra, lmra_dummy_data
-from adversaries.lmra import LocalModelReconstruction
-from adversaries.lmra_dummy_data import DummyDataReconstruction
-from adversaries.lmra_linear import LinearLocalModel, solve
+from adversaries.local_models import lmra, lmra_dummy_data
+from adversaries.local_models.lmra import LocalModelReconstruction
+from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction
+from adversaries.local_models.lmra_linear import LinearLocalModel, solve
 from adversaries.local_updates import Span, read_updates
 from fedsim.attack import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import LocalModel
-from fedsim.messages import State, Update
 from fedsim.randomness import generator, seeded
+from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.task import squared_error
-from fedsim.transcript import Recorder, Transcript
+from fedsim.wire.messages import State, Update
 
 Record = Callable[[Sequence[Update]], Transcript]
 PLAIN: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "proximal_mu": 0.0}

@@ -13,16 +13,16 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.config import load_config
 from fedsim.errors import ConfigError, DataError, RunError
-from fedsim.experiment import Experiment
-from fedsim.local_optimum import local_optimum, state_for
-from fedsim.lone_training import train_alone
+from fedsim.evaluation.local_optimum import local_optimum, state_for
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import load_config
 from fedsim.models.linear import Linear
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seeded
 from fedsim.task import Task, squared_error
-from fedsim.training import evaluate, state_of
+from fedsim.training.alone import train_alone
+from fedsim.training.loop import evaluate, state_of
 
 EXAMPLES, FEATURES = 200, 5
 REGRESSION, CLASSES = Task((FEATURES,), 0), Task((FEATURES,), 3)

@@ -16,21 +16,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from adversaries.inverting_gradients import InvertingGradients
-from adversaries.matching import GradientInversion, total_variation
+from adversaries.engine.matching import GradientInversion, total_variation
+from adversaries.inversion.inverting_gradients import InvertingGradients
+from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.scene import trained_by_batch
-from adversaries.surrogate_model import SurrogateModelExtension
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError, TranscriptError
 from fedsim.findings import Reconstruction
-from fedsim.messages import State, Update
 from fedsim.metrics import match, psnr
 from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
 from fedsim.randomness import generator
+from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.task import Task
-from fedsim.training import LocalTraining, local_update, state_of
-from fedsim.transcript import Recorder, Transcript
+from fedsim.training.loop import LocalTraining, local_update, state_of
+from fedsim.wire.messages import State, Update
 
 SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35
 LOW, HIGH = (0 - MEAN) / STD, (1 - MEAN) / STD

@@ -18,10 +18,10 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from fedsim import metrics
-from fedsim.audit import Audit
+from fedsim.auditing.audit import Audit
 from fedsim.errors import DataError
-from fedsim.experiment import Experiment
-from fedsim.run_folder import RunFolder
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.run_folder import RunFolder
 
 
 def images(count: int, *shape: int, seed: int = 0) -> Tensor:

@@ -15,7 +15,6 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from fedsim import registry
 from fedsim.errors import ConfigError
 from fedsim.models import ModelPlugin
 from fedsim.models.alexnet import AlexNet
@@ -30,6 +29,7 @@ from fedsim.models.text_cnn import TextCnn
 from fedsim.models.torchvision import TorchVision
 from fedsim.models.vgg import Vgg9
 from fedsim.models.vit import VitApril
+from fedsim.plugins import registry
 from fedsim.randomness import generator, seeded
 from fedsim.task import Task
 

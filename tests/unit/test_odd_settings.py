@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import registry
-from fedsim.config import Config, check
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import FedsimError, PluginError
-from fedsim.experiment import Experiment, resolve
+from fedsim.experiments.build import Experiment, resolve
+from fedsim.experiments.config import Config, check
 from fedsim.models.checks import a_network, within_memory
+from fedsim.plugins import registry
 from fedsim.randomness import numpy_generator
 from fedsim.task import Task
 

@@ -16,7 +16,7 @@ from fedsim.datasets import Column, Dataset, Examples
 from fedsim.datasets.digits import Digits
 from fedsim.datasets.idx import Mnist
 from fedsim.errors import ConfigError, DataError
-from fedsim.federated_data import FederatedData
+from fedsim.experiments.federated_data import FederatedData
 from fedsim.partitions.shares import Dirichlet, Iid
 
 
@@ -269,7 +269,7 @@ def test_clients_who_train_again_are_not_prepared_again_as_long_as_memory_lasts(
 ) -> None:
     data = shared(digits)
     sizes = [sum(tensor.nbytes for tensor in data.train(client)) for client in range(5)]
-    monkeypatch.setattr("fedsim.federated_data._MOST", sum(sizes[1:4]))
+    monkeypatch.setattr("fedsim.experiments.federated_data._MOST", sum(sizes[1:4]))
     first = {client: data.fed([client])[0][0] for client in (1, 2, 3, 4, 0)}
     again = {client: data.fed([client])[0][0] for client in (0, 1, 2, 3, 4)}
     assert [client for client in first if first[client] is again[client]] == [1, 2, 3]

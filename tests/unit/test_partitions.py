@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from fedsim.datasets import Column, Dataset, Examples
 from fedsim.errors import ConfigError, DataError, FedsimError, InstallationError, PluginError
-from fedsim.federated_data import FederatedData
+from fedsim.experiments.federated_data import FederatedData
 from fedsim.partitions import Indices, Partition
 from fedsim.partitions.flower import Pathological, QuantitySkew
 from fedsim.partitions.index_file import IndexFile
@@ -667,8 +667,8 @@ def test_mnist_has_539_writers() -> None:
 
 
 def test_an_evaluation_may_be_of_some_examples_and_those_are_the_same_each_time() -> None:
-    from fedsim.config import Config
-    from fedsim.experiment import Experiment
+    from fedsim.experiments.build import Experiment
+    from fedsim.experiments.config import Config
 
     def data(seed: int) -> FederatedData:
         federation = {"clients": 4, "seed": seed, "evaluate_examples": 50}

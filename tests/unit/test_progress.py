@@ -11,12 +11,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from rich.console import Console
 
-from fedsim import progress, screen
+from fedsim import progress
+from fedsim.cli import screen
+from fedsim.cli.screen import Once, Phases, Seldom, phase_bars
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.deployed import Relay
 from fedsim.engines.serial import InProcessGrid
 from fedsim.progress import ROUNDS, heard, tracked
-from fedsim.screen import Once, Phases, Seldom, phase_bars
 
 
 class Clock:
@@ -70,7 +71,7 @@ def test_fast_rounds_print_few_lines_and_the_last(clock: Clock) -> None:
         record = logging.LogRecord(ROUNDS, logging.INFO, "", 0, "round %d/200: 10 returned", (number,), None)
         shown += [number] if filter.filter(record) else []
     assert shown == [1, 41, 81, 121, 161, 200]
-    assert filter.filter(logging.LogRecord("fedsim.audit", logging.INFO, "", 0, "something else", (), None))
+    assert filter.filter(logging.LogRecord("fedsim.auditing.audit", logging.INFO, "", 0, "something else", (), None))
 
 
 def test_an_attack_on_many_updates_is_one_phase_with_parts(clock: Clock) -> None:

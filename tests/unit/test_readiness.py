@@ -13,7 +13,6 @@ from flwr.clientapp import ClientApp
 
 import fedsim.engines.readiness
 from clients.app import app as client_app
-from fedsim.config import Config
 from fedsim.engines.readiness import (
     READY,
     TROUBLE,
@@ -25,6 +24,7 @@ from fedsim.engines.readiness import (
 )
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import RunError
+from fedsim.experiments.config import Config
 
 SIMULATION = ConfigRecord({"experiment": "{}"})
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from fedsim import registry
-from fedsim.config import AttackFile, check
 from fedsim.errors import ConfigError, InstallationError, PluginError
-from fedsim.experiment import build_attacks
+from fedsim.experiments.build import build_attacks
+from fedsim.experiments.config import AttackFile, check
+from fedsim.plugins import registry
 
 
 class FakeDistribution:
@@ -32,7 +32,7 @@ def entry(name: str, value: str, owner: str) -> EntryPoint:
 @pytest.fixture
 def attacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """The entry points of the attacks group, to be added to."""
-    found = [entry("sme", "adversaries.surrogate_model:SurrogateModelExtension", "fedsim-curious")]
+    found = [entry("sme", "adversaries.inversion.surrogate_model:SurrogateModelExtension", "fedsim-curious")]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
     registry._entries.cache_clear()
     yield found
@@ -57,7 +57,7 @@ def test_one_distribution_seen_twice_is_no_conflict(attacks: list[EntryPoint]) -
     ("value", "sentence"),
     [
         ("no_such_module:X", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("adversaries.surrogate_model:Nothing", "AttributeError"),
+        ("adversaries.inversion.surrogate_model:Nothing", "AttributeError"),
     ],
 )
 def test_a_broken_plugin_is_named_with_its_distribution(attacks: list[EntryPoint], value: str, sentence: str) -> None:

@@ -12,17 +12,17 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedsim import figures
 from fedsim.attack import Paper
-from fedsim.audit import SCORES, Audit
-from fedsim.config import AttackFile, AttackTable, Config, PluginTable
+from fedsim.auditing.audit import SCORES, Audit
 from fedsim.errors import ConfigError
-from fedsim.experiment import Experiment
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import AttackFile, AttackTable, Config, PluginTable
+from fedsim.experiments.run_folder import RunFolder, write_rows
 from fedsim.findings import Reconstruction, Representatives, Texts, save_finding
-from fedsim.messages import Update
-from fedsim.report import bibtex, write_report
-from fedsim.run_folder import RunFolder, write_rows
-from fedsim.transcript import Recorder, Transcript
+from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.reporting import figures
+from fedsim.reporting.page import bibtex, write_report
+from fedsim.wire.messages import Update
 
 SME = AttackTable(name="sme")
 CONFIG = {

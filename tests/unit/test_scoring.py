@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedsim import metrics
 from fedsim.errors import AttackError, DataError, TranscriptError
+from fedsim.evaluation.scoring import Public, Score, Truth, by_frequencies, every_class_as_often, label_accuracy, score
 from fedsim.findings import Reconstruction, Texts, load_finding, save_finding
-from fedsim.scoring import Public, Score, Truth, by_frequencies, every_class_as_often, label_accuracy, score
 
 
 def images(count: int, seed: int = 0, size: int = 8) -> Tensor:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedsim.errors import DataError
+from fedsim.evaluation.scoring import Public, Score, Truth, score
+from fedsim.evaluation.similarity import Message
 from fedsim.findings import Reconstruction
-from fedsim.messages import Update
-from fedsim.scoring import Public, Score, Truth, score
-from fedsim.similarity import Message
-from fedsim.training import LocalTraining, load_state, local_update, state_of
+from fedsim.training.loop import LocalTraining, load_state, local_update, state_of
+from fedsim.wire.messages import Update
 
 RANGE = (torch.tensor([-0.5]), torch.tensor([2.0]))
 LABELS = torch.tensor([0, 1, 2, 1])

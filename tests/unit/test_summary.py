@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedsim import inference_scores, scoring
 from fedsim.attack import GLOBAL, OPTIMAL
-from fedsim.summary import Kind, headline, interval, lines, reading, summarise
+from fedsim.evaluation import inference_scores, scoring
+from fedsim.reporting.summary import Kind, headline, interval, lines, reading, summarise
 
 _clients = itertools.count()
 
@@ -171,7 +171,7 @@ def test_students_interval_ends_where_the_metric_does() -> None:
 
 
 def test_every_metric_that_is_bounded_by_one_is_known_for_a_share_or_has_a_range() -> None:
-    from fedsim.summary import _RANGES, _SHARES
+    from fedsim.reporting.summary import _RANGES, _SHARES
 
     bounded = {name for name, best in scoring._CEILING.items() if best == 1.0}
     bounded |= {name for name, (_, best) in inference_scores._CLOSENESS.items() if best == 1.0}

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from adversaries import aggregation
-from adversaries.lbfgs import minimise
-from adversaries.tgias_ro import TemporalInversion
+from adversaries.engine import aggregation
+from adversaries.engine.lbfgs import minimise
+from adversaries.inversion.tgias_ro import TemporalInversion
 from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Reconstruction
-from fedsim.messages import Update
 from fedsim.metrics import match, psnr
 from fedsim.randomness import generator
-from fedsim.transcript import Recorder, Transcript
+from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.wire.messages import Update
 
 SHAPE, LABELS = (1, 8, 8), torch.tensor([1, 4, 4])
 QUICK: dict[str, Any] = {"optimizer": "adam", "distance": "cosine", "layers": "equal", "step_size": 0.5}

@@ -15,21 +15,21 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool1d
 
-from adversaries import texts
-from adversaries.texts import EmbeddingRows, Lexicon, TemporalTextInversion, TextInvertingGradients, TextLeakage
-from adversaries.word_exchange import exchange
-from fedsim import text_metrics
+from adversaries.text import texts
+from adversaries.text.texts import EmbeddingRows, Lexicon, TemporalTextInversion, TextInvertingGradients, TextLeakage
+from adversaries.text.word_exchange import exchange
 from fedsim.attack import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, TranscriptError
+from fedsim.evaluation import text_metrics
+from fedsim.evaluation.scoring import Public, Truth, score
 from fedsim.findings import Reconstruction, Texts, load_finding, save_finding
-from fedsim.messages import Update
 from fedsim.models.lstm import Lstm
 from fedsim.models.mlp import Mlp
 from fedsim.models.text_cnn import TextCnn
 from fedsim.randomness import generator
-from fedsim.scoring import Public, Truth, score
+from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.task import Task
-from fedsim.transcript import Recorder, Transcript
+from fedsim.wire.messages import Update
 
 WORDS, LENGTH, CLASSES = 40, 8, 4
 TRUE = torch.tensor([[7, 3, 21, 12, 30, 3, 18, 5], [2, 33, 9, 14, 7, 26, 11, 38]])

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fedsim.attack import Knowledge
-from fedsim.config import AdversaryTable, check
+from fedsim.auditing.threat_model import as_sent, grant, sent_along
 from fedsim.errors import AttackError, ConfigError, FedsimError
-from fedsim.threat_model import as_sent, grant, sent_along
-from fedsim.transcript import DIFFERING, Header
+from fedsim.experiments.config import AdversaryTable, check
+from fedsim.recording.transcript import DIFFERING, Header
 
 DECLARED = frozenset({"learning_rate", "local_epochs", "local_steps", "batch_size", "optimizer", "momentum"})
 OF_THE_FILE = Knowledge(learning_rate=0.1, local_epochs=2, batch_size=8, optimizer="sgd", momentum=0.0)

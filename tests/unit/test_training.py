@@ -23,11 +23,11 @@ from fedsim.attack import Paper
 from fedsim.defense import Defense
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, RunError
-from fedsim.messages import State, Update, by_name, non_finite
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seed_for, seeded
 from fedsim.task import Task, squared_error
-from fedsim.training import LocalTraining, evaluate, load_state, local_update, state_of
+from fedsim.training.loop import LocalTraining, evaluate, load_state, local_update, state_of
+from fedsim.wire.messages import State, Update, by_name, non_finite
 
 KEY = (3, "train", 1, 0)
 

@@ -23,10 +23,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-import fedsim.transcript
+import fedsim.recording.transcript
 from fedsim.errors import FedsimError, RunError, TranscriptError, one_line
-from fedsim.messages import Update
-from fedsim.transcript import Header, Plan, Recorder, Transcript, hash_state
+from fedsim.recording.transcript import Header, Plan, Recorder, Transcript, hash_state
+from fedsim.wire.messages import Update
 
 PATH = "round-{:06d}.safetensors"
 
@@ -404,7 +404,7 @@ def test_a_file_full_of_pickle_is_refused_and_not_run(
 
 @pytest.mark.parametrize("name", ["transcript", "messages", "findings", "run_folder"])
 def test_what_reads_recordings_cannot_unpickle(name: str) -> None:
-    source = (Path(fedsim.transcript.__file__).parent / f"{name}.py").read_text()
+    source = (Path(fedsim.recording.transcript.__file__).parent / f"{name}.py").read_text()
     imported, called = set(), set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -757,7 +757,7 @@ def test_a_disk_that_fills_up_while_data_is_moved_leaves_no_file(
     def full(self: Any, room: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fedsim.transcript._RoundFile, "_move", full)
+    monkeypatch.setattr(fedsim.recording.transcript._RoundFile, "_move", full)
     with pytest.raises(RunError, match="No space left on device"):
         streamed(tmp_path, 40, 1)
     assert not list(tmp_path.iterdir())

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-import fedsim.workers
+import fedsim.auditing.workers
+from fedsim.auditing.workers import Worker, beside, cause_of_death, in_processes
 from fedsim.errors import AttackCrash, DataError
-from fedsim.workers import Worker, beside, cause_of_death, in_processes
 
 WORK = """
 import ctypes, logging, os, signal, sys, time
 from contextlib import contextmanager
 from fedsim.errors import DataError
-from fedsim.workers import in_processes
+from fedsim.auditing.workers import in_processes
 
 class Theirs(Exception):
     def __init__(self, one, two):

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from fedsim.datasets import Column, Examples
 from fedsim.errors import AttackError, ConfigError, DataError
+from fedsim.evaluation.zest import draw_references, model_outputs, pieces_of, signature, zest
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import seeded
 from fedsim.task import Task
-from fedsim.training import state_of
-from fedsim.zest import draw_references, model_outputs, pieces_of, signature, zest
+from fedsim.training.loop import state_of
 
 FEATURES, OUTPUTS = 6, 3
 

@@ -1,0 +1,1 @@
+"""What attacks that optimise dummy data share."""

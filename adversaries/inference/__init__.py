@@ -1,0 +1,1 @@
+"""Attacks on top of a model or an update: sources, attributes, samples."""

@@ -1,0 +1,330 @@
+"""AIA: a sensitive attribute of records that are known but for it (Driouich et al. 2022; Lyu, Chen 2021)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import one_hot
+
+from adversaries.engine.matching import check_positive
+from adversaries.local_models.model_sources import ModelAttack, known, losses, matched, outputs
+from adversaries.local_updates import PAPER, rounds_of
+from adversaries.scene import STEPPING, named_states, normalising_by_batch, warn_of_dropout, warn_unless_plain
+from fedsim.attack import Attack, Knowledge, Paper, PartialRecords, Progress
+from fedsim.errors import AttackError, ConfigError
+from fedsim.findings import Finding, Inference
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.messages import State, Update, non_finite
+
+log = logging.getLogger("fedsim." + __name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAttributeInference(ModelAttack):
+    """Claim of each record the category with which the model comes closest to the record's label.
+
+    The score of a category is minus || h(x, category) - y ||^2 (Eq. 3), where h is the softmax output and y the one-hot
+    label, or in a regression (labels that are floating point) the prediction and the target.
+
+    BatchNorm layers whose running statistics were not shared normalise all records in all of their completions as one
+    batch: a batch in which every record has the same category would hide it, as normalisation takes away what is common
+    to all.
+
+    Args:
+        source: `global` is w_t of the last inspected round, `last-returned` the last w_T that the victim returned;
+            else the title of an attack in the same file that decodes local models, or `optimal` for the victim's
+            true optimal local model, which only the evaluator has.
+
+    References:
+        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses, 2022, Eq. 3 and
+        Prop. 4, after Kasiviswanathan et al. 2013. Differs: the paper does not say how it evaluates networks whose
+        BatchNorm statistics are not shared.
+    """
+
+    paper: ClassVar[Paper] = PAPER
+    needs: ClassVar[frozenset[str]] = frozenset({"model", "partial_records"})
+
+    @torch.no_grad()
+    def _run(
+        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+    ) -> Finding:
+        assert knowledge.partial_records is not None
+        records = knowledge.partial_records
+        _, labels = known(records, knowledge.device)
+        categories = range(len(records.categories))
+        model = self._network(transcript, knowledge, victim)
+        completions = torch.cat([records.completed(category) for category in categories]).to(knowledge.device)
+        made = outputs(model, completions, f"client {victim}, model source {self.source}")
+        distances = _distances(made.reshape(len(categories), len(labels), -1), labels)
+        progress(1, 1, {"objective": float(distances.amin(0).mean())})
+        return Inference(of="attribute", candidates=torch.arange(len(categories)), scores=-distances.T.float().cpu())
+
+
+def _distances(made: Tensor, labels: Tensor) -> Tensor:
+    """`category record`, of outputs `category record output`."""
+    if labels.is_floating_point():
+        if made.shape[2] != 1:
+            raise AttackError(
+                f"the labels are targets of a regression, but the model has {made.shape[2]} outputs; check that "
+                "records and model are those of the federation"
+            )
+        return (made.squeeze(2) - labels).square()
+    classes = made.shape[2]
+    if not 0 <= labels.min() <= labels.max() < classes:
+        raise AttackError(
+            f"labels of known records go from {int(labels.min())} to {int(labels.max())}, but the model has {classes} "
+            "outputs; check that records and model are those of the federation"
+        )
+    return (made.softmax(2) - one_hot(labels, classes)).square().sum(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientAttributeInference(Attack):
+    """Search the attributes of all records together, so that the gradient of their loss points where the victim went.
+
+    Maximises the sum over inspected rounds of the cosine between the gradient of the loss of all its records at w_t and
+    w_t - w_T (Eq. 2). What is searched are logits, one a category of each record; the records hold their softmax in
+    place of a category. For two categories that is the sigmoid of the logits' difference: a value between 0 and 1, as
+    in the paper. Scores are the final logits.
+
+    The cosine depends on each record a little, 1 / N or so, and slopes and curvatures are as small: `torch.optim.LBFGS`
+    with its own thresholds ends before its second step. Here the objective is N (1 - mean cosine) and the thresholds
+    are 0.
+
+    Args:
+        iterations: steps of L-BFGS.
+        learning_rate: its step size, the part that is taken of each quasi-Newton step. The paper's 1e-3 (flight
+            prices), 1e-2 (Adult) and 5e-3 (Leaf Synthetic; App. C.2) want hundreds of iterations; 1 may overshoot.
+        rounds: use so many of the inspected rounds, evenly spaced, the first and the last among them; None uses all.
+        start: deviation of the Gaussian logits at the start; 0 starts from equal shares of all categories.
+        restarts: starts; the one whose objective is smallest at its end is the finding.
+        patience: stop when the objective has not fallen by a hundredth of itself for so many iterations; 0 never.
+        batch_statistics: BatchNorm layers normalise the records by their own statistics, as those of a client in
+            training do with its batches; otherwise by the running ones of w_t, where these were shared.
+
+    References:
+        Lyu, Chen: A Novel Attribute Reconstruction Attack in Federated Learning, FTL-IJCAI 2021, as run in Driouich et
+        al.: Local Model Reconstruction Attacks in Federated Learning and their Uses, 2022, Eq. 2 and App. C.2. Differs:
+        the papers say neither how the attributes are kept in their range, nor the start, nor the number of iterations;
+        they sum over all inspected rounds, as `rounds = None` does, and take the smaller learning rates above.
+    """
+
+    iterations: int = 100
+    learning_rate: float = 0.1
+    rounds: int | None = 10
+    start: float = 0.0
+    restarts: int = 1
+    patience: int = 0
+    batch_statistics: bool = True
+
+    paper: ClassVar[Paper] = Paper(
+        title="A Novel Attribute Reconstruction Attack in Federated Learning",
+        authors="Lyu, Chen",
+        venue="FTL-IJCAI",
+        year=2021,
+        url="https://arxiv.org/abs/2108.06910",
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "partial_records"})
+    uses: ClassVar[frozenset[str]] = STEPPING
+    temporal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("iterations", 1), ("restarts", 1), ("patience", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        if self.rounds is not None and self.rounds < 1:
+            raise ConfigError(f"rounds: expected at least 1, got {self.rounds}; leave it out to use all")
+        check_positive(self, "learning_rate")
+        if not 0 <= self.start < math.inf:
+            raise ConfigError(f"start: expected a finite value of at least 0, got {self.start}")
+        if self.restarts > 1 and not self.start:
+            raise ConfigError(
+                f"restarts: with start = 0 all {self.restarts} begin at the same point; set start above 0"
+            )
+
+    def _run(
+        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+    ) -> Finding:
+        assert knowledge.partial_records is not None
+        records = knowledge.partial_records
+        objective = self._objective(transcript, knowledge, victim)
+        shape = (len(records.inputs), len(records.categories))
+        best: tuple[float, Tensor, Tensor] | None = None
+        for restart in range(self.restarts):
+            logits = (self.start * torch.randn(shape, generator=rng)).to(knowledge.device, torch.float64)
+            curve = self._descend(objective, logits, (restart, progress), victim)
+            last = float(objective(logits)[0]) if curve[-1].isfinite() else math.nan
+            if logits.isfinite().all() and math.isfinite(last) and (best is None or last < best[0]):
+                best = last, logits, torch.stack(curve)
+        if best is None:
+            raise AttackError(
+                f"client {victim}: the objective became NaN or infinite; lower the attack's learning_rate"
+            )
+        return Inference(
+            of="attribute",
+            candidates=torch.arange(shape[1]),
+            scores=best[1].float().cpu(),
+            trace={"objective": best[2].float().cpu()},
+        )
+
+    def _descend(self, objective: Objective, logits: Tensor, told: tuple[int, Progress], victim: int) -> list[Tensor]:
+        """Move `logits` in place, and return the objective before each step."""
+        restart, progress = told
+        optimizer = torch.optim.LBFGS(
+            [logits],
+            lr=self.learning_rate,
+            max_iter=1,
+            tolerance_grad=0,
+            tolerance_change=0,
+        )
+        curve: list[Tensor] = []
+        best, since = math.inf, 0
+        for iteration in range(self.iterations):
+            noted: list[Tensor] = []
+            optimizer.step(partial(_evaluated, objective, logits, noted))  # type: ignore[no-untyped-call]
+            curve.append(noted[0])
+            if not curve[-1].isfinite():
+                break
+            now, done = float(curve[-1]), iteration + 1
+            best, since = (now, 0) if now < 0.99 * best else (best, since + 1)
+            stops = bool(self.patience) and since >= self.patience
+            if done % max(1, self.iterations // 100) == 0 or stops or done == self.iterations:
+                seen = restart * self.iterations + (self.iterations if stops else done)
+                progress(seen, self.restarts * self.iterations, {"objective": now})
+            if stops:
+                log.info("client %d: stopped after %d iterations, the objective stays at %.4g", victim, done, now)
+                break
+        return curve
+
+    def _objective(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Objective:
+        """The function from logits to 1 - the mean cosine and its slope."""
+        assert knowledge.model is not None
+        assert knowledge.loss is not None
+        assert knowledge.partial_records is not None
+        records, loss = knowledge.partial_records, knowledge.loss
+        inputs, labels = known(records, knowledge.device)
+        model = deepcopy(knowledge.model()).to(knowledge.device).eval()
+        views = [
+            _View.of(transcript.update(number, victim), model, knowledge.device)
+            for number in spread(rounds_of(transcript, victim), self.rounds)
+        ]
+        if any(view.moved for view in views):
+            warn_unless_plain(self, knowledge, f"client {victim}")
+        warn_of_dropout(self, model, f"client {victim}")
+        views = [view for view in views if view.direction.any()]
+        if not views:
+            raise AttackError(
+                f"client {victim}: its weights did not change in any of the rounds that are used, there is nothing to "
+                "match; inspect others"
+            )
+        if self.batch_statistics or any(view.by_batch for view in views):
+            model = normalising_by_batch(model)
+        with torch.no_grad():
+            where = f"client {victim}"
+            losses(loss, outputs(model, inputs, where), labels, where)
+
+        def objective(logits: Tensor) -> tuple[Tensor, Tensor]:
+            shares = logits.detach().requires_grad_(True)
+            total, slope = logits.new_zeros(()), torch.zeros_like(logits)
+            # Round by round, so that the graph of one lies in memory at a time.
+            for view in views:
+                value = 1 - view.cosine(model, loss, relaxed(records, inputs, shares), labels)
+                slope += torch.autograd.grad(value, shares, materialize_grads=True)[0] / len(views)
+                total += value.detach() / len(views)
+            return total, slope
+
+        return objective
+
+
+Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""`logits -> (value, slope)`."""
+
+
+def _evaluated(objective: Objective, logits: Tensor, noted: list[Tensor]) -> Tensor:
+    """What L-BFGS minimises, its slope left with the logits; `noted` gets the objective itself."""
+    value, slope = objective(logits)
+    noted.append(value)
+    logits.grad = slope * len(logits)
+    return value * len(logits)
+
+
+def relaxed(records: PartialRecords, inputs: Tensor, logits: Tensor) -> Tensor:
+    """`record feature`, the records with the softmax of `logits`, `record category`, in place of a category."""
+    left, right = inputs[:, : records.features.start], inputs[:, records.features.start + logits.shape[1] :]
+    return torch.cat([left, logits.softmax(1).to(inputs), right], 1)
+
+
+def spread(rounds: Sequence[int], count: int | None) -> list[int]:
+    """`count` of `rounds`, evenly spaced from the first to the last; all of them where there are no more."""
+    if count is None or count >= len(rounds):
+        return list(rounds)
+    return [rounds[round(place * (len(rounds) - 1) / max(1, count - 1))] for place in range(count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _View:
+    """What one inspected round says.
+
+    Attributes:
+        state: w_t, parameters and buffers, under the names of the model.
+        names: of its parameters.
+        direction: w_t - w_T, or the gradient that was sent, as one vector of length one (or zero).
+        by_batch: BatchNorm's running statistics were not shared.
+        moved: weights were returned, no gradient was sent.
+    """
+
+    state: State
+    names: Sequence[str]
+    direction: Tensor
+    by_batch: bool
+    moved: bool
+
+    @classmethod
+    def of(cls, update: Update, model: nn.Module, device: torch.device) -> _View:
+        """See the attributes.
+
+        Raises:
+            AttackError: the update holds NaN, or the model computes with buffers that were not shared.
+            TranscriptError: the update is of another model.
+        """
+        where = f"round {update.round}, client {update.client}"
+        for state in (update.before, update.after, update.gradient or {}):
+            if broken := non_finite(state):
+                raise AttackError(
+                    f"{where}: {broken[0]} holds NaN or infinite values; this update cannot be attacked, inspect other "
+                    "rounds or attack another victim"
+                )
+        found, by_batch = matched(model, update.before, where)
+        named = named_states(update, model, where)
+        moved = named.gradient or {name: named.before[name] - named.after[name] for name in named.shapes}
+        direction = torch.cat([moved[name].flatten() for name in named.shapes]).to(device)
+        length = direction.norm()
+        return cls(
+            state={name: tensor.to(device) for name, tensor in found.items()},
+            names=list(named.shapes),
+            direction=direction / length if length > 0 else direction,
+            by_batch=by_batch,
+            moved=named.gradient is None,
+        )
+
+    def cosine(
+        self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Of the gradient of the loss at w_t with the direction; differentiable in the inputs."""
+        weights = {name: self.state[name].detach().requires_grad_(True) for name in self.names}
+        made = functional_call(model, {**self.state, **weights}, (inputs,))
+        slopes = torch.autograd.grad(
+            loss(made, labels), list(weights.values()), create_graph=True, materialize_grads=True
+        )
+        gradient = torch.cat([slope.flatten() for slope in slopes])
+        cosine: Tensor = gradient @ self.direction / gradient.norm().clamp_min(torch.finfo(gradient.dtype).tiny)
+        return cosine

@@ -1,0 +1,51 @@
+"""SAPAG: a self-adaptive privacy attack from gradients (Wang et al. 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from adversaries.engine.distances import GaussianKernel
+from adversaries.engine.matching import MEAN_GRADIENT, GradientInversion, Recipe, by_tenths, check_positive
+from adversaries.scene import Scene
+from fedsim.attack import Paper
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfAdaptiveLeakage(GradientInversion):
+    """Match one gradient by a Gaussian kernel a layer, as wide as that layer's gradient varies.
+
+    Assumes one local step; an update of more is divided by their number, and the attack warns.
+
+    Args:
+        iterations: steps of Adam.
+        step_size: Adam's, in standard deviations of the inputs.
+        restarts: random starts; the one with the smallest objective is the finding.
+        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
+        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        precision: `bfloat16` computes convolutions and linear layers in it.
+
+    References:
+        Wang et al.: SAPAG, 2020. Written from what TGIAs-RO (Sect. 4.1) says of it as a baseline: DLG with
+        a Gaussian kernel in place of the squared distance. Differs: Adam, bounded pixels, labels that are
+        granted or counted; all layers weigh the same; see `GaussianKernel` for its width.
+    """
+
+    iterations: int = 1000
+    step_size: float = 0.1
+
+    paper: ClassVar[Paper] = Paper(
+        title="SAPAG: A Self-Adaptive Privacy Attack From Gradients",
+        authors="Wang, Deng, Guo, Wang, Meng, Liu, Ding, Rajasekaran",
+        venue="arXiv",
+        year=2020,
+        url="https://arxiv.org/abs/2009.06228",
+    )
+    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "step_size")
+
+    def _recipe(self, scene: Scene) -> Recipe:
+        return Recipe(distance=GaussianKernel(), step_size=self.step_size, schedule=by_tenths, one_step=True)

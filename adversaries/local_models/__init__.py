@@ -1,0 +1,1 @@
+"""Attacks that decode a client's local model."""

@@ -1,0 +1,1 @@
+"""Who is attacked with what knowledge, and by which process."""

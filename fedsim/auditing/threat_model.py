@@ -1,0 +1,350 @@
+"""From [adversary.knowledge] to what an attack is handed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.attack import KNOWLEDGE, Knowledge, PartialRecords, Records
+from fedsim.auditing.architecture import Architecture, WrittenOut
+from fedsim.datasets import Column
+from fedsim.errors import AttackError, ConfigError, DataError, PluginError, first_line
+from fedsim.evaluation.scoring import Truth
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import AdversaryTable
+from fedsim.models.checks import unsized
+from fedsim.plugins import registry
+from fedsim.randomness import seed_for
+from fedsim.recording.transcript import DIFFERING, Header
+
+PRIVATE = ("labels", "records", "partial_records")
+"""What differs from victim to victim."""
+
+
+def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path) -> Knowledge:
+    """What the adversary is granted whoever the victim is; `grant_private` adds the rest.
+
+    Args:
+        experiment: the federation behind the recording, whose server knows what it wrote; None for a
+            recording made elsewhere, where everything is written out in the attack file.
+        beside: folder in which `module:callable` is found.
+
+    Raises:
+        ConfigError: the device or a written-out value is not usable.
+        PluginError: the model does not load.
+    """
+    own = _protocol(experiment) if experiment else {"loss": cross_entropy}
+    written = adversary.knowledge.model_fields_set
+    values: dict[str, Any] = {"device": _device(adversary.device)}
+    for name in KNOWLEDGE:
+        setting = getattr(adversary.knowledge, name)
+        if name in PRIVATE or setting is False:
+            continue
+        if setting is True and experiment is None and name in written and name not in own and name not in _SENT_AS:
+            raise ConfigError(
+                f"adversary.knowledge.{name}: a recording made elsewhere has none to grant; write it out, or leave the "
+                "key out"
+            )
+        values[name] = own.get(name) if setting is True else _written_out(name, setting, beside)
+    return Knowledge(**values)
+
+
+def full_knowledge(adversary: AdversaryTable, experiment: Experiment | None, beside: Path) -> Knowledge:
+    """What the evaluator knows of the protocol: all of it, or of a recording made elsewhere what the file grants."""
+    return Knowledge(**_protocol(experiment)) if experiment else grant(adversary, experiment, beside)
+
+
+def as_sent(
+    knowledge: Knowledge, adversary: AdversaryTable, headers: Sequence[Header], declared: Set[str]
+) -> Knowledge:
+    """`knowledge`, where the protocol's facts are what the server sent along in the attacked rounds.
+
+    A header is what clients were told, which a strategy may change from round to round, so it goes before the
+    experiment file. A value that is written out and contradicts it is refused: the recording is evidence, and an attack
+    made with either of the two would be filed under a threat model that nobody stated.
+
+    Args:
+        headers: of the attacked rounds; those that say nothing of a fact leave it as it is.
+        declared: what the attack reads.
+
+    Raises:
+        ConfigError: a value that is written out contradicts a header, or a header holds a value that is none.
+        AttackError: the rounds differ, or the clients of a round were not sent the same, and no value is written out.
+    """
+    values: dict[str, Any] = {}
+    for name in sorted(declared & set(_SENT_AS)):
+        setting = getattr(adversary.knowledge, name)
+        if setting is False:
+            continue
+        if setting is True and (differing := [header.round for header in headers if _differs(header, name)]):
+            raise AttackError(
+                f"adversary.knowledge.{name}: in round {differing[0]} the server did not send all clients the same, "
+                "and the recording does not say what it sent whom; write the victim's out, or withhold it (false)"
+            )
+        said = {header.round: value for header in headers if (value := _said(header, name)) is not None}
+        if not said:
+            continue
+        first = next(iter(said.values()))
+        told = ", ".join(f"{value} in round {number}" for number, value in said.items())
+        if any(value != first for value in said.values()):
+            raise AttackError(
+                f"adversary.knowledge.{name}: the server sent {told}, and this attack reads one value for all rounds; "
+                "attack rounds that agree (adversary.rounds), or withhold it (false)"
+            )
+        if setting is not True and getattr(knowledge, name) != first:
+            raise ConfigError(
+                f"adversary.knowledge.{name}: {setting} is written out, but the server sent {told}, as the recording "
+                "says; leave the key out"
+            )
+        values[name] = first
+    for name, other in (("local_epochs", "local_steps"), ("local_steps", "local_epochs")):
+        # Whoever says T says that there is no E; but a gradient is one step, whatever its batch is of.
+        if other in values and name not in values and not any(h.config.get("sends") == "gradient" for h in headers):
+            values[name] = None
+    return replace(knowledge, **values)
+
+
+def sent_along(headers: Sequence[Header]) -> list[str]:
+    """Names of the protocol's facts that these headers tell."""
+    return [name for name in _SENT_AS if any(_said(header, name) is not None for header in headers)]
+
+
+def _differs(header: Header, name: str) -> bool:
+    """Whether the server sent some clients another value of a fact than others."""
+    return bool({*str(header.config.get(DIFFERING, "")).split(", ")}.intersection(_SENT_AS[name]))
+
+
+def _said(header: Header, name: str) -> Any:
+    """What a header says of a fact; None where it says nothing."""
+    key = next((key for key in _SENT_AS[name] if key in header.config), None)
+    if key is None:
+        return None
+    value = header.config[key]
+    fits, expected = _EXPECTED[name]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    whole = isinstance(value, int) or name not in ("local_epochs", "local_steps", "batch_size")
+    if not ((isinstance(value, str) if name == "optimizer" else number and whole) and fits(value)):
+        raise ConfigError(
+            f"round {header.round}: the server sent {key} = {value!r}, expected {expected}; withhold it with "
+            f"adversary.knowledge.{name} = false"
+        )
+    return value.lower() if isinstance(value, str) else value
+
+
+_SENT_AS: Mapping[str, tuple[str, ...]] = {
+    "learning_rate": ("learning-rate", "learning_rate", "lr"),
+    "local_epochs": ("local-epochs", "local_epochs"),
+    "local_steps": ("local-steps", "local_steps"),
+    "batch_size": ("batch-size", "batch_size"),
+    "optimizer": ("optimizer",),
+    "momentum": ("momentum",),
+    "weight_decay": ("weight-decay", "weight_decay"),
+    "proximal_mu": ("proximal-mu", "proximal_mu"),
+}
+"""The protocol's facts, and what servers call them in the config that they send along; our own first, then Flower's."""
+
+
+def check_sent(experiment: Experiment | None, headers: Sequence[Header], victim: int) -> None:
+    """Raise ConfigError where `victim` sent something else than the experiment says: the truth would be another."""
+    for header in headers if experiment else ():
+        for reply in header.replies:
+            sent = "weights" if reply.gradient is None else "gradient"
+            if reply.client == victim and experiment and experiment.training.sends != sent:
+                raise ConfigError(
+                    f"training.sends: the experiment says {experiment.training.sends!r}, but in round {header.round} "
+                    f"client {victim} sent {sent!r}, as the recording says; make the run again"
+                )
+
+
+def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
+    """Raise PluginError where a model that is written out does not build."""
+    setting = adversary.knowledge.model
+    if not isinstance(setting, str):
+        return
+    assert knowledge.model is not None
+    try:
+        built = knowledge.model()
+    except (Exception, SystemExit) as error:  # whatever a user's code raises
+        raise PluginError(f"adversary.knowledge.model: {setting} raised {type(error).__name__}: {error}") from error
+    if not isinstance(built, nn.Module):
+        raise PluginError(
+            f"adversary.knowledge.model: {setting} gives {type(built).__name__}, expected a function that builds a "
+            "torch.nn.Module"
+        )
+    if complaint := unsized(built):
+        raise PluginError(f"adversary.knowledge.model: {setting} {complaint}")
+
+
+def private(adversary: AdversaryTable) -> list[str]:
+    """What `grant_private` will add."""
+    return [name for name in PRIVATE if getattr(adversary.knowledge, name) is not False]
+
+
+def check_private(adversary: AdversaryTable, experiment: Experiment | None, has_truth: bool) -> None:
+    """Raise ConfigError or DataError where there is nothing to take from what `grant_private` is to add."""
+    wanted = private(adversary)
+    if wanted and experiment is None and not has_truth:
+        raise ConfigError(f"adversary.knowledge.{wanted[0]}: there is no truth to take them from; add a [truth] table")
+    if "partial_records" in wanted:
+        _sensitive(adversary, experiment)
+
+
+def grant_private(
+    knowledge: Knowledge,
+    adversary: AdversaryTable,
+    experiment: Experiment | None,
+    victim: int,
+    truth: Truth | None,
+    declared: Set[str] = frozenset(PRIVATE),
+) -> Knowledge:
+    """`knowledge` and what is granted of this `victim`: its labels, its records, or all of these but a column.
+
+    Args:
+        truth: what it held in the attacked round; None where nobody says.
+        declared: what the attack reads; nothing else is added.
+
+    Raises:
+        ConfigError, DataError: there is nothing to take them from.
+    """
+    wanted = [name for name in private(adversary) if name in declared]
+    if not wanted:
+        return knowledge
+    if truth is None:
+        raise DataError(f"truth: {wanted[0]} are granted, but no file is named for client {victim}; name one")
+    values: dict[str, Any] = {"labels": truth.labels.sort().values} if "labels" in wanted else {}
+    if set(wanted) != {"labels"}:
+        records = _records(knowledge, experiment, victim, truth)
+        if "records" in wanted:
+            values["records"] = records
+        if "partial_records" in wanted:
+            values["partial_records"] = _without(records, _sensitive(adversary, experiment))
+    return replace(knowledge, **values)
+
+
+def _records(knowledge: Knowledge, experiment: Experiment | None, victim: int, truth: Truth) -> Records:
+    """All training examples of `victim` in model units."""
+    if experiment is not None:
+        inputs, labels = experiment.data.train(victim)
+        return Records(inputs=experiment.data.to_model(inputs), labels=labels)
+    if knowledge.value_range is None:
+        raise ConfigError(
+            "adversary.knowledge.records: the truth is in [0, 1], and without value_range nobody knows what the "
+            "model is fed with; give value_range"
+        )
+    ends = (torch.tensor(end).reshape(-1, *[1] * (truth.data.ndim - 2)) for end in knowledge.value_range)
+    low, high = ends
+    return Records(inputs=low + truth.data * (high - low), labels=truth.labels)
+
+
+def _sensitive(adversary: AdversaryTable, experiment: Experiment | None) -> Column:
+    """The column that `partial_records` withholds."""
+    name = str(adversary.knowledge.partial_records)
+    if experiment is None:
+        raise ConfigError(
+            "adversary.knowledge.partial_records: a recording made elsewhere names no columns; attack the run of an "
+            "experiment whose data are a table"
+        )
+    column = experiment.dataset.column(name)
+    if len(column.categories) < 2:
+        raise ConfigError(
+            f"adversary.knowledge.partial_records: '{name}' is no category but a number, and candidates for it cannot "
+            "be listed; name a categorical column"
+        )
+    return column
+
+
+def _without(records: Records, column: Column) -> PartialRecords:
+    inputs = records.inputs.clone()
+    inputs[:, column.features] = 0
+    return PartialRecords(
+        inputs=inputs,
+        labels=records.labels,
+        column=column.name,
+        features=column.features,
+        categories=column.categories,
+    )
+
+
+def _protocol(experiment: Experiment) -> dict[str, Any]:
+    """What the server of a federation knows anyway: it wrote the protocol.
+
+    The model is handed over as copies of a network: a method of the experiment would carry the data.
+    """
+    task, data, model = experiment.dataset.task, experiment.data, experiment.config.model
+    gradient = experiment.training.sends == "gradient"
+    inputs: dict[str, Any] = {}
+    if task.kind != "text":
+        inputs["value_range"] = data.value_range()
+        if data.standardise:
+            inputs["input_mean"], inputs["input_std"] = data.moments()
+    return inputs | {
+        "model": Architecture(
+            model.name, model.settings, task, seed_for(experiment.seed, "model"), experiment.training.dropout
+        ),
+        "loss": task.loss,
+        "input_shape": task.input_shape,
+        "num_classes": task.num_classes or None,
+        # A gradient is one step on one batch, whatever that batch is of, and the server takes it.
+        "learning_rate": experiment.server_rate if gradient else experiment.training.learning_rate,
+        "local_epochs": 1 if gradient else experiment.training.local_epochs,
+        "local_steps": experiment.training.local_steps,
+        "batch_size": experiment.training.batch_size,
+        "optimizer": experiment.training.optimizer,
+        "momentum": experiment.training.momentum,
+        "weight_decay": experiment.training.weight_decay,
+        "proximal_mu": experiment.training.proximal_mu,
+    }
+
+
+def _written_out(name: str, setting: Any, beside: Path) -> Any:
+    if name == "model":
+        registry.load_object(setting, beside)
+        return WrittenOut(setting)
+    fits, expected = _EXPECTED[name]
+    if not fits(setting):
+        raise ConfigError(f"adversary.knowledge.{name}: expected {expected}, got {setting}")
+    if name == "value_range":
+        return [setting[0]], [setting[1]]
+    if name == "optimizer":
+        return setting.lower()
+    return tuple(setting) if name == "input_shape" else setting
+
+
+def _finite(values: Sequence[float]) -> bool:
+    return all(math.isfinite(value) for value in values)
+
+
+_EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "input_shape": (lambda sizes: len(sizes) > 0 and min(sizes) > 0, "sizes of at least 1"),
+    "num_classes": (lambda count: count >= 2, "at least 2"),
+    "value_range": (lambda ends: len(ends) == 2 and _finite(ends) and ends[0] < ends[1], "[lowest, highest]"),
+    "input_mean": (_finite, "finite values"),
+    "input_std": (lambda scales: _finite(scales) and min(scales, default=1) > 0, "finite values above 0"),
+    "learning_rate": (lambda rate: 0 < rate < math.inf, "a finite value above 0"),
+    "local_epochs": (lambda epochs: epochs >= 1, "at least 1"),
+    "local_steps": (lambda steps: steps >= 1, "at least 1"),
+    "batch_size": (lambda size: size >= 1, "at least 1"),
+    "optimizer": (lambda name: bool(name.strip()), "a name, as sgd or adam"),
+    "momentum": (lambda share: 0 <= share < math.inf, "a finite value of at least 0"),
+    "weight_decay": (lambda weight: 0 <= weight < math.inf, "a finite value of at least 0"),
+    "proximal_mu": (lambda weight: 0 <= weight < math.inf, "a finite value of at least 0"),
+}
+"""What a value that is written out must be."""
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"adversary.device: '{name}' is not usable here ({first_line(error)})") from error
+    return device

@@ -1,0 +1,1 @@
+"""What findings are worth: the only room that holds the truth."""

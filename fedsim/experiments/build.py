@@ -1,0 +1,265 @@
+"""An experiment file turned into objects: data, model, training, defenses, attacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.attack import Attack
+from fedsim.datasets import Dataset
+from fedsim.datasets.checks import check_dataset
+from fedsim.defense import Defense, a_defense
+from fedsim.errors import ConfigError, PluginError, first_line
+from fedsim.experiments.config import AttackFile, AttackTable, Config, StrategyTable, TrainingTable, check
+from fedsim.experiments.federated_data import FederatedData
+from fedsim.experiments.states import read_state
+from fedsim.experiments.strategy_checks import LEAST, check_strategy, sends
+from fedsim.models.checks import a_network, check_model, within_memory
+from fedsim.plugins import registry
+from fedsim.randomness import seeded
+from fedsim.training.cohort import fits, group_size
+from fedsim.training.loop import LocalTraining, batches_of_round, state_of, statistics_of
+
+
+def data_folder() -> Path | None:
+    """The folder named by FEDSIM_DATA, where data sets and weights are looked for.
+
+    Raises:
+        ConfigError: it begins with the home of a user whom nobody knows.
+    """
+    named = os.environ.get("FEDSIM_DATA")
+    try:
+        return Path(named).expanduser() if named else None
+    except RuntimeError as error:
+        raise ConfigError(f"FEDSIM_DATA: {named}: {first_line(error)}; write the path out") from error
+
+
+class Experiment:
+    """What a `Config` describes; every part is made when first asked for."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.seed = config.federation.seed
+
+    @classmethod
+    def from_json(cls, text: str) -> Experiment:
+        """The inverse of `config.model_dump_json()`."""
+        return cls(Config.model_validate_json(text))
+
+    def check(self) -> None:
+        """Make everything once, so that every error in the file shows before work starts."""
+        build_attacks(self.config)
+        parts = (self.training, self.defenses, self.data.train(0), self.initial_state(), self.new_strategy())
+        del parts
+        sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
+        check_model(self.model, self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data set, read from disk."""
+        table = self.config.data
+        plugin = registry.build("datasets", table.name, table.settings, "data")
+        try:
+            return check_dataset(plugin.load(data_folder()), table.name)
+        except (MemoryError, OverflowError) as error:
+            raise ConfigError(
+                f"data: '{table.name}' with these settings does not fit into memory ({first_line(error)}); make it "
+                "smaller"
+            ) from error
+
+    @cached_property
+    def data(self) -> FederatedData:
+        """The data set shared out among the clients."""
+        table = self.config.partition
+        return FederatedData(
+            dataset=self.dataset,
+            partition=registry.build("partitions", table.name, table.settings, "partition"),
+            clients=self.config.federation.clients,
+            seed=self.seed,
+            samples_per_client=table.samples_per_client,
+            test_fraction=table.test_fraction,
+            test_by=table.test_by,
+            standardise=self.config.data.standardise,
+        )
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """A network to be filled with whatever state is at hand; its own weights mean nothing."""
+        return self.new_model()
+
+    def new_model(self, weights: str = "model") -> nn.Module:
+        """A freshly built network, initialised from the run's seed; `weights` names the draw."""
+        table = self.config.model
+        plugin = registry.build("models", table.name, table.settings, "model")
+        with seeded(self.seed, weights), within_memory(table.name):
+            return a_network(plugin.build(self.dataset.task), table.name)
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """w_0 of the federation: fresh weights, or the trained ones of `[model] start`.
+
+        Raises:
+            ConfigError: the file is not readable or holds another model.
+        """
+        table, model = self.config.model, self.new_model()
+        shared = self.training.batch_norm_statistics == "shared"
+        fresh = state_of(model, statistics=shared)
+        if table.start is None:
+            return fresh
+        return read_state(Path(table.start), fresh, table.name, withheld=() if shared else statistics_of(model))
+
+    def other_start(self) -> dict[str, Tensor]:
+        """Random weights that no client of this federation was ever sent, in the form of w_0."""
+        return state_of(self.new_model("other start"), statistics=self.training.batch_norm_statistics == "shared")
+
+    def new_strategy(self) -> Any:
+        """The Flower strategy that the experiment names, with the memory of a fresh start.
+
+        Raises:
+            ConfigError: it does not take one of the settings, or waits for more clients than there
+                are, which would be for ever, or a setting makes no sense
+                (`fedsim.experiments.strategy_checks`), or its clients send something else than the experiment says.
+        """
+        table, clients = self.config.strategy, self.config.federation.clients
+        cls = registry.load("strategies", table.name)
+        sends(cls, table.name, claimed=self.config.sends)
+        known = registry.parameters(cls)
+        settings = dict.fromkeys((key for key in LEAST if key in known), 1) | table.settings
+        strategy = registry.build("strategies", table.name, settings, "strategy")
+        check_strategy(strategy, settings, clients)
+        return strategy
+
+    @cached_property
+    def training(self) -> LocalTraining:
+        """How clients train, before the server adds anything to it; where they send gradients, with what it adds.
+
+        Raises:
+            ConfigError: the settings do not go together.
+        """
+        table = self.config.training
+        settings = table.model_dump(exclude_none=True)
+        if self.config.sends == "weights":
+            return LocalTraining(**settings)
+        rate = self.server_rate
+        if table.learning_rate not in (TrainingTable().learning_rate, rate):
+            raise ConfigError(
+                f"training.learning_rate: with strategy '{self.config.strategy.name}' the server takes the steps; "
+                "leave it out, the settings of the strategy are what counts"
+            )
+        return LocalTraining(**settings | ({} if rate is None else {"learning_rate": rate}))
+
+    @property
+    def server_rate(self) -> float | None:
+        """Step size of a server that is sent gradients, where its strategy has the setting `learning_rate`.
+
+        Raises:
+            ConfigError: it is no step size.
+        """
+        rate = self.config.strategy.settings.get("learning_rate")
+        if rate is None:
+            return None
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
+            raise ConfigError(
+                f"strategy.learning_rate: the server takes the steps, expected a finite value above 0, got {rate}"
+            )
+        return float(rate)
+
+    def attacked(self, client: int, number: int) -> tuple[Tensor, Tensor]:
+        """What the message of `client` in round `number` was computed from, in the data set's value range.
+
+        All of its training examples, or the mini-batch of that round where clients send gradients.
+        """
+        inputs, labels = self.data.train(client)
+        if self.training.sends == "weights":
+            return inputs, labels
+        order = batches_of_round(len(labels), self.training, seed=self.seed, client=client, number=number)
+        assert order is not None
+        return inputs[order[0]], labels[order[0]]
+
+    def device(self) -> torch.device:
+        """Where clients train.
+
+        Raises:
+            ConfigError: a GPU is asked for and there is none.
+        """
+        name = self.config.federation.device
+        if name == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("federation.device: 'cuda', but PyTorch finds no GPU here; use 'cpu'")
+        return torch.device(name)
+
+    @cached_property
+    def together(self) -> int:
+        """How many clients train at once; 1 where each trains in a loop of its own."""
+        federation = self.config.federation
+        can = federation.vectorise and federation.device == "cpu" and fits(self.model, self.training, self.defenses)
+        return group_size(self.model) if can else 1
+
+    @cached_property
+    def defenses(self) -> list[Defense]:
+        """What each client does to protect itself, in order."""
+        return [
+            a_defense(registry.build("defenses", table.name, table.settings, f"defense.{place}"))
+            for place, table in enumerate(self.config.defense)
+        ]
+
+
+def build_attacks(spec: AttackFile) -> list[tuple[AttackTable, Attack]]:
+    """The attacks that a file names, with the tables that name them."""
+    built = [(t, registry.build("attacks", t.name, t.settings, f"attack.{t.title}")) for t in spec.attack]
+    return [(table, _derived(Attack, plugin).entitled(table.title)) for table, plugin in built]
+
+
+def _derived(base: type[Any], plugin: Any) -> Any:
+    if not isinstance(plugin, base):
+        raise PluginError(f"{type(plugin).__module__}.{type(plugin).__name__} does not derive from {base.__name__}")
+    return plugin
+
+
+def resolve(config: Config) -> Config:
+    """The same experiment with every plug-in's default settings written out, and that clients send gradients.
+
+    Raises:
+        ConfigError: a plug-in refuses its settings, or the strategy's class contradicts what clients are said to send.
+        PluginError: the strategy does not load.
+    """
+
+    def full(group: registry.Group, table: Any, where: str) -> Any:
+        plugin = registry.build(group, table.name, table.settings, where)
+        if not dataclasses.is_dataclass(plugin):
+            return table
+        return type(table)(**{**table.model_dump(), **dataclasses.asdict(plugin)})  # type: ignore[arg-type]
+
+    training, strategy = _by_the_strategy(config)
+    return check(
+        Config,
+        config.model_copy(
+            update={
+                "training": training,
+                "strategy": strategy,
+                "data": full("datasets", config.data, "data"),
+                "partition": full("partitions", config.partition, "partition"),
+                "model": full("models", config.model, "model"),
+                "defense": [full("defenses", t, f"defense.{i}") for i, t in enumerate(config.defense)],
+                "attack": [full("attacks", t, f"attack.{t.title}") for t in config.attack],
+            }
+        ).model_dump(mode="json", exclude_none=True),
+        "experiment",
+    )
+
+
+def _by_the_strategy(config: Config) -> tuple[TrainingTable, StrategyTable]:
+    """[training] and [strategy] with what only the strategy's class tells, where its clients send gradients."""
+    training, strategy = config.training, config.strategy
+    cls = registry.load("strategies", strategy.name)
+    if sends(cls, strategy.name, training.sends) == "weights":
+        return training, strategy
+    rate = registry.parameters(cls).get("learning_rate")
+    if rate is not None and isinstance(rate.default, int | float):
+        strategy = StrategyTable(**{"learning_rate": rate.default} | strategy.model_dump())
+    return training.model_copy(update={"sends": "gradient"}), strategy

@@ -1,0 +1,505 @@
+"""The experiment file: TOML, checked before anything runs.
+
+Every table is strict: an unknown key, a wrong type or a contradiction is a ConfigError that names
+the key and, where there is one, the nearest known name. A table with a `name` picks a plug-in; its
+other keys are that plug-in's own settings and are checked against it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedsim.errors import ConfigError, TrustError, did_you_mean, first_line
+from fedsim.plugins.registry import explain
+
+_T = TypeVar("_T", bound=BaseModel)
+
+
+class Table(BaseModel):
+    """A table of the experiment file; unknown keys are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
+
+
+class PluginTable(BaseModel):
+    """A table that picks a plug-in by `name`; the other keys are the plug-in's settings."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, ser_json_inf_nan="constants")
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The plug-in's own settings."""
+        return dict(self.model_extra or {})
+
+
+class DataTable(PluginTable):
+    """[data]: which data set, and whether models are fed with standardised inputs."""
+
+    name: str = "digits"
+    standardise: bool = True
+
+
+class PartitionTable(PluginTable):
+    """[partition]: who holds what.
+
+    `test_fraction` is held out to test on: of each client's examples (`test_by = "sample"`), or of
+    the clients, who then train nothing and whose examples the server tests on (`test_by = "client"`).
+    """
+
+    name: str = "iid"
+    samples_per_client: int | None = Field(default=None, ge=1)
+    test_fraction: float = Field(default=0.0, ge=0, lt=1)
+    test_by: Literal["sample", "client"] = "sample"
+
+
+class ModelTable(PluginTable):
+    """[model]: which network, and the trained state to start from.
+
+    `start` is a safetensors file such as `fedsim train` writes; a relative path is relative to the
+    experiment file.
+    """
+
+    name: str = "sme-cnn"
+    start: str | None = None
+
+
+class StrategyTable(PluginTable):
+    """[strategy]: which Flower strategy aggregates."""
+
+    name: str = "fedavg"
+
+
+class TrainingTable(Table):
+    """[training]: see `fedsim.training.loop.LocalTraining`, which checks the values.
+
+    `batches` left out is `reshuffled`; that is written nowhere, so that runs and states made before there was a
+    choice stay what they are. `sends` is declared by the strategy's class; `resolve` writes it down where that is
+    `gradient`, for a recording is attacked without loading the strategy. Then clients take one mini-batch a round:
+    `local_steps = 1`.
+    """
+
+    local_epochs: int | None = None
+    local_steps: int | None = None
+    batch_size: int = 10
+    batches: Literal["reshuffled", "fixed"] | None = None
+    learning_rate: float = 0.01
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_norm: Literal["train", "eval", "frozen"] = "train"
+    batch_norm_statistics: Literal["shared", "withheld"] = "shared"
+    dropout: bool = True
+    sends: Literal["weights", "gradient"] | None = None
+
+
+class FederationTable(Table):
+    """[federation]: how many clients and rounds, on which engine.
+
+    `evaluate_every` is the rounds between two evaluations (0 for none at all; else the last round has
+    one, too), `evaluate_examples` the most test examples that the server evaluates on (default: all; the
+    same ones, drawn by the seed, each time), `timeout` how many seconds a round waits for its clients
+    (and a little longer for what they have sent by then; an evaluation waits as long again), `device`
+    where clients train,
+    `vectorise` whether clients with small networks train several at once (`fedsim.training.cohort`)
+    or each in a loop of its own.
+
+    Engine `ray`: `actors` is the number of Ray actors (default: one a core, on a cluster as many as
+    fit), `address` a Ray cluster to join, `gpus_per_actor` the share of a GPU that each actor takes
+    when `device` is `cuda`. Engine `flower`: `supernodes` is how many of them to start, or, under
+    `flwr run`, to wait for; `port` is where the SuperLink listens on loopback (default: a free one);
+    `address` is the name of a connection in Flower's own configuration, to submit to a SuperLink
+    that runs already.
+    """
+
+    engine: Literal["serial", "ray", "flower"] = "serial"
+    seed: int = Field(default=0, ge=0)
+    clients: int = Field(default=10, ge=1, le=10_000_000)
+    rounds: int = Field(default=1, ge=1, le=1_000_000)
+    straggler_probability: float = Field(default=0.0, ge=0, le=1)
+    evaluate_every: int = Field(default=1, ge=0)
+    evaluate_examples: int | None = Field(default=None, ge=1)
+    timeout: float = Field(default=3600.0, gt=0, le=1e8)
+    device: Literal["cpu", "cuda"] = "cpu"
+    vectorise: bool = True
+    actors: int | None = Field(default=None, ge=1, le=100_000)
+    address: str | None = None
+    gpus_per_actor: float = Field(default=1.0, gt=0, le=1024)
+    supernodes: int = Field(default=2, ge=1, le=100_000)
+    port: int | None = Field(default=None, ge=1, le=65535)
+
+
+class StatesTable(Table):
+    """[states]: which states of training are kept, in `RUN/states` or by `fedsim train`.
+
+    `rounds` are rounds of the federation, `epochs` those of central training on the whole training
+    set, which only `fedsim train` does; 0 is the untrained model. In central training the learning
+    rate is multiplied with `decay` after each of the epochs `decay_at`.
+    """
+
+    rounds: list[Annotated[int, Field(ge=0)]] = []
+    epochs: list[Annotated[int, Field(ge=0, le=1_000_000)]] = []
+    decay_at: list[Annotated[int, Field(ge=1)]] = []
+    decay: float = Field(default=0.1, gt=0, le=1)
+
+
+class RecordingTable(Table):
+    """[recording]: see `fedsim.recording.transcript.Plan`; `rounds = []` records nothing.
+
+    `fsync` is whether each round and checkpoint has to be on the disk before the run goes on, so that a power cut
+    costs no more than the round in which it happens.
+    """
+
+    rounds: list[int] | None = None
+    clients: list[int] | None = None
+    every: int = Field(default=1, ge=1)
+    fsync: bool = False
+
+
+class KnowledgeTable(Table):
+    """[adversary.knowledge]: what the adversary is granted besides the messages.
+
+    `true` grants what the run itself holds, `false` withholds it; a recording made elsewhere has
+    nothing to take from, so there the value is written out: `model = "module:callable"`,
+    `input_shape = [1, 28, 28]`, `value_range = [0.0, 1.0]`. What the server sent along with its model in the attacked
+    round (`learning_rate` and its kin) is taken from there wherever it says something. `records` are the victim's
+    training examples; `partial_records` names the one column of a table that is withheld of them.
+    """
+
+    model: bool | str = True
+    loss: bool = True
+    input_shape: bool | list[int] = True
+    num_classes: bool | int = True
+    value_range: bool | list[float] = True
+    input_mean: bool | list[float] = True
+    input_std: bool | list[float] = True
+    learning_rate: bool | float = True
+    local_epochs: bool | int = True
+    local_steps: bool | int = True
+    batch_size: bool | int = True
+    optimizer: bool | str = True
+    momentum: bool | float = True
+    weight_decay: bool | float = True
+    proximal_mu: bool | float = True
+    labels: bool = False
+    records: bool = False
+    partial_records: Literal[False] | str = False
+
+
+class AdversaryTable(Table):
+    """[adversary]: whom to attack, when, and with what knowledge.
+
+    `when` is `at-end` (after the last round), `in-round` (in a process of its own as soon as a
+    round is recorded) or `never` (later, with `fedsim attack`). `victims` are client ids, `all`, or
+    by default the first recorded client; `rounds` are by default the first recorded one. `repeats`
+    runs each attack from that many random starts, all scored, so that scores get an interval. On a
+    CPU, `workers` processes of one thread each share the attacks (default: one a core, but
+    at most half as many as there are attacks).
+    """
+
+    when: Literal["at-end", "in-round", "never"] = "at-end"
+    victims: list[int] | Literal["all"] | None = None
+    rounds: list[int] | Literal["all"] | None = None
+    repeats: int = Field(default=1, ge=1, le=1000)
+    workers: int | None = Field(default=None, ge=1, le=4096)
+    device: str = "auto"
+    knowledge: KnowledgeTable = KnowledgeTable()
+
+
+class AttackTable(PluginTable):
+    """[[attack]]: one attack; `label` tells two settings of the same one apart and names a folder."""
+
+    label: str = ""
+
+    @field_validator("label")
+    @classmethod
+    def _names_a_folder(cls, label: str) -> str:
+        if label and not re.fullmatch(r"\w[\w .,=+-]*", label):
+            raise ValueError(f"it names a folder: expected letters, digits and any of ' .,=+-', got '{label}'")
+        return label
+
+    @property
+    def title(self) -> str:
+        """What scores and findings are filed under."""
+        return self.label or self.name
+
+
+class AttackFile(Table):
+    """What `fedsim attack RUN FILE` reads: an adversary without a federation.
+
+    `truth` maps client ids to safetensors files with `data` (`example channel height width` in
+    [0, 1]) and `labels`, for scoring what was recorded elsewhere. The attacks never see them.
+    """
+
+    adversary: AdversaryTable = AdversaryTable()
+    attack: list[AttackTable] = []
+    truth: dict[str, str] = {}
+
+    @field_validator("truth")
+    @classmethod
+    def _keys_are_clients(cls, truth: dict[str, str]) -> dict[str, str]:
+        for key in truth:
+            if not (key.isascii() and key.isdigit()):
+                raise ValueError(f"expected client ids as keys, got '{key}'")
+        return truth
+
+    @model_validator(mode="after")
+    def _attacks_make_sense(self) -> AttackFile:
+        for name, chosen in (("victims", self.adversary.victims), ("rounds", self.adversary.rounds)):
+            if isinstance(chosen, list):
+                _check_list(f"adversary.{name}", chosen, "clients" if name == "victims" else name)
+        titles = [table.title for table in self.attack]
+        for title in titles:
+            if titles.count(title) > 1:
+                raise ValueError(f"two attacks are called '{title}'; give one of them a label of its own")
+        return self
+
+
+class Config(AttackFile):
+    """A whole experiment file."""
+
+    data: DataTable = DataTable()
+    partition: PartitionTable = PartitionTable()
+    model: ModelTable = ModelTable()
+    training: TrainingTable = TrainingTable(local_epochs=1)
+    federation: FederationTable = FederationTable()
+    strategy: StrategyTable = StrategyTable()
+    defense: list[PluginTable] = []
+    recording: RecordingTable = RecordingTable()
+    states: StatesTable = StatesTable()
+
+    @property
+    def sends(self) -> Literal["weights", "gradient"]:
+        """What clients send, once `fedsim.experiments.build.resolve` has asked the strategy's class."""
+        return self.training.sends or "weights"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        clients, rounds = self.federation.clients, self.federation.rounds
+        for where, chosen, count, what in (
+            ("adversary.victims", self.adversary.victims, clients, "clients"),
+            ("recording.clients", self.recording.clients, clients, "clients"),
+            ("adversary.rounds", self.adversary.rounds, rounds, "rounds"),
+            ("recording.rounds", self.recording.rounds, rounds, "rounds"),
+        ):
+            if isinstance(chosen, list) and (chosen or where != "recording.rounds"):
+                _check_choice(where, chosen, count, what)
+        if self.recording.rounds == [] and self.attack and self.adversary.when != "never":
+            raise ValueError("recording.rounds: nothing is recorded, so there is nothing to attack; name rounds")
+        if self.states.rounds and max(self.states.rounds) > rounds:
+            raise ValueError(
+                f"states.rounds: round {max(self.states.rounds)} of federation.rounds = {rounds}; raise it"
+            )
+        if self.federation.address and self.federation.port:
+            raise ValueError("federation.port: with an address nothing is started here, so there is no port to choose")
+        # A run folder may come from a stranger: what it holds names no code and no files.
+        if isinstance(self.adversary.knowledge.model, str):
+            raise ValueError(
+                "adversary.knowledge.model: a federation has a model of its own, so give true or false; "
+                "'module:callable' belongs in the attack file of a recording made elsewhere"
+            )
+        if self.truth:
+            raise ValueError("truth: a federation has its own; [truth] belongs in an attack file")
+        return self
+
+
+def _check_list(where: str, chosen: list[int], what: str) -> None:
+    if not chosen:
+        raise ValueError(f"{where}: the list is empty; leave the key out, or name {what}")
+    if twice := [item for item, count in Counter(chosen).items() if count > 1]:
+        raise ValueError(f"{where}: {twice[0]} is named twice; name each once")
+
+
+def _check_choice(where: str, chosen: list[int], count: int, what: str) -> None:
+    first = 0 if what == "clients" else 1
+    if len(chosen) > count:
+        raise ValueError(f"{where}: {len(chosen)} {what} named, but federation.{what} is {count}")
+    for item in chosen:
+        if not first <= item < first + count:
+            raise ValueError(f"{where}: expected {what} from {first} to {first + count - 1}, got {item}")
+    _check_list(where, chosen, what)
+
+
+def load_config(path: Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Config:
+    """Read an experiment file and apply `key=value` overrides.
+
+    Args:
+        trust: accept `module:callable` in a file that lies in a run folder.
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, says something that does not hold, or names code and is not
+            the user's own.
+    """
+    tables = read_toml(path, overrides)
+    for table, key in (("model", "start"), ("partition", "path")):  # nodes work in folders of their own
+        owner = tables.get(table)
+        if isinstance(owner, dict) and isinstance(owner.get(key), str) and owner[key]:
+            try:
+                owner[key] = str((path.parent / Path(owner[key]).expanduser()).resolve())
+            except (OSError, ValueError, RuntimeError) as error:
+                raise ConfigError(f"{path}: {table}.{key}: {first_line(error)}; name another file") from error
+    config = check(Config, tables, str(path))
+    check_trust(config, path, trust or not is_in_a_run(path))
+    return config
+
+
+def is_in_a_run(path: Path, run: Path | None = None) -> bool:
+    """Whether a file lies in a run folder, which may be a stranger's; also where it, or a folder on the way, is a link.
+
+    A run folder is `run`, or known by its manifest beside its experiment, or by a recording.
+    """
+    places = {*Path(os.path.abspath(path)).parents, *path.resolve().parents}  # noqa: PTH100
+    if run is not None and run.resolve() in {place.resolve() for place in places}:
+        return True
+    made = ("manifest.json", "experiment.toml")
+    return any(
+        all((place / name).exists() for name in made) or any(place.glob("transcript/round-*.safetensors"))
+        for place in places
+    )
+
+
+def check_trust(spec: AttackFile, path: Path, trust: bool) -> None:
+    """Raise TrustError where a file that is not trusted names code by `module:callable`, which would be imported."""
+    named = {f"attack.{table.title}": table.name for table in spec.attack}
+    if isinstance(spec, Config):
+        named |= {name: getattr(spec, name).name for name in ("data", "partition", "model", "strategy")}
+        named |= {f"defense.{place}": table.name for place, table in enumerate(spec.defense)}
+    found = {f"{where}.name": name for where, name in named.items() if ":" in name}
+    if isinstance(spec.adversary.knowledge.model, str):
+        found["adversary.knowledge.model"] = spec.adversary.knowledge.model
+    for where, name in found.items():
+        if not trust:
+            raise TrustError(
+                f"{path}: {where}: '{name}' is code that the run folder names, and is not run unasked; "
+                "pass --trust if you trust whoever made the folder"
+            )
+
+
+def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The tables of a TOML file with overrides applied; of what they say, only what no setting can be is refused."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: {_TOO_DEEP}") from error
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from error
+    for override in overrides:
+        _override(tables, override)
+    try:
+        for place, value in _leaves(tables):
+            if complaint := _impossible(place[-1], value, is_path=place[0] == "truth" or place[-1] in _PATHS):
+                raise ConfigError(f"{path}: {'.'.join(place)}: {complaint}")
+    except RecursionError as error:
+        raise ConfigError(f"{path}: {_TOO_DEEP}") from error
+    return tables
+
+
+_TOO_DEEP = "is nested too deeply; settings are tables, lists and values in them"
+_LARGEST = (1 << 64) - 1
+"""Flower's ids of nodes, which may be victims, have 64 bits."""
+_PATHS = ("path", "start", "folder")
+"""Settings that name a file or folder."""
+
+
+def _leaves(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every key and every value in `value` that is no table or list, and where it is."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield (*place, str(key)), str(key)
+            yield from _leaves(inner, (*place, str(key)))
+    else:
+        yield place, value
+
+
+def _impossible(key: str, value: Any, *, is_path: bool) -> str:
+    """Why no setting can have this value; nothing where one might."""
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return f"expected a whole number below 2^64, got one of {value.bit_length()} bits"
+    if not isinstance(value, str):
+        return ""
+    if "\0" in value:
+        return "holds a NUL character; remove it"
+    if not is_path or value == key:
+        return ""
+    if any(len(os.fsencode(part)) > 255 for part in value.split("/")) or len(os.fsencode(value)) > 4000:
+        return f"a path of {len(value)} characters is longer than files can be called; shorten it"
+    try:
+        Path(value).expanduser()
+    except RuntimeError:
+        return f"nobody knows the home folder that {value.split('/')[0]!r} stands for; write the path out"
+    return ""
+
+
+def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
+    """Validate `tables` as `kind`, turning the first error into one sentence."""
+    try:
+        text = json.dumps(tables)
+    except TypeError as error:
+        raise ConfigError(f"{where}: dates and times are not used in experiment files") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: {_TOO_DEEP}") from error
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":  # it was JSON a moment ago
+            raise ConfigError(f"{where}: {_TOO_DEEP}") from error
+        place, complaint = explain(error, tables)
+        if first["type"] == "extra_forbidden":
+            complaint = f"unknown key, {did_you_mean(place[-1], _fields_at(kind, first['loc'][:-1]))}"
+        elif first["type"] == "list_type" and isinstance(first["input"], dict):
+            complaint = f"this is a list of tables; write [[{place[-1]}]]"
+        raise ConfigError(": ".join([where, *([".".join(place)] if place else []), complaint])) from error
+
+
+def _fields_at(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    for part in path:
+        found = kind.model_fields.get(str(part))
+        if found is not None and isinstance(found.annotation, type) and issubclass(found.annotation, BaseModel):
+            kind = found.annotation
+    return list(kind.model_fields)
+
+
+def _override(tables: dict[str, Any], override: str) -> None:
+    """Apply one `a.b.c=value`; in a list of plug-in tables the next word picks one by label or name."""
+    path, equals, text = override.partition("=")
+    *parents, last = (word.strip() for word in path.split("."))
+    if not equals or not all((*parents, last)):
+        raise ConfigError(f"--set {override}: expected key=value, e.g. attack.sme.iterations=200")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except RecursionError as error:
+        raise ConfigError(f"--set {'.'.join(parents)}.{last}: {_TOO_DEEP}") from error
+    except ValueError:
+        value = text
+    table: Any = tables
+    for word in parents:
+        if isinstance(table, list):
+            named = [t for t in table if isinstance(t, dict)]
+            chosen = [t for t in named if word in (t.get("label"), t.get("name"))]
+            if len(chosen) != 1:
+                raise ConfigError(
+                    f"--set {override}: {len(chosen) or 'no'} tables are called '{word}', "
+                    f"{did_you_mean(word, (str(t.get('label', t.get('name', ''))) for t in named))}"
+                )
+            table = chosen[0]
+        else:
+            table = table.setdefault(word, {})
+        if not isinstance(table, dict | list):
+            raise ConfigError(f"--set {override}: '{word}' is a value, not a table")
+    if isinstance(table, list):
+        raise ConfigError(f"--set {override}: name one of them, e.g. {'.'.join(parents)}.NAME.{last}")
+    table[last] = value

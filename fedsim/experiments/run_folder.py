@@ -1,0 +1,417 @@
+"""A run is a folder; this names what lies where."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedsim.errors import ConfigError, RunError, one_line
+from fedsim.experiments import lock
+from fedsim.experiments.config import Config, check, check_trust, read_toml
+from fedsim.files import hash_file, in_one_step, remove_leftovers
+from fedsim.recording import manifest
+
+_VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
+
+
+_INFLUENCES = ("data", "partition", "model", "training", "federation", "strategy", "defense", "states")
+"""The tables of an experiment that a training follows from."""
+_LAUNCH = ("engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "port", "evaluate_every")
+"""The keys of [federation] that it does not follow from."""
+_MAY_CHANGE = ("adversary.", "attack.", "states.", "recording.fsync", *(f"federation.{key}" for key in _LAUNCH))
+"""Settings with which a run may go on where they are others than it was begun with."""
+_MADE = (
+    "experiment.toml", "versions.json", manifest.NAME, manifest.GUARD, lock.NAME, "log.txt", "metrics.csv",
+    "scores.csv", "image-scores.csv", "checkpoint.safetensors", "report.html", "geometry.csv", "geometry-ratios.png",
+    "geometry-cosines.png", "transcript/round-*.safetensors", "findings/*/*.safetensors", "findings/*/*.png",
+    "states/*.safetensors", "states/manifest.json", "optima/*/client-*.safetensors", "deployment/*",
+)  # fmt: skip
+"""Every file that fedsim leaves in a run folder, besides half-written ones."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where everything of one run is written."""
+
+    path: Path
+
+    @property
+    def experiment(self) -> Path:
+        """The resolved experiment file."""
+        return self.path / "experiment.toml"
+
+    @property
+    def transcript(self) -> Path:
+        """What the curious server recorded; the folder itself where rounds lie right in it, as an app may have them."""
+        inner = self.path / "transcript"
+        return self.path if not inner.is_dir() and any(self.path.glob("round-*.safetensors")) else inner
+
+    @property
+    def findings(self) -> Path:
+        """What the attacks claim, one safetensors file each."""
+        return self.path / "findings"
+
+    @property
+    def scores(self) -> Path:
+        """One tidy row per attack, victim, round, repeat and metric."""
+        return self.path / "scores.csv"
+
+    @property
+    def images(self) -> Path:
+        """The same for every single image."""
+        return self.path / "image-scores.csv"
+
+    @property
+    def states(self) -> Path:
+        """Trained models that the experiment wants kept."""
+        return self.path / "states"
+
+    @property
+    def optima(self) -> Path:
+        """Each client's optimal local model, once the evaluator needed it."""
+        return self.path / "optima"
+
+    @property
+    def metrics(self) -> Path:
+        """Accuracy and loss per round, of the server and of each client."""
+        return self.path / "metrics.csv"
+
+    @property
+    def report(self) -> Path:
+        """One self-contained page."""
+        return self.path / "report.html"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The global model and the strategy's state after the last complete round."""
+        return self.path / manifest.SEALED
+
+    @property
+    def log(self) -> Path:
+        """What the program said."""
+        return self.path / "log.txt"
+
+    @property
+    def manifest(self) -> Path:
+        """What the run is made of; see `fedsim.recording.manifest`."""
+        return self.path / manifest.NAME
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from writing here; see `fedsim.lock`.
+
+        Raises:
+            ConfigError: another process writes here, or the path is that of a file.
+            RunError: the folder cannot be written, or see `check_kinds`.
+        """
+        if os.path.lexists(self.path) and not self.path.is_dir():
+            raise ConfigError(f"{self.path}: is a file; choose another --out")
+        with lock.held(self.path):
+            self.check_kinds()
+            yield
+
+    def prepare(self, *, resume: bool, overwrite: bool) -> None:
+        """Make the folder, or refuse one that holds another run; best called while it is `held`.
+
+        Raises:
+            ConfigError: the folder holds a run and neither `resume` nor `overwrite` is set, or
+                there is nothing to resume.
+            RunError: the folder cannot be written.
+        """
+        if resume and not self.experiment.is_file():
+            raise ConfigError(f"{self.path}: holds no run to resume; expected {self.experiment.name} in it")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not resume:
+                self._clear(overwrite)
+            remove_leftovers(self.path)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be written ({error.strerror}); choose another --out") from error
+        if not resume:
+            manifest.start(self.path)
+
+    def _clear(self, overwrite: bool) -> None:
+        """Remove an earlier run, and nothing else."""
+        names = {entry.name for entry in os.scandir(self.path)} - {lock.NAME, manifest.GUARD, self.log.name}
+        if not names:
+            return
+        if not overwrite:
+            raise ConfigError(
+                f"{self.path}: is not empty; choose another --out, continue with --resume, or pass --overwrite"
+            )
+        if self.path.is_symlink():
+            raise RunError(f"{self.path}: cannot be written, for it is a symbolic link; name the folder itself")
+        if manifest.read(self.path) is None:  # which fedsim makes first of all
+            raise ConfigError(f"{self.path}: is not a run folder, so --overwrite does not touch it")
+        for path in _files(self.path):
+            if not _is_made(path.relative_to(self.path).as_posix()):
+                raise ConfigError(
+                    f"{path}: is not of a run, so --overwrite does not touch the folder; move it elsewhere"
+                )
+        for name in sorted(names, key=lambda name: name == manifest.NAME):  # by which the folder is known, last
+            path = self.path / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def check_kinds(self) -> None:
+        """Make sure that what fedsim reads or writes here are files and folders.
+
+        Raises:
+            RunError: something is a link, through which other files would be overwritten, a pipe or a device, at which
+                reading would wait for ever, or a folder that may not be read.
+        """
+        for path in _files(self.path, {pattern.partition("/")[0] for pattern in _MADE}):
+            if path.is_symlink():
+                raise RunError(f"{path}: is a symbolic link, which fedsim does not follow in a run folder; remove it")
+            if not path.is_file():
+                raise RunError(f"{path}: is neither a file nor a folder; remove it")
+        for name in _MADE:
+            if (self.path / name).is_dir():
+                raise RunError(f"{self.path / name}: is a folder, expected a file; remove it")
+
+    def write_experiment(self, config: Config) -> None:
+        """Save the resolved experiment and the versions that run it."""
+        self._write_experiment(config)
+        versions = self.path / "versions.json"
+        write_text(versions, json.dumps(_versions(), indent=2) + "\n")
+        with manifest.changing(self.path) as noted:
+            noted.seed = config.federation.seed
+            noted.settings = settings_of(config)
+            noted.files[versions.name] = hash_file(versions)
+
+    def read_experiment(self, *, trust: bool = False) -> Config | None:
+        """The experiment that made this run, or None for a recording made elsewhere.
+
+        Args:
+            trust: accept `module:callable`, which runs code that whoever made the folder has chosen.
+
+        Raises:
+            ConfigError: it names such code and is not trusted, does not hold, or is not what the run was made with.
+        """
+        if not os.path.lexists(self.experiment):
+            return None
+        if self.experiment.is_symlink() or not self.experiment.is_file():
+            kind = "a symbolic link" if self.experiment.is_symlink() else "no file"
+            raise ConfigError(f"{self.experiment}: is {kind}, so nobody knows what was run; remove it")
+        config = check(Config, read_toml(self.experiment), str(self.experiment))
+        check_trust(config, self.experiment, trust)
+        self.check_same(config)
+        return config
+
+    def check_same(self, config: Config) -> None:
+        """Raise ConfigError where the run was made with other settings than `config` has.
+
+        Who attacks, how the run is launched and how many rounds are still to come may be changed.
+        """
+        noted = manifest.read(self.path)
+        if noted is None or noted.settings is None:
+            return
+        for key, (before, now) in differing(noted.settings, settings_of(config)).items():
+            if key == "federation.rounds" and now >= max(map(int, noted.rounds), default=0):
+                continue
+            if not key.startswith(_MAY_CHANGE):
+                raise ConfigError(
+                    f"{self.experiment}: {key}: the run was made with {_told(before)}, but now it says {_told(now)}; "
+                    "put it back, or begin another run"
+                )
+
+    def check_key(self) -> None:
+        """Raise ConfigError where the run is signed and there is no key to sign it again, or the other way round."""
+        if (noted := manifest.read(self.path)) is not None:
+            manifest.check_key(self.path, noted)
+
+    def check_resumable(self) -> None:
+        """Raise RunError where what a run goes on from is not what it wrote last."""
+        if not self.manifest.is_file():
+            return
+        for path in (self.checkpoint, self.metrics):
+            if path.is_file() and not manifest.is_noted(self.path, path):
+                raise RunError(
+                    f"{path}: is not what this run wrote, so going on from it would give another run; "
+                    "put it back, or begin again with --overwrite"
+                )
+
+    def note(self, *paths: Path) -> None:
+        """Note what these files of the run are now; see `fedsim.recording.manifest`."""
+        manifest.note(self.path, *paths)
+
+    def announce(self, path: Path, digest: str) -> None:
+        """Note the hash that a file of the run is about to have."""
+        manifest.announce(self.path, path, digest)
+
+    def write_table(self, path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write a CSV file of the run in one step, and note it."""
+        text = as_csv(columns, rows)
+        self.announce(path, hashlib.sha256(text.encode()).hexdigest())
+        write_text(path, text)
+
+    def settle(self) -> None:
+        """Of what was announced and has been written, let the manifest forget what was there before."""
+        with manifest.changing(self.path):
+            pass
+
+    def note_experiment(self, config: Config) -> None:
+        """Note that the run goes on with `config`."""
+        noted = manifest.read(self.path)
+        if noted is not None and differing(noted.settings or {}, settings_of(config)):
+            with manifest.changing(self.path) as changed:
+                changed.seed, changed.settings = config.federation.seed, settings_of(config)
+        if differing(settings_of(check(Config, read_toml(self.experiment), str(self.experiment))), settings_of(config)):
+            self._write_experiment(config)
+
+    def _write_experiment(self, config: Config) -> None:
+        tables = config.model_dump(mode="json", exclude_none=True)
+        write_text(self.experiment, tomli_w.dumps({k: v for k, v in tables.items() if v != []}))
+
+
+def made_with(config: Config) -> dict[str, Any]:
+    """What the states of a training follow from: the settings that have an influence on them, and the versions."""
+    tables = config.model_dump(mode="json", exclude_none=True, exclude={"federation": set(_LAUNCH)})
+    tables = {key: tables[key] for key in _INFLUENCES}
+    tables["states"].pop("epochs", None)  # more of them leave those before as they are
+    return {"experiment": tables, "versions": _versions()}
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Every setting by `table.key`, as it would be read from the experiment file again."""
+    found: dict[str, Any] = {}
+    for name, table in json.loads(config.model_dump_json(exclude_none=True)).items():
+        rows = {f"{name}.{row.get('label') or row['name']}": row for row in table} if name == "attack" else {}
+        rows |= {f"{name}.{place}": row for place, row in enumerate(table)} if name == "defense" else {}
+        for prefix, row in (rows if isinstance(table, list) else {name: table}).items():
+            found |= {f"{prefix}.{key}": value for key, value in row.items()}
+    return found
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that are not the same, with what they were and what they are; None where they are not set."""
+    pairs = {key: (before.get(key), now.get(key)) for key in (*before, *now)}
+    return {key: (a, b) for key, (a, b) in pairs.items() if json.dumps(a) != json.dumps(b)}
+
+
+def _told(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)
+
+
+def _is_made(name: str) -> bool:
+    """Whether fedsim writes a file of this name into a run folder."""
+    half_written = fnmatchcase(name, ".*.tmp") or fnmatchcase(name, "*/.*.tmp") or fnmatchcase(name, "*.tmp??????")
+    return half_written or any(fnmatchcase(name, pattern) for pattern in _MADE)
+
+
+def _files(folder: Path, only: set[str] | None = None) -> Iterator[Path]:
+    """Everything below `folder` that is no folder, links to folders too; at its top, `only` what has these names.
+
+    Raises:
+        RunError: a folder may not be read.
+    """
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be read ({error.strerror}); mend its permissions") from error
+    for entry in entries:
+        if only is not None and entry.name not in only:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path))
+        else:
+            yield Path(entry.path)
+
+
+def _versions() -> dict[str, str]:
+    return {name: _version(name) for name in _VERSIONED}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file in one step.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
+    with _written(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The same for bytes."""
+    with _written(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    try:
+        with in_one_step(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV file in one step; see `as_csv`."""
+    write_text(path, as_csv(columns, rows))
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """The text of a CSV file; missing values are empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def read_rows(path: Path, texts: Iterable[str] = (), numbers: Iterable[str] = ()) -> list[dict[str, str]]:
+    """The rows of a CSV file; none where there is no such file.
+
+    Args:
+        texts: columns that have to be there.
+        numbers: columns that have to hold a number or nothing.
+
+    Raises:
+        RunError: it cannot be read, or does not hold that.
+    """
+    if not path.is_file():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        for place, row in enumerate(rows, 2):
+            if missing := [name for name in texts if not isinstance(row.get(name), str)]:
+                raise ValueError(f"line {place} lacks {missing[0]}")
+            for name in numbers:
+                float(row.get(name) or 0)
+        return rows
+    except (OSError, ValueError, csv.Error) as error:
+        raise RunError(f"{path}: cannot be read ({error}); remove it, and attack or resume the run") from error
+
+
+def measurements(folder: RunFolder) -> list[dict[str, str]]:
+    """The rows of `metrics.csv`.
+
+    Raises:
+        RunError: they are not such as a run writes.
+    """
+    rows = read_rows(folder.metrics, ("round", "client"), ("accuracy", "loss", "num_examples", "seconds"))
+    if odd := [row["round"] for row in rows if not row["round"].isdecimal()]:
+        raise RunError(f"{folder.metrics}: has a round {one_line(odd[0])!r}; remove it, and resume the run")
+    return rows
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,143 @@
+"""Run a federation: check the experiment, prepare its folder, start an engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import InstallationError, PluginError, what_it_said
+from fedsim.experiments.build import Experiment, resolve
+from fedsim.experiments.config import Config
+from fedsim.experiments.integrity import adopt
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.plugins import registry
+from fedsim.recording.sealed import read_sealed
+
+log = logging.getLogger(__name__)
+
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_LOG_LEVEL": "WARNING",
+}
+
+
+def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Train for the rounds that `config` names and record what the server sees into `folder`.
+
+    Raises:
+        ConfigError: something in the experiment cannot be; nothing was started.
+        PluginError: a plug-in does not load, or ends the program; nothing was started.
+        RunError: the federation cannot go on; what was recorded stays usable.
+    """
+    os.environ.update({key: value for key, value in _QUIET.items() if key not in os.environ})
+    registry.check_installation()
+    server_app, client_app = _app("server"), _app("client")
+    try:
+        config = resolve(config)
+        Experiment(config).check()
+    except SystemExit as error:
+        raise PluginError(
+            f"the experiment cannot be made, a plug-in ended the program ({what_it_said(error)})"
+        ) from error
+    with folder.held():
+        begin(config, folder, resume=resume, overwrite=overwrite)
+        if resume and _is_finished(config, folder):
+            log.info("the run is finished: all %d rounds are done already", config.federation.rounds)
+            return
+        _launch(server_app, client_app, config, folder, resume)
+
+
+def begin(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Make `folder`, which is held, ready for a run, or for one that goes on.
+
+    Raises:
+        ConfigError: it holds another run, none to resume, or one with other settings or another key.
+        RunError: what the run would go on from is not what it wrote.
+    """
+    folder.prepare(resume=resume, overwrite=overwrite)
+    if not resume:
+        folder.write_experiment(config)
+        return
+    adopt(folder)
+    folder.check_key()
+    folder.check_same(config)
+    folder.check_resumable()
+    folder.note_experiment(config)
+
+
+def _launch(server_app: Any, client_app: Any, config: Config, folder: RunFolder, resume: bool) -> None:
+    """Start the engine that `config` names, and wait for its end."""
+    engine = config.federation.engine
+    context = _context(config, folder, resume)
+    if engine == "serial":
+        from fedsim.engines import serial
+
+        serial.launch(server_app, client_app, context)
+    elif engine == "flower":
+        from fedsim.engines import flower
+
+        flower.launch(
+            context.run_config,
+            folder.path,
+            supernodes=config.federation.supernodes,
+            port=config.federation.port,
+            address=config.federation.address,
+        )
+    else:
+        from fedsim.engines import ray
+
+        federation = config.federation
+        ray.launch(
+            server_app,
+            client_app,
+            context,
+            clients=federation.clients,
+            actors=federation.actors,
+            gpus_per_actor=federation.gpus_per_actor if federation.device == "cuda" else 0.0,
+            address=federation.address,
+        )
+
+
+def _is_finished(config: Config, folder: RunFolder) -> bool:
+    """Whether nothing is left to train, for which no engine has to start.
+
+    Raises:
+        RunError: the checkpoint is damaged.
+    """
+    if not folder.checkpoint.is_file():
+        return False
+    header, _ = read_sealed(folder.checkpoint)
+    return int(header["round"]) >= config.federation.rounds
+
+
+def _context(config: Config, folder: RunFolder, resume: bool) -> Any:
+    from flwr.app import Context, RecordDict
+
+    settings: dict[str, bool | bytes | float | int | str] = {
+        "experiment": config.model_dump_json(),
+        "out": str(folder.path.resolve()),
+        "resume": resume,
+    }
+    return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)  # type: ignore[arg-type]
+
+
+def _app(side: str) -> Any:
+    """Flower's app for one side, found by entry point: the core never imports the rooms."""
+    found = [entry for entry in entry_points(group="fedsim.apps") if entry.name == side]
+    if not found:
+        raise InstallationError(f"no {side} app is registered; install the project first ('pip install -e .')")
+    try:
+        return found[0].load()
+    except ImportError as error:
+        raise InstallationError(
+            f"a federation needs Flower ({error}); pip install 'fedsim-curious[federation]'"
+        ) from error
+
+
+def default_folder(file: Path) -> RunFolder:
+    """`runs/NAME` for the experiment file `NAME.toml`."""
+    return RunFolder(Path("runs") / file.stem)

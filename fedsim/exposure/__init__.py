@@ -1,0 +1,1 @@
+"""How exposed a client's data are, computed by who holds them."""

@@ -1,0 +1,159 @@
+"""How a client's local steps lie in parameter space: the analysis behind surrogate models (SME, Sect. 5.1).
+
+It needs the client's data, so it is the evaluator's: it says beforehand, or afterwards, how well an
+update can be matched by the gradient at one model on the line between w_0 and w_T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.errors import ConfigError
+from fedsim.experiments.build import Experiment
+from fedsim.randomness import one_thread
+from fedsim.recording.transcript import Transcript
+from fedsim.reporting.figures import Line, Numbers, Panel, Style
+from fedsim.task import Loss
+from fedsim.training.loop import LocalTraining, batches_of_round, forward, load_state, local_update, set_modes
+from fedsim.wire.messages import State
+
+_POINTS = 21
+"""On the line between w_0 and w_T, ends included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """What one client's local training looks like.
+
+    Attributes:
+        ratios: `step`, share of the norm of the gradient at w_t that lies in the plane spanned by the
+            two leading directions of all of them: ||P_2 g_t|| / ||g_t||, in [0, 1].
+        alphas: `point`, positions on the line, 1 being w_0 and 0 being w_T (SME, Eq. 5).
+        cosines: `point`, cosine between w_0 - w_T and the gradient at that position, in [-1, 1].
+    """
+
+    ratios: Numbers
+    alphas: Numbers
+    cosines: Numbers
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """The three rows of SME's Tables 1, 4 and 5: lowest ratio, cosine at w_0, largest cosine."""
+        return {
+            "min ratio": float(self.ratios.min()),
+            "cosine at w_0": float(self.cosines[-1]),
+            "max cosine": float(self.cosines.max()),
+        }
+
+
+def geometry(
+    model: nn.Module,
+    before: State,
+    inputs: Tensor,
+    labels: Tensor,
+    settings: LocalTraining,
+    *,
+    key: tuple[int | str, ...],
+    loss: Loss,
+    order: Sequence[Tensor] | None = None,
+) -> Geometry:
+    """Simulate a client's local training and look at it.
+
+    All gradients are of the mean loss of all its data, in the modes that it trains in. Memory is that
+    of T + 1 gradients.
+
+    Args:
+        model: lends its architecture.
+        before: w_0.
+        inputs: `example ...` in model units.
+        labels: `example`.
+        key: of its randomness; with that of the federation, the steps are those that were recorded.
+        order: as in `fedsim.training.loop.local_update`.
+    """
+    steps: list[Tensor] = []
+
+    def gradient() -> Tensor:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss(forward(model, inputs), labels), parameters)])
+
+    after, _ = local_update(
+        model,
+        before,
+        inputs,
+        labels,
+        settings,
+        key=key,
+        loss=loss,
+        order=order,
+        before_step=lambda: steps.append(gradient()),
+    )
+    path = torch.stack(steps).double()
+    moved = torch.cat([(before[n] - after[n]).flatten() for n, p in model.named_parameters() if p.requires_grad])
+    alphas = np.linspace(0, 1, _POINTS)
+    cosines = []
+    for alpha in alphas.tolist():
+        load_state(model, {name: alpha * before[name] + (1 - alpha) * after[name] for name in after})
+        set_modes(model, settings)
+        cosines.append(torch.nn.functional.cosine_similarity(gradient().double(), moved.double(), dim=0).item())
+    return Geometry(ratios=_ratios(path), alphas=alphas, cosines=np.array(cosines))
+
+
+def recorded(
+    experiment: Experiment, transcript: Transcript, rounds: Sequence[int]
+) -> Iterator[tuple[int, int, Geometry]]:
+    """Round, client and geometry of every recorded update of these rounds.
+
+    Local training is simulated once more from what the server sent, with the client's own data and
+    randomness. Defenses are left out.
+
+    Raises:
+        ConfigError: clients send gradients, so there are no local steps.
+    """
+    if experiment.training.sends == "gradient":
+        raise ConfigError(
+            "geometry: the clients of this run send gradients, so there is no path of local steps to look at; "
+            "name a run whose clients send weights"
+        )
+    data, loss, settings = experiment.data, experiment.dataset.task.loss, experiment.training
+    for number in rounds:
+        for client in transcript.clients(number):
+            inputs, labels = data.train(client)
+            before = transcript.update(number, client).before
+            key = (experiment.seed, "train", number, client)
+            order = batches_of_round(len(labels), settings, seed=experiment.seed, client=client, number=number)
+            with one_thread():
+                found = geometry(
+                    experiment.model, before, data.to_model(inputs), labels, settings, key=key, loss=loss, order=order
+                )
+            yield number, client, found
+
+
+def panels(found: Sequence[Geometry], style: Style) -> list[Panel]:
+    """SME's Figures 3 and 4: the ratio by local step, the cosine by position; a mean in the band of all clients."""
+    steps = min(len(item.ratios) for item in found)
+    ratios = Line(x=np.arange(steps, dtype=float), y=np.stack([item.ratios[:steps] for item in found]), style=style)
+    cosines = Line(x=found[0].alphas, y=np.stack([item.cosines for item in found]), style=style)
+    return [
+        Panel(
+            title="Local gradients in their leading plane", xlabel="local step t", ylabel="‖P₂ g‖ / ‖g‖", lines=[ratios]
+        ),
+        Panel(
+            title="Gradient on the line against the update",
+            xlabel="α: 0 returned state, 1 broadcast state",
+            ylabel="cosine",
+            lines=[cosines],
+        ),
+    ]
+
+
+def _ratios(path: Tensor) -> Numbers:
+    """From `step parameter` gradients; by way of their T x T products, which are few."""
+    values, vectors = torch.linalg.eigh(path @ path.T)
+    leading = (vectors[:, -2:] * values[-2:].clamp_min(0).sqrt()).square().sum(1).sqrt()
+    ratio: Numbers = (leading / path.norm(dim=1).clamp_min(1e-300)).clamp(max=1).numpy()
+    return ratio

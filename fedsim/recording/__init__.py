@@ -1,0 +1,1 @@
+"""What the curious server writes down, and how it is known to be whole."""

@@ -1,0 +1,349 @@
+"""One self-contained page about a run: what leaked, under which threat model, beside accuracy.
+
+It is written from whatever the run folder holds; a bare recording will do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from fedsim.attack import KNOWLEDGE, Knowledge, Paper
+from fedsim.auditing.audit import Audit
+from fedsim.defense import Defense
+from fedsim.errors import ConfigError, FedsimError
+from fedsim.experiments.config import Config, PluginTable
+from fedsim.experiments.integrity import held_against_manifest
+from fedsim.experiments.run_folder import RunFolder, measurements, write_text
+from fedsim.plugins import registry
+from fedsim.reporting import figures
+from fedsim.reporting.evidence import (
+    IMAGES,
+    TEXTS,
+    WORDS,
+    Found,
+    Recording,
+    attack_classes,
+    kinds,
+    own_audit,
+    read_findings,
+    read_recording,
+    scored,
+)
+from fedsim.reporting.summary import FEWEST, headline, lines, listed, most_victims
+
+log = logging.getLogger(__name__)
+
+PICTURES, ROUNDS = 12, 200
+"""Most findings shown, and most rounds listed."""
+DELTA = 1e-5
+"""The delta at which a defense's guarantee is stated."""
+_TRUTHS = {"labels": "labels", "records": "records", "partial_records": "all columns of records but one"}
+"""What can be granted of the victims' data."""
+_STEPPING = ("learning_rate", "momentum", "weight_decay")
+
+
+def write_report(
+    path: Path, audit: Audit | None = None, failures: list[str] | None = None, *, trust: bool = False
+) -> Path:
+    """Write `report.html` from what the run folder holds, and a PNG beside each finding.
+
+    Args:
+        path: the run folder.
+        audit: who attacked, and where the truth is; by default the run's own experiment says so.
+        failures: gets one sentence for each finding that cannot be shown; the page has the others, and says so.
+        trust: import code that the run folder names.
+
+    Raises:
+        ConfigError: the folder holds neither an experiment nor a recording, or names code and is not trusted.
+        RunError: the folder cannot be written.
+    """
+    folder, notes = RunFolder(path), list[str]()
+    if not folder.experiment.is_file() and not folder.transcript.is_dir():
+        raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
+    audit = audit or own_audit(folder, notes, trust=trust)
+    recording = read_recording(folder, notes)
+    failures = [] if failures is None else failures
+    found = read_findings(folder, audit, notes, failures, trust=trust)
+    attacks = attack_classes(audit, found, trust=trust)
+    leaks, measured = lines(scored(folder), kinds(folder, audit, trust=trust)), measurements(folder)
+    styles = {title: figures.style(place) for place, title in enumerate(attacks)}
+    floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
+    training, threats = figures.training_panels(measured), _threats(audit, found, attacks)
+    html = _template().render(
+        name=path.resolve().name,
+        path=path,
+        facts=_facts(audit, recording, notes)
+        | {"Versions": _versions(folder), "Integrity": _integrity(path, notes, failures)},
+        notes=notes,
+        leaks={leak.summary.attack: [o for o in leaks if o.summary.attack == leak.summary.attack] for leak in leaks},
+        fewest=FEWEST if most_victims(leaks) < FEWEST else 0,
+        headline=headline(leaks),
+        accuracy=_final_accuracy(measured, audit),
+        threats=threats,
+        truths=[_TRUTHS[item["name"]] for item in threats if item["granted"] and item["name"] in _TRUTHS],
+        made=_made(found),
+        single=_single(found),
+        found=found,
+        pictured=[item for item in found if item.picture],
+        read=[item for item in found if item.texts],
+        most={"pictures": PICTURES, "images": IMAGES, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
+        styles={title: styles[title] for title in styles if title in {f.about["attack"] for f in found if f.curves}},
+        training_legend={
+            name: style
+            for name, style in {
+                "server, on the public test set": figures.SERVER,
+                "clients, each on what it holds out: mean, lowest to highest": figures.CLIENTS,
+            }.items()
+            if any(line.style == style for panel in training for line in panel.lines)
+        },
+        training=training,
+        attacking=figures.attack_panels([(str(f.about["attack"]), f.curves) for f in found], styles, floor),
+        recording=recording,
+        own=audit is not None and audit.experiment is not None,
+        settings=_settings(folder, audit),
+        papers=_papers(audit, attacks),
+    )
+    write_text(folder.report, html)
+    return folder.report
+
+
+def _template() -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"png": _data_uri, "draw": figures.draw, "bibtex": bibtex, "listed": listed}
+    return environment.get_template("report.html.j2")
+
+
+def _final_accuracy(rows: Sequence[Mapping[str, str]], audit: Audit | None = None) -> str:
+    """What the recorded model is good for, out of `metrics.csv`, in a sentence; empty where nothing was evaluated.
+
+    By the last evaluated round, on the public test set; where the server has no such figure, as the plain mean over
+    clients, each on what it holds out.
+    """
+    most = audit.experiment.config.federation.evaluate_examples if audit and audit.experiment else None
+    public = f"at most {most} examples of the public test set" if most else "the public test set"
+    for name, unit in (("accuracy", ".1%"), ("loss", ".4g")):
+        known = [row for row in rows if row.get(name)]
+        last = max((int(row["round"]) for row in known), default=0)
+        own = {row["client"]: float(row[name]) for row in known if int(row["round"]) == last}
+        server = own.pop("server", None)
+        if server is not None:
+            return f"The model's final {name} on {public} is {server:{unit}} (after round {last})."
+        if own:
+            mean = float(np.mean(list(own.values())))
+            whose = "what one client holds out" if len(own) == 1 else f"what {len(own)} clients hold out, on average,"
+            return f"The model's final {name} on {whose} is {mean:{unit}} (after round {last})."
+    return ""
+
+
+def _single(found: Sequence[Found]) -> tuple[str, str] | None:
+    """What one example is called and where to look at it; None where no finding claims examples."""
+    if any(item.picture for item in found):
+        return "image", "the pictures"
+    if any(item.texts for item in found):
+        return "text", "the texts"
+    return ("example", "image-scores.csv") if any(item.images for item in found) else None
+
+
+def _threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Everything that can be granted: what it is, who was handed it, who needs it.
+
+    An attack is handed what it declares of what is granted, so what a finding was made with is what its attack had.
+    """
+    handed: dict[str, set[str]] = {}
+    for item in found:
+        handed.setdefault(str(item.about["attack"]), set()).update(item.about["granted"])
+    table = audit.spec.adversary.knowledge if audit else None
+    open_to_all = {name for name in KNOWLEDGE if table is not None and getattr(table, name) is not False}
+    if not found:
+        handed = {title: open_to_all & cls.declared() for title, cls in attacks.items() if cls}
+    text = " ".join(re.sub(r"`[^`]*`, ", "", inspect.getdoc(Knowledge) or "").replace("`", "").split())
+    threats = []
+    for name, after in zip(KNOWLEDGE, [*KNOWLEDGE[1:], "models"], strict=True):
+        about = re.search(rf" {name}: (.*?) {after}: ", text)
+        having = [title for title, names in handed.items() if name in names]
+        without = [title for title in handed if (cls := attacks.get(title)) and name in cls.declared() - handed[title]]
+        needed = [title for title, cls in attacks.items() if cls and name in cls.needs]
+        threats.append(
+            {
+                "name": name,
+                "about": about[1].rstrip(".") if about else "",
+                "granted": bool(having) or (name in open_to_all and not without),
+                "only": having if having and without else [],
+                "needed": needed,
+                "used": [title for title in having if title not in needed],
+            }
+        )
+    return threats if handed else []
+
+
+def _made(found: Sequence[Found]) -> list[dict[str, Any]]:
+    """Of each attack that found something: settings other than its defaults, what makes it again, its warnings."""
+    attacks: dict[str, dict[str, Any]] = {}
+    for item in found:
+        changed = ", ".join(f"{key} = {value}" for key, value in sorted(item.about["changed"].items()))
+        own = {
+            "plugin": item.about["plugin"],
+            "changed": changed,
+            "command": item.about["command"] or "",
+            "warnings": {},
+        }
+        warnings = attacks.setdefault(str(item.about["attack"]), own)["warnings"]
+        for warning in item.about["warnings"] or ():
+            what = str(warning).partition(": ")[2] or str(warning)  # whoever else it was said of
+            warnings[what] = warnings.get(what, 0) + 1
+    return [{"name": name} | own for name, own in attacks.items()]
+
+
+def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[str, str]:
+    """What was run: term to sentence."""
+    if audit is None or audit.experiment is None:
+        return _recorded_facts(recording)
+    experiment, config = audit.experiment, audit.experiment.config
+    partition, federation = config.partition, config.federation
+    most = f", at most {partition.samples_per_client} examples each" if partition.samples_per_client else ""
+    held = f", {partition.test_fraction:.0%} held out for tests" if partition.test_fraction else ""
+    facts = {
+        "Data": _described(config.data),
+        "Partition": _described(partition) + most + held,
+        "Model": _described(config.model),
+        "Federation": f"{federation.clients} clients, {federation.rounds} rounds, {_described(config.strategy)}",
+        "Local training": ", ".join(_local_training(config)),
+        "Defenses": "; ".join(map(_described, config.defense)) or "none",
+        "Seed, engine": f"{federation.seed}, {federation.engine}",
+    }
+    try:
+        if config.defense:
+            pairs = zip(config.defense, experiment.defenses, strict=True)
+            facts["Defenses"] = "; ".join(_defense(table, defense, federation.rounds) for table, defense in pairs)
+        data, shape = experiment.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
+        axes = {"image": "channel × height × width", "table": "features", "text": "tokens"}[data.task.kind]
+        goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
+        facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
+        facts["Model"] += f": {_count(sum(p.numel() for p in experiment.model.parameters()))} parameters"
+    except FedsimError as error:
+        notes.append(f"Not everything about this run can be told: {error}.")
+    return facts
+
+
+def _local_training(config: Config) -> list[str]:
+    training = config.training
+    batches = f"B = {training.batch_size}" + (", the same batches each epoch" if training.batches == "fixed" else "")
+    if config.sends == "gradient":
+        return ["none: clients send the gradient of one mini-batch a round", batches]
+    epochs, steps = f"E = {training.local_epochs} local epochs", f"T = {training.local_steps} local steps"
+    local = [epochs if training.local_epochs else steps, batches, training.optimizer]
+    return local + [
+        f"{key.replace('_', ' ')} {getattr(training, key):g}" for key in _STEPPING if getattr(training, key)
+    ]
+
+
+def _recorded_facts(recording: Recording) -> dict[str, str]:
+    headers = recording.headers
+    clients = {reply.client for header in headers for reply in header.replies}
+    sent = headers[0].config.items() if headers else ()
+    kinds = {"weights" if reply.gradient is None else "gradients" for header in headers for reply in header.replies}
+    return {
+        "Origin": "a recording without an experiment file, or with one that is not used, as of another Flower app",
+        "Federation": f"{len(clients)} recorded clients, {len(headers)} readable rounds",
+        "Model": f"{_count(recording.values)} values in each message" if recording.values else "",
+        "Clients sent": " and ".join(sorted(kinds, reverse=True)),
+        "Sent along": ", ".join(f"{key} {value}" for key, value in sent if key != "server-round"),
+    }
+
+
+def _described(table: PluginTable) -> str:
+    settings = ", ".join(f"{key} {value}" for key, value in table.settings.items())
+    return f"{table.name} ({settings})" if settings else table.name
+
+
+def _defense(table: PluginTable, defense: Defense, rounds: int) -> str:
+    proved = defense.guarantee(rounds, DELTA)
+    if proved is None:
+        return f"{_described(table)}: no formal guarantee"
+    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {rounds} rounds"
+    return f"{_described(table)}: {privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
+
+
+def _integrity(path: Path, notes: list[str], failures: list[str]) -> str:
+    """Which run this is, and whether it is still what was written; what is not is a note and a failure, too."""
+    verdict = held_against_manifest(path)
+    if verdict.differences:
+        notes.append(f"This is not the run that was written: {'; '.join(verdict.differences)}.")
+        failures.append(f"{path}: is not the run that was written: {'; '.join(verdict.differences)}")
+    return verdict.text
+
+
+def _versions(folder: RunFolder) -> str:
+    try:
+        versions = json.loads((folder.path / "versions.json").read_text(encoding="utf-8"))
+        return ", ".join(f"{name} {version}" for name, version in versions.items())
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _settings(folder: RunFolder, audit: Audit | None) -> list[tuple[str, str]]:
+    """Experiment file as it stands, and the attack file where that is another."""
+    settings = []
+    if folder.experiment.is_file():
+        settings.append((folder.experiment.name, folder.experiment.read_text(encoding="utf-8", errors="replace")))
+    if audit and not (audit.experiment and audit.spec is audit.experiment.config):
+        tables = audit.spec.model_dump(mode="json", exclude_none=True, include={"adversary", "attack", "truth"})
+        settings.append(("attack file", tomli_w.dumps(tables)))
+    return settings
+
+
+def _papers(audit: Audit | None, attacks: Mapping[str, Any]) -> list[tuple[str, Paper]]:
+    """What to cite, each paper once, with what it is cited for."""
+    used = [(title, getattr(cls, "paper", None)) for title, cls in attacks.items()]
+    if audit and audit.experiment:
+        for table in audit.experiment.config.defense:
+            try:
+                used.append((table.name, getattr(registry.load("defenses", table.name), "paper", None)))
+            except FedsimError as error:
+                log.warning("%s", error)
+    cited: dict[Paper, list[str]] = {}
+    for title, paper in used:
+        if paper and title not in cited.setdefault(paper, []):
+            cited[paper].append(title)
+    return [(listed(titles), paper) for paper, titles in cited.items()]
+
+
+def bibtex(paper: Paper) -> str:
+    """`paper` as a BibTeX entry; authors are listed by the surnames that `Paper` knows."""
+    journal = re.search("journal|transactions|letters|arxiv", paper.venue, re.IGNORECASE)
+    word = next(iter(re.findall(r"[a-z]{4,}", paper.title.lower())), "")
+    key = re.sub(r"\W", "", paper.authors.split(",")[0].lower()) + str(paper.year) + word
+    fields = {
+        "author": " and ".join(name.strip() for name in paper.authors.split(",")),
+        "title": f"{{{paper.title}}}",
+        "journal" if journal else "booktitle": paper.venue,
+        "year": str(paper.year),
+    }
+    escaped = {name: re.sub(r"([&%$#_])", r"\\\1", text) for name, text in fields.items()} | {"url": paper.url}
+    lines = [f"  {name} = {{{text}}}," for name, text in escaped.items() if text]
+    return "\n".join([f"@{'article' if journal else 'inproceedings'}{{{key},", *lines, "}"])
+
+
+def _count(number: int) -> str:
+    return f"{number:,}".replace(",", "\u202f")
+
+
+def _data_uri(picture: bytes) -> str:
+    return "data:image/png;base64," + b64encode(picture).decode()

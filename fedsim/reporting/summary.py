@@ -1,0 +1,397 @@
+"""Scores in short: one line per attack and metric, with a confidence interval, and what it says.
+
+`reading` alone decides what a score says; the page, its headline and the terminal quote it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL
+from fedsim.auditing.variants import named
+from fedsim.evaluation.imputation import IMPUTED
+
+LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
+BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
+LESS_THAN_PUBLIC = "less than public data do"
+NOT_JUDGED = "not judged"
+FEWEST = 5
+"""Victims without whom nothing is concluded: four may all be beyond the floor by chance, in 1 of 16 cases."""
+_CHANCE = 0.05
+_SHARES = {
+    "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
+    "attribute_balanced_accuracy", "local_accuracy", "recovered",
+}  # fmt: skip
+"""Metrics that are shares of something, in [0, 1]."""
+_COSINES = ("zest", "zest_other_start", "zest_of_optima")
+_RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0)) | {"mse": (0.0, 1.0)}
+_RANGES |= dict.fromkeys(
+    ("psnr", "class_psnr", "lpips", "parameter_distance", "local_loss", "local_mape"), (0.0, math.inf)
+)
+"""Where other metrics lie."""
+_NAMES = {
+    "psnr": "PSNR, dB",
+    "ssim": "SSIM",
+    "mse": "MSE",
+    "lpips": "LPIPS",
+    "l_sim": "L_sim",
+    "l_sim_line": "L_sim, best on the line",
+    "class_psnr": "class PSNR, dB",
+    "class_ssim": "class SSIM",
+    "zest": "Zest",
+    "zest_other_start": "Zest, other start",
+    "zest_of_optima": "Zest of the two optima",
+    "local_mape": "local MAPE, %",
+}
+_OF_MODELS = {"parameter_distance", "zest", "local_loss", "local_accuracy", "local_mape"}
+"""Metrics whose `ceiling` is no bound, but what the victim's optimal local model gets."""
+_DRAWS = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """One metric of one attack over all its victims.
+
+    Other rounds of the same victim, and other random starts on the same update, are no new evidence
+    about the next victim, so they are averaged first; only where there is but one victim do its
+    rounds give the interval, and only where there is but one update do the starts.
+
+    Attributes:
+        attack: what it is called beside the others.
+        made: its title and variant, see `fedsim.auditing.variants`.
+        count: number of victims, or of updates where there is but one victim, or of random starts
+            where there is but one update.
+        unit: what is counted, `victim`, `round` or `start`.
+        mean: mean score, each the mean over a victim's images; NaN where `missing`.
+        low, high: the 95 % confidence interval of `mean`, see `interval`; NaN for one score.
+        floor: mean of the floors.
+        floor_guess: which guess set the floor most often.
+        nearest: what the public example closest to each true one would get, NaN where none is known.
+        gain: mean advantage over the floor, counted towards leakage.
+        ahead: how many of `count` are beyond their floor.
+        ceiling: mean of what perfect findings would get, NaN where there is no bound.
+    """
+
+    attack: str
+    made: tuple[str, str]
+    metric: str
+    count: int
+    unit: str
+    mean: float
+    low: float
+    high: float
+    floor: float
+    floor_guess: str
+    nearest: float
+    gain: float
+    ahead: int
+    ceiling: float
+    higher_is_better: bool
+    missing: str
+
+    @property
+    def name(self) -> str:
+        """The metric as it is called in a text, with its unit."""
+        return _NAMES.get(self.metric, self.metric.replace("_", " "))
+
+    @property
+    def interval_text(self) -> str:
+        """`mean ± margin`, or `mean [low, high]` where the interval does not lie evenly about the mean."""
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            return f"{self.mean:.4g}"
+        below, above = self.mean - self.low, self.high - self.mean
+        if math.isclose(below, above, rel_tol=1e-6, abs_tol=1e-12):
+            return f"{self.mean:.4g} ± {above:.2g}"
+        return f"{self.mean:.4g} [{self.low:.2g}, {self.high:.2g}]"
+
+    @property
+    def count_text(self) -> str:
+        """`n = count`, and of what where that is not of victims."""
+        return f"n = {self.count}" + ("" if self.unit == "victim" else f" {self.unit}{'s' * (self.count != 1)}")
+
+    @property
+    def text(self) -> str:
+        """`mean ± margin (n = count)`, or why there is none."""
+        return f"not computed: {self.missing}" if self.missing else f"{self.interval_text} ({self.count_text})"
+
+    @property
+    def floor_text(self) -> str:
+        """The floor and the guess behind it."""
+        if self.missing:
+            return ""
+        return f"{self.floor:.4g} ({self.floor_guess})" if self.floor_guess else "none"
+
+    @property
+    def nearest_text(self) -> str:
+        """What the nearest public examples get, if there are any."""
+        return f"{self.nearest:.4g}" if math.isfinite(self.nearest) else ""
+
+    @property
+    def direction(self) -> str:
+        """Which way is more leakage."""
+        return "higher" if self.higher_is_better else "lower"
+
+    @property
+    def best_text(self) -> str:
+        """What the best possible finding gets, or for local models what the true optimal one gets."""
+        if not math.isfinite(self.ceiling):
+            return ""
+        if self.metric in _OF_MODELS:
+            return f"{self.ceiling:.4g} by the optimal local model"
+        return f"at {'most' if self.higher_is_better else 'least'} {self.ceiling:.4g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What has to be known of an attack, besides its scores, to read them.
+
+    Attributes:
+        name: what it is called beside the others; empty where it is beside none but those that are scored.
+        main_metric: the metric it is judged by first of all; empty for the first one.
+        source: the model that it reads, where it reads one.
+    """
+
+    name: str = ""
+    main_metric: str = ""
+    source: str = ""
+
+    @property
+    def baseline(self) -> str:
+        """Why this counts as no attack; empty for an attack."""
+        if self.source == OPTIMAL:
+            return "no attack: it reads the victim's optimal local model, which only the evaluator has"
+        return f"a baseline: it reads the {self.source} model as it was sent" if self.source in _SENT else ""
+
+
+_SENT = (GLOBAL, LAST_RETURNED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A summary and its reading: a verdict in a few words, empty where there is none, and what to know about it."""
+
+    summary: Summary
+    verdict: str
+    remark: str
+    baseline: bool = False
+
+
+def lines(rows: Iterable[Mapping[str, Any]], kinds: Mapping[tuple[str, str], Kind]) -> list[Line]:
+    """What every attack's scores say; the main metric of each comes first.
+
+    Args:
+        rows: of `scores.csv`.
+        kinds: by the title and the variant of the attack.
+    """
+    items = summarise(rows, {made: kind.name for made, kind in kinds.items() if kind.name})
+    order = list(dict.fromkeys(item.attack for item in items))
+    found = []
+    for item in sorted(
+        items, key=lambda item: (order.index(item.attack), item.metric != _kind(kinds, item).main_metric)
+    ):
+        why = _kind(kinds, item).baseline
+        verdict, remark = reading(item)
+        if _kind(kinds, item).source == OPTIMAL:
+            verdict, remark = "", ""
+        found.append(
+            Line(
+                summary=item,
+                verdict=verdict,
+                remark="; ".join(filter(None, (why, remark))),
+                baseline=bool(why),
+            )
+        )
+    return found
+
+
+def _kind(kinds: Mapping[tuple[str, str], Kind], item: Summary) -> Kind:
+    return kinds.get(item.made, Kind())
+
+
+def reading(item: Summary) -> tuple[str, str]:
+    """A verdict in a word or a few, and what it rests on.
+
+    `leaks` means that more than half of such victims are beyond the floor: so many of those attacked are that, were
+    it a matter of heads or tails, it would happen in at most 5 % of cases (sign test), and so is their mean. Unlike an
+    interval of the mean, that holds for scores of any distribution, of two heaps or with infinite PSNR. With fewer
+    than five victims no outcome is as rare as that, and one victim's rounds say nothing about the next victim, so
+    there the verdict only tells what was seen: `beyond the floor` for all, for none, or `undecided`.
+    """
+    if item.missing:
+        return NOT_JUDGED, item.missing
+    if item.metric in ("l_sim", "l_sim_line"):
+        return "", "how well the claims explain the message, not leakage"
+    if math.isnan(item.gain):
+        return "", "no floor to compare with"
+    told = f"{item.ahead} of {item.count} {item.unit}{'s' * (item.count != 1)}"
+    if item.unit != "victim" or item.count < FEWEST:
+        verdict = {item.count: BEYOND, 0: NOT_BEYOND}.get(item.ahead, UNDECIDED)
+        few = "too few to tell" if item.unit == "victim" else "of one victim only"
+        if verdict == NOT_BEYOND and item.floor_guess == IMPUTED and item.gain < 0:
+            verdict = LESS_THAN_PUBLIC
+        beyond = " beyond the floor" if verdict in (UNDECIDED, LESS_THAN_PUBLIC) else ""
+        return verdict, "one victim only" if item.count == 1 else f"{told}{beyond}, {few}"
+    rare = float(stats.binom.sf(item.ahead - 1, item.count, 0.5)) <= _CHANCE
+    if rare and item.gain > 0:
+        return LEAKS, told
+    if rare or item.gain > 0:
+        return UNDECIDED, f"{told} beyond the floor"
+    behind = float(stats.binom.cdf(item.ahead, item.count, 0.5)) <= _CHANCE and item.gain < 0
+    return (LESS_THAN_PUBLIC if behind and item.floor_guess == IMPUTED else GUESSING), f"{told} beyond the floor"
+
+
+def headline(found: Sequence[Line]) -> str:
+    """The answer, a sentence for each metric and verdict, in the words of the readings.
+
+    Each attack is told by its first metric that has a verdict, and by each further one by which it leaks where that
+    one does not; baselines are told apart.
+    """
+    attacks = [line for line in found if not line.baseline]
+    sentences = [*_told(attacks), *(f"Besides, {text[0].lower()}{text[1:]}" for text in _told(_besides(attacks)))]
+    if baselines := [line for line in found if line.baseline and line.verdict]:
+        sentences += ["Baselines are not counted as attacks.", *_told(baselines)]
+    if silent := [title for title in _titles(attacks) if not any(_judged(attacks, title))]:
+        sentences.append(f"Not judged: {listed(silent)}.")
+    if sentences and (most := most_victims(found)) < FEWEST:
+        only = "one victim was" if most <= 1 else f"{most} victims were"
+        sentences.append(f"Only {only} attacked, too few to conclude from.")
+    return " ".join(sentences)
+
+
+def most_victims(found: Iterable[Line]) -> int:
+    """Of how many victims the scores are, at the most."""
+    return max((line.summary.count if line.summary.unit == "victim" else 1 for line in found), default=0)
+
+
+def _titles(found: Iterable[Line]) -> list[str]:
+    return list(dict.fromkeys(line.summary.attack for line in found))
+
+
+def _judged(found: Iterable[Line], title: str) -> list[Line]:
+    return [line for line in found if line.summary.attack == title and line.verdict not in ("", NOT_JUDGED)]
+
+
+def _besides(attacks: Sequence[Line]) -> list[Line]:
+    """Lines that say of an attack that it leaks, by another metric than the one that says it does not."""
+    found: list[Line] = []
+    for title in _titles(attacks):
+        own = _judged(attacks, title)
+        if own and own[0].verdict not in (LEAKS, BEYOND):
+            found += [line for line in own if line.verdict in (LEAKS, BEYOND)][:1]
+    return found
+
+
+def _told(found: Sequence[Line]) -> list[str]:
+    """`By METRIC, VERDICT: attacks.` out of the first line of each attack that has a verdict."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for title in _titles(found):
+        for line in _judged(found, title)[:1]:
+            groups.setdefault((line.summary.name.split(",")[0], line.verdict), []).append(title)
+    metrics = list(dict.fromkeys(metric for metric, _ in groups))
+    return [
+        f"By {metric}, {verdict}: {listed(groups[metric, verdict])}."
+        for metric in metrics
+        for verdict in (LEAKS, BEYOND, UNDECIDED, GUESSING, NOT_BEYOND, LESS_THAN_PUBLIC)
+        if (metric, verdict) in groups
+    ]
+
+
+def listed(titles: Sequence[str]) -> str:
+    """Titles of attacks in a row; they may have commas of their own."""
+    return ("; " if any("," in title for title in titles) else ", ").join(titles)
+
+
+def summarise(rows: Iterable[Mapping[str, Any]], names: Mapping[tuple[str, str], str] | None = None) -> list[Summary]:
+    """Group rows of `scores.csv` by attack and metric, in order of appearance.
+
+    One attack made with several settings is several attacks, whose names say what differs (`sme (iterations=10)`).
+
+    Args:
+        names: see `fedsim.auditing.variants.named`.
+    """
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in named(rows, names):
+        groups[str(row["attack"]), str(row["metric"])].append(row)
+    return [_summary(attack, metric, group) for (attack, metric), group in groups.items()]
+
+
+def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summary:
+    computed = [row for row in group if not row["missing"]]
+    (unit, values), (_, floors) = _units(computed, "value"), _units(computed, "floor")
+    guesses = [str(row["floor_guess"]) for row in computed]
+    higher = str(group[0]["higher_is_better"]) == "True"
+    low, high = interval(metric, values)
+    gains = (values - floors) * (1 if higher else -1)
+    return Summary(
+        attack=attack,
+        made=(str(group[0]["title"]), str(group[0].get("variant") or "")),
+        metric=metric,
+        count=len(values),
+        unit=unit,
+        mean=_mean(values),
+        low=low,
+        high=high,
+        floor=_mean(floors),
+        floor_guess=max(guesses, key=guesses.count, default=""),
+        nearest=_mean(_units([row for row in computed if row.get("nearest_public")], "nearest_public")[1]),
+        gain=_mean(gains),
+        ahead=int((gains > 0).sum()),
+        ceiling=float(np.mean([float(row["ceiling"]) if row["ceiling"] != "" else math.nan for row in group])),
+        higher_is_better=higher,
+        missing="" if len(values) else str(group[0]["missing"]),
+    )
+
+
+def _units(rows: list[Mapping[str, Any]], column: str) -> tuple[str, NDArray[np.float64]]:
+    """One value a victim; of a single victim one an update, of a single update one a random start; and which it is."""
+    victims: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        victims[str(row["victim"])][str(row["round"])].append(float(row[column]))
+    means = [[np.mean(starts) for starts in updates.values()] for updates in victims.values()]
+    if len(means) > 1:
+        return "victim", np.array([np.mean(updates) for updates in means])
+    if means and len(means[0]) > 1:
+        return "round", np.array(means[0])
+    starts = np.array([start for updates in victims.values() for starts in updates.values() for start in starts])
+    return "start" if len(starts) > 1 else "victim", starts
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def interval(metric: str, values: NDArray[np.float64]) -> tuple[float, float]:
+    """The 95 % confidence interval of the mean of `values`; NaN where there is none.
+
+    Of a share it is a bootstrap over the values and the two ends of the range: means under random weights (Dirichlet,
+    all 1) of the values and 0 give the lower limit, of the values and 1 the upper one (Gaffke's bound, see Phan, Thomas
+    and Learned-Miller, ICML 2021). It stays within [0, 1]; where each value is 0 or 1 it is Clopper and Pearson's
+    binomial interval. The plain bootstrap has no width where few values happen to be equal, and Student's interval
+    leaves [0, 1] and covers too seldom where values fall into two heaps; this one has neither fault, at the price of
+    being wide for few values.
+
+    Of other metrics it is Student's, cut where the range of the metric ends. A perfect reconstruction has an infinite
+    PSNR, about which no interval can be said.
+    """
+    if len(values) < 2 or not np.isfinite(values).all():
+        return math.nan, math.nan
+    if metric in _SHARES:
+        return _with_both_ends(values)
+    margin = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
+    lowest, highest = _RANGES.get(metric, (-math.inf, math.inf))
+    return max(float(values.mean()) - margin, lowest), min(float(values.mean()) + margin, highest)
+
+
+def _with_both_ends(values: NDArray[np.float64]) -> tuple[float, float]:
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(values) + 1), _DRAWS)
+    ends = ((0.0, 0.025), (1.0, 0.975))
+    low, high = (float(np.quantile(weights @ np.append(np.sort(values), end), level)) for end, level in ends)
+    return max(low, 0.0), min(high, 1.0)  # but for rounding, they lie there

@@ -1,0 +1,1 @@
+"""Local training: alone, several clients at once, and until nothing moves."""
