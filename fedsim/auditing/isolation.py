@@ -49,7 +49,7 @@ from fedsim.recording.transcript import Transcript
 _START = (
     "import json, sys; from multiprocessing.connection import Connection; "
     "parent, line = int(sys.argv.pop()), Connection(int(sys.argv.pop())); sys.path[:] = json.loads(line.recv_bytes()); "
-    "from fedsim.isolation import serve; serve(line, parent)"
+    "from fedsim.auditing.isolation import serve; serve(line, parent)"
 )
 _NAMED = frozenset({"FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_KEY", "PWD", "OLDPWD"})
 _HOLD_TRUTH = (

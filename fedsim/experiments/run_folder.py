@@ -111,7 +111,7 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from writing here; see `fedsim.lock`.
+        """Keep other processes from writing here; see `fedsim.experiments.lock`.
 
         Raises:
             ConfigError: another process writes here, or the path is that of a file.

@@ -278,7 +278,7 @@ def _guarded(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
     try:
-        with suppress(OSError):  # where the file system knows no locks, `fedsim.lock` has said so
+        with suppress(OSError):  # where the file system knows no locks, `fedsim.experiments.lock` has said so
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

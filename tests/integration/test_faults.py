@@ -260,7 +260,7 @@ def test_the_command_line_does_not_say_that_it_is_done_where_somebodys_code_ende
     def ends(**options: Any) -> int:
         raise SystemExit(0)
 
-    monkeypatch.setattr(fedsim.cli, "cli", ends)
+    monkeypatch.setattr(fedsim.cli.commands, "cli", ends)
     with pytest.raises(SystemExit) as caught:
         fedsim.cli.commands.main()
     assert caught.value.code == 1
@@ -396,10 +396,12 @@ def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
         if where == "transcript":
             in_round_three = 2 * (1 + 4 + 4 * 4) + 7  # a header, the broadcast and four updates of four tensors
             patch.setattr(
-                fedsim.transcript, "write_all", full(fedsim.recording.transcript.write_all, place=in_round_three)
+                fedsim.recording.transcript,
+                "write_all",
+                full(fedsim.recording.transcript.write_all, place=in_round_three),
             )
         elif where == "checkpoint":
-            patch.setattr(fedsim.sealed, "save_file", full(fedsim.recording.sealed.save_file))
+            patch.setattr(fedsim.recording.sealed, "save_file", full(fedsim.recording.sealed.save_file))
         else:
             patch.setattr(Path, "write_text", full(Path.write_text, place=5))  # after experiment and versions
         with pytest.raises(RunError, match="No space left on device") as caught:

@@ -99,9 +99,9 @@ def killed_in_round_three(point: str, *, after_rounds: int = 2) -> Iterator[None
         "before recording": (fedsim.recording.transcript.Recorder, "write", False),
         "while recording": (fedsim.recording.transcript._RoundFile, "finish", True),
         "before metrics": (RunFolder, "write_table", False),
-        "while metrics are written": (fedsim.run_folder, "write_text", False),
+        "while metrics are written": (fedsim.experiments.run_folder, "write_text", False),
         "before the checkpoint": (Checkpoint, "save", False),
-        "while the checkpoint is written": (fedsim.sealed, "save_file", False),
+        "while the checkpoint is written": (fedsim.recording.sealed, "save_file", False),
         "after the checkpoint": (Checkpoint, "save", True),
     }[point]
     with pytest.MonkeyPatch.context() as patch:
@@ -347,7 +347,7 @@ def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
 
 # Real signals to a real process.
 
-CLI = "from fedsim.cli import main; main()"
+CLI = "from fedsim.cli.commands import main; main()"
 
 
 def start(config: Config, folder: Path) -> subprocess.Popen[str]:

@@ -242,7 +242,7 @@ def may_not_override_permissions() -> None:
 
 def as_a_user(run: Path, *words: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-c", "from fedsim.cli import main; main()", *words],
+        [sys.executable, "-c", "from fedsim.cli.commands import main; main()", *words],
         cwd=run.parent,
         capture_output=True,
         text=True,

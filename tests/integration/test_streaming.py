@@ -158,7 +158,7 @@ TOGETHER = 16
 @pytest.fixture(autouse=True)
 def several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that there is more than one of them without hundreds of clients."""
-    monkeypatch.setattr(fedsim.cohort_training, "_MOST", TOGETHER)
+    monkeypatch.setattr(fedsim.training.cohort, "_MOST", TOGETHER)
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        fedsim.experiment, "check_dataset", lambda dataset, name: dataset
+        fedsim.experiments.build, "check_dataset", lambda dataset, name: dataset
     )  # it would not have come so far
     tables = {
         "data": {"name": "one_bad_label:OneBadLabel"},

@@ -73,7 +73,7 @@ def test_a_folder_is_held_while_epochs_are_trained(
         held.append((tmp_path / "out").resolve() in lock._held)
         real(*arguments)
 
-    monkeypatch.setattr(fedsim.central, "train_centrally", watched)
+    monkeypatch.setattr(fedsim.experiments.central, "train_centrally", watched)
     make_states(config(tiny_config, epochs=[1]), "tiny", tmp_path / "out")
     assert held == [True]
 

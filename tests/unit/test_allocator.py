@@ -59,7 +59,7 @@ def test_what_the_user_has_set_is_left_alone(own: dict[str, str]) -> None:
 @glibc
 def test_processes_that_are_started_later_inherit_it() -> None:
     starts = (
-        "import subprocess, sys; from fedsim.allocator import keep_freed_memory as keep; keep();"
+        "import subprocess, sys; from fedsim.cli.allocator import keep_freed_memory as keep; keep();"
         "print(subprocess.run([sys.executable, '-c', sys.argv[1], ''], capture_output=True, text=True).stdout)"
     )
     assert int(run(starts, CODE)) * 10 < faults("as it is")

@@ -151,7 +151,7 @@ def test_an_object_beside_the_file_is_found_by_module_and_name(tmp_path: Path) -
         registry.load_object("nowhere:x", tmp_path)
 
 
-GUARD = "from fedsim.registry import check_installation; check_installation()"
+GUARD = "from fedsim.plugins.registry import check_installation; check_installation()"
 
 
 def guarded(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -160,7 +160,7 @@ def test_a_worker_that_cannot_begin_fails_its_items(folder: Path) -> None:
 
 
 def test_a_worker_that_closes_its_line_does_not_hold_us_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedsim.workers, "_GRACE", 0.2)
+    monkeypatch.setattr(fedsim.auditing.workers, "_GRACE", 0.2)
     got = outcomes(folder, "closes", "fine")
     assert {item: str(error or "") for item, error in got.items()} == {
         "closes": "its process does not answer any more",
@@ -173,7 +173,7 @@ def test_whoever_stops_listening_leaves_no_process_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch, lives: Callable[[int], bool]
 ) -> None:
     """Also one that ignores what it is asked."""
-    monkeypatch.setattr(fedsim.workers, "_GRACE", 0.5)
+    monkeypatch.setattr(fedsim.auditing.workers, "_GRACE", 0.5)
     items = [f"{folder}|{item}" for item in ("fine", "ignores SIGTERM", "hangs")]
     work = in_processes(items, 3, prepare(), (), lambda *_: None)  # type: ignore[arg-type]
     next(work)
@@ -216,7 +216,7 @@ def test_where_the_system_does_not_tell_a_worker_looks_for_itself(gone: Callable
     """In an interpreter that takes itself for one on another system."""
     code = (
         "import subprocess, sys, time\n"
-        'child = \'import sys; sys.platform = "other"; from fedsim.workers import end_with; import os, time; '
+        'child = \'import sys; sys.platform = "other"; from fedsim.auditing.workers import end_with; import os, time; '
         "end_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(600)'\n"
         "subprocess.Popen([sys.executable, '-c', child])\n"
         "time.sleep(600)\n"
