@@ -221,13 +221,10 @@ def python(*lines: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 CORE = [
-    *(
-        f"fedsim.{name}"
-        for name in ["transcript", "messages", "training", "models", "metrics", "datasets", "federated_data"]
-    ),
-    *(f"fedsim.{name}" for name in ["federated_data", "attack", "defense", "config", "scoring", "audit"]),
-    "clients.gaussian_noise",
-]
+    "fedsim.attack", "fedsim.auditing.audit", "fedsim.datasets", "fedsim.defense", "fedsim.experiments.config",
+    "fedsim.experiments.federated_data", "fedsim.evaluation.scoring", "fedsim.metrics", "fedsim.models",
+    "fedsim.recording.transcript", "fedsim.training.loop", "fedsim.wire.messages", "clients.gaussian_noise",
+]  # fmt: skip
 BLOCK = """
 import sys
 asked = []
