@@ -22,7 +22,7 @@ from lmra_sweeps import ATTRIBUTE, HERE, settings
 from lmra_tables import interval
 
 from fedsim.evaluation.imputation import IMPUTED, Imputation
-from fedsim.evaluation.inference_scores import score_inference
+from fedsim.evaluation.inferences import score_inference
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, check
 from fedsim.findings import Inference

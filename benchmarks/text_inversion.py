@@ -27,7 +27,8 @@ from torch.nn.functional import cross_entropy
 from adversaries.text.texts import EmbeddingRows, TemporalTextInversion
 from fedsim.attack import Attack, Knowledge
 from fedsim.datasets.reuters import ReutersR8
-from fedsim.evaluation.scoring import Truth, score
+from fedsim.evaluation.scoring import score
+from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import data_folder
 from fedsim.findings import Texts
 from fedsim.models.text_cnn import TextCnn

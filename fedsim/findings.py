@@ -1,13 +1,18 @@
-"""What an attack claims to have found. A finding never contains truth; `fedsim.evaluation.scoring` judges it."""
+"""What an attack claims to have found. A finding never contains truth; `fedsim.evaluation` judges it.
+
+A kind of finding is a class here or in a stranger's package, and an evaluator (`fedsim.evaluation.kind`), which is a
+plug-in of the group `fedsim.findings`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +21,7 @@ from torch import Tensor
 
 from fedsim.errors import AttackError, RunError, TranscriptError
 from fedsim.files import check_readable, in_one_step
+from fedsim.plugins import registry
 from fedsim.wire.messages import State, non_finite
 
 Claims = Literal["update", "client", "federation"]
@@ -25,14 +31,45 @@ attacked rounds, all that the victim trains on, or all that any client trains on
 MOST_CLASSES = 1 << 24
 """Class indices and tokens are below this; what counts them makes as much room as the largest asks for."""
 _ROUNDS = re.compile(r"\d{1,18}(-\d{1,18})?")
-_ORDER = "order_of_tensors"
+_KIND, _ORDER = "kind", "order_of_tensors"
 _CURVE = re.compile(r"\w[\w .+-]{0,39}")
 _EVALUATORS = ("psnr",)
 """Names of curves that the report draws by the truth, so that no attack may give its own such a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reconstruction:
+class Finding(ABC):
+    """What an attack claims: a frozen dataclass that is checked when it is made.
+
+    Attributes:
+        kind: name of its evaluator among the plug-ins.
+        trace: named curves, one value an iteration, e.g. `objective`, `l_sim`, `alpha`; NaN where there is none.
+    """
+
+    kind: ClassVar[str]
+    trace: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_trace(self.trace)
+
+    @property
+    @abstractmethod
+    def own_tensors(self) -> dict[str, Tensor]:
+        """What is saved besides the trace, by name."""
+
+    @classmethod
+    @abstractmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """The inverse of `own_tensors`. What is wrong with them is a KeyError or an AttackError."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved, by name."""
+        return self.own_tensors | {f"trace/{name}": values for name, values in self.trace.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction(Finding):
     """Data that the attack claims the victim trained on, in arbitrary order.
 
     It may claim fewer examples than there are, or more: see `fedsim.evaluation.scoring.score`.
@@ -43,15 +80,14 @@ class Reconstruction:
     Attributes:
         data: `example channel height width`, float32 in [0, 1]; of tables `example feature`.
         labels: `example`, class index of each example, or of a regression its target (floating point).
-        trace: named curves, one value an iteration, e.g. `objective`, `l_sim`, `alpha`; NaN where there is none.
         snapshots: `step example channel height width`, the data on the way there, in [0, 1].
         snapshot_iterations: `step`, the iteration after which each snapshot was taken.
         claims: whose examples they are, see `Claims`; of `Representatives` always the victim's.
     """
 
+    kind = "reconstruction"
     data: Tensor
     labels: Tensor
-    trace: Mapping[str, Tensor] = field(default_factory=dict)
     snapshots: Tensor | None = None
     snapshot_iterations: Tensor | None = None
     claims: Claims = "update"
@@ -62,7 +98,7 @@ class Reconstruction:
             raise _wrong("data", self.data, "example by its axes, two or more in all")
         _check_labels(self.labels, len(self.data), "examples")
         self._check_snapshots()
-        _check_trace(self.trace)
+        super().__post_init__()
         _check_claims(self.claims)
 
     def _check_snapshots(self) -> None:
@@ -77,29 +113,39 @@ class Reconstruction:
         _check_integers("snapshot_iterations", at, len(taken), 1 << 53)
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
-        """What is saved, by name."""
-        data = "representatives" if isinstance(self, Representatives) else "data"
-        own = {data: self.data, "labels": self.labels} | _claimed(self.claims) | _prefixed(self.trace)
+    def own_tensors(self) -> dict[str, Tensor]:
+        """What is saved besides the trace, by name."""
+        own = {"data": self.data, "labels": self.labels} | _claimed(self.claims)
         if self.snapshots is not None and self.snapshot_iterations is not None:
             own |= {"snapshots": self.snapshots, "snapshot_iterations": self.snapshot_iterations}
         return own
 
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """The inverse of `own_tensors`."""
+        return cls(
+            data=tensors["data"],
+            labels=tensors["labels"],
+            trace=trace,
+            snapshots=tensors.get("snapshots"),
+            snapshot_iterations=tensors.get("snapshot_iterations"),
+            claims=_claims_in(tensors),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
+class Texts(Finding):
     """Texts that the attack claims the victim trained on, in arbitrary order.
 
     Attributes:
         tokens: `example place`, integers; what they stand for is the data set's business.
         labels: `example`, class index of each text, or of a regression its target (floating point).
-        trace: named curves, one value an iteration, e.g. `objective`.
         claims: whose texts they are, see `Claims`.
     """
 
+    kind = "texts"
     tokens: Tensor
     labels: Tensor
-    trace: Mapping[str, Tensor] = field(default_factory=dict)
     claims: Claims = "update"
 
     def __post_init__(self) -> None:
@@ -109,13 +155,18 @@ class Texts:
         if (self.tokens < 0).any() or (self.tokens >= MOST_CLASSES).any():
             raise AttackError(f"the attack claims tokens below 0 or from {MOST_CLASSES} on")
         _check_labels(self.labels, len(self.tokens), "texts")
-        _check_trace(self.trace)
+        super().__post_init__()
         _check_claims(self.claims)
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
-        """What is saved, by name."""
-        return {"tokens": self.tokens, "labels": self.labels} | _claimed(self.claims) | _prefixed(self.trace)
+    def own_tensors(self) -> dict[str, Tensor]:
+        """What is saved besides the trace, by name."""
+        return {"tokens": self.tokens, "labels": self.labels} | _claimed(self.claims)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """The inverse of `own_tensors`."""
+        return cls(tokens=tensors["tokens"], labels=tensors["labels"], trace=trace, claims=_claims_in(tensors))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,18 +176,19 @@ class Representatives(Reconstruction):
     Each is to be compared with any of its examples of that class. Attributes are those of `Reconstruction`.
     """
 
+    kind = "representatives"
+
 
 @dataclass(frozen=True, kw_only=True)
-class LocalModel:
+class LocalModel(Finding):
     """The model that the attack claims the victim would have trained on its data alone.
 
     Attributes:
         state: under the names of the messages, in their order and shapes.
-        trace: named curves, one value an iteration, e.g. `objective`.
     """
 
+    kind = "local-model"
     state: State
-    trace: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.state, Mapping) or not self.state:
@@ -145,29 +197,34 @@ class LocalModel:
             _check_dense(f"a model whose {name} is", tensor)
         if broken := non_finite(self.state):
             raise AttackError(f"the attack claims a model whose {broken[0]} holds NaN or infinite values")
-        _check_trace(self.trace)
+        super().__post_init__()
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
-        """What is saved, by name."""
-        return {f"state/{name}": tensor for name, tensor in self.state.items()} | _prefixed(self.trace)
+    def own_tensors(self) -> dict[str, Tensor]:
+        """What is saved besides the trace, by name."""
+        return {f"state/{name}": tensor for name, tensor in self.state.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """The inverse of `own_tensors`."""
+        state = {name.removeprefix("state/"): t for name, t in tensors.items() if name.startswith("state/")}
+        return cls(state=state, trace=trace)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inference:
+class Inference(Finding):
     """Which of several candidates the attack claims to be true of each record of the victim that it knows.
 
     Attributes:
         of: what is inferred, the client whom a record comes from (`source`) or its sensitive `attribute`.
         candidates: `candidate`, client ids, or indices into the categories of the attribute.
         scores: `record candidate`, the higher, the likelier; any scale.
-        trace: named curves, one value an iteration, e.g. `objective`.
     """
 
+    kind = "inference"
     of: Literal["source", "attribute"]
     candidates: Tensor
     scores: Tensor
-    trace: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.of not in ("source", "attribute"):
@@ -188,7 +245,7 @@ class Inference:
             raise _wrong("scores", self.scores, "floating point numbers")
         if self.scores.isnan().any():
             raise AttackError("the attack claims scores that are NaN")
-        _check_trace(self.trace)
+        super().__post_init__()
 
     @property
     def claimed(self) -> Tensor:
@@ -196,14 +253,15 @@ class Inference:
         return self.candidates[self.scores.argmax(1)]
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
-        """What is saved, by name."""
-        own = {"candidates": self.candidates, "scores": self.scores}
-        return {f"{self.of}/{name}": tensor for name, tensor in own.items()} | _prefixed(self.trace)
+    def own_tensors(self) -> dict[str, Tensor]:
+        """What is saved besides the trace, by name."""
+        return {f"{self.of}/candidates": self.candidates, f"{self.of}/scores": self.scores}
 
-
-Finding = Reconstruction | Texts | LocalModel | Inference
-"""What `Attack.run` returns; `Representatives` are a kind of Reconstruction."""
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """The inverse of `own_tensors`."""
+        of: Literal["source", "attribute"] = "source" if "source/scores" in tensors else "attribute"
+        return cls(of=of, candidates=tensors[f"{of}/candidates"], scores=tensors[f"{of}/scores"], trace=trace)
 
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -287,10 +345,6 @@ def _claimed(claims: Claims) -> dict[str, Tensor]:
     return {} if claims == "update" else {"claims": torch.tensor(get_args(Claims).index(claims))}
 
 
-def _prefixed(trace: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"trace/{name}": values for name, values in trace.items()}
-
-
 def to_save(finding: Finding) -> dict[str, Tensor]:
     """Its tensors as safetensors wants them, by name; `finding_of` is the inverse."""
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in finding.tensors.items()}
@@ -307,7 +361,8 @@ def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         with in_one_step(path) as temporary:
             # One key alone: the library writes several in any order, and the same finding would be other bytes.
-            metadata = {"about": json.dumps({**about, _ORDER: list(own)}, sort_keys=True)}
+            facts = {**about, _KIND: finding.kind, _ORDER: list(own)}
+            metadata = {"about": json.dumps(facts, sort_keys=True)}
             save_file(own, temporary, metadata=metadata)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: cannot be written ({error}); make room and attack again") from error
@@ -329,11 +384,11 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
         check_readable(path)
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
-            order = about.pop(_ORDER, None) or file.keys()  # the file sorts by name
+            if not isinstance(about, dict):
+                raise ValueError("what it says about itself is no table")
+            kind, order = about.pop(_KIND), about.pop(_ORDER)  # the file sorts by name
             tensors: dict[str, torch.Tensor] = {key: file.get_tensor(key) for key in order}
-        if not isinstance(about, dict):
-            raise ValueError("what it says about itself is no table")
-        finding = finding_of(tensors)
+        finding = finding_of(kind, tensors)
     except _UNREADABLE as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else error
         raise TranscriptError(f"{path}: is damaged ({why}); remove it and attack again") from error
@@ -410,24 +465,16 @@ def _claims_in(tensors: Mapping[str, Tensor]) -> Claims:
     return known[int(saved)]
 
 
-def finding_of(tensors: Mapping[str, Tensor]) -> Finding:
-    """The inverse of a finding's `tensors`."""
+def finding_of(kind: object, tensors: Mapping[str, Tensor]) -> Finding:
+    """The inverse of a finding's `tensors`.
+
+    Raises:
+        AttackError: no such kind is installed, or these are no tensors of it.
+        KeyError: one is missing.
+    """
+    known = registry.names("findings")
+    if kind not in known:
+        raise AttackError(f"it is of the kind {kind!r}, which nobody here can judge; known: {', '.join(known)}")
     trace = {name.removeprefix("trace/"): t for name, t in tensors.items() if name.startswith("trace/")}
-    claims = _claims_in(tensors)
-    if "tokens" in tensors:
-        return Texts(tokens=tensors["tokens"], labels=tensors["labels"], trace=trace, claims=claims)
-    for of in ("source", "attribute"):
-        if f"{of}/scores" in tensors:
-            own = {"candidates": tensors[f"{of}/candidates"], "scores": tensors[f"{of}/scores"]}
-            return Inference(of=of, trace=trace, **own)
-    if state := {name.removeprefix("state/"): t for name, t in tensors.items() if name.startswith("state/")}:
-        return LocalModel(state=state, trace=trace)
-    kind = Representatives if "representatives" in tensors else Reconstruction
-    return kind(
-        data=tensors["representatives" if kind is Representatives else "data"],
-        labels=tensors["labels"],
-        trace=trace,
-        snapshots=tensors.get("snapshots"),
-        snapshot_iterations=tensors.get("snapshot_iterations"),
-        claims=claims,
-    )
+    finding: Finding = registry.load("findings", str(kind)).finding.from_tensors(tensors, trace)
+    return finding

@@ -97,7 +97,7 @@ def test_an_attack_that_looks_at_the_truth_breaks_the_contract(tmp_path: Path) -
             target.write_text(path.read_text())
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     with (tmp_path / "adversaries" / "labels.py").open("a") as file:
-        file.write("\nfrom fedsim.evaluation.scoring import Truth\n")
+        file.write("\nfrom fedsim.evaluation.truth import Truth\n")
     result = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
         cwd=tmp_path,

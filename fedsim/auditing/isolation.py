@@ -195,7 +195,7 @@ class _Stranger:
             elif "raised" in said:
                 return raised(*said["raised"])
             else:
-                return _read(self._hear(), said["found"])
+                return _read(said["kind"], self._hear(), said["found"])
 
     def end(self) -> None:
         """End it, with all that it started, and remove its folder."""
@@ -264,7 +264,7 @@ def serve(line: Connection, parent: int) -> None:
             except BaseException as error:
                 line.send_bytes(json.dumps({"raised": describe(error)}).encode())
             else:
-                line.send_bytes(json.dumps({"found": list(tensors)}).encode())
+                line.send_bytes(json.dumps({"found": list(tensors), "kind": found.kind}).encode())
                 line.send_bytes(finding)
 
 
@@ -283,11 +283,11 @@ class _ToEvaluator(logging.Handler):
             self.handleError(record)
 
 
-def _read(finding: bytes, order: list[str]) -> Finding | FedsimError:
+def _read(kind: str, finding: bytes, order: list[str]) -> Finding | FedsimError:
     """The finding in `finding`, checked as it is made, or what is wrong with it."""
     try:
         tensors = load(finding)
-        return finding_of({name: tensors[name] for name in order})
+        return finding_of(kind, {name: tensors[name] for name in order})
     except AttackError as error:
         return error
     except (SafetensorError, KeyError, TypeError, ValueError) as error:

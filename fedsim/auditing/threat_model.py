@@ -16,7 +16,7 @@ from fedsim.attack import KNOWLEDGE, Knowledge, PartialRecords, Records
 from fedsim.auditing.architecture import Architecture, WrittenOut
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, ConfigError, DataError, PluginError, first_line
-from fedsim.evaluation.scoring import Truth
+from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import AdversaryTable
 from fedsim.models.checks import unsized

@@ -37,7 +37,8 @@ from fedsim.progress import LOGGER
 from fedsim.recording import manifest
 
 if TYPE_CHECKING:
-    from fedsim.auditing.audit import Audit, Job
+    from fedsim.auditing.audit import Audit
+    from fedsim.auditing.plan import Job
     from fedsim.experiments.run_folder import RunFolder
     from fedsim.recording.transcript import Transcript
     from fedsim.reporting.summary import Line

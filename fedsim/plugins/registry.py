@@ -25,7 +25,7 @@ from fedsim.errors import (
     what_it_said,
 )
 
-Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models"]
+Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models", "findings"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 ROOMS = ("strategies", "adversaries", "clients")
 _OFFERS: Mapping[Group, str] = {
@@ -35,6 +35,7 @@ _OFFERS: Mapping[Group, str] = {
     "datasets": "load",
     "partitions": "assign",
     "models": "build",
+    "findings": "judge",
 }
 """The method by which a class is known for a plug-in of its group."""
 

@@ -6,22 +6,21 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from fedsim import metrics
-from fedsim.auditing.audit import SCORES, Audit, snapshots_psnr
+from fedsim.auditing.audit import Audit
+from fedsim.auditing.scores import SCORES
 from fedsim.auditing.variants import columns, told_apart
 from fedsim.errors import FedsimError, RunError, TrustError, one_line, what_it_said
-from fedsim.evaluation import text_metrics
-from fedsim.evaluation.scoring import Truth, claimed_data
+from fedsim.evaluation.kind import Pair, evaluator_of
+from fedsim.evaluation.scoring import claimed_data
+from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.run_folder import RunFolder, read_rows, write_bytes
-from fedsim.findings import Finding, Reconstruction, Representatives, Texts, load_claim, read_about
+from fedsim.findings import Finding, Reconstruction, Texts, load_claim, read_about
 from fedsim.plugins import registry
 from fedsim.progress import tracked
 from fedsim.recording.transcript import Header, Transcript
@@ -30,31 +29,8 @@ from fedsim.reporting.summary import Kind
 
 log = logging.getLogger(__name__)
 
-IMAGES = 16
-"""Most images shown of a finding."""
-TEXTS, WORDS = 8, 300
-"""Most texts shown of a finding, and most words where it is a set of them."""
 _VERIFIED = 10**9
 """Bytes; a larger recording is not read whole for a report."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Word:
-    """One claimed word.
-
-    `right` says whether it stands in its place, of a set of words whether it is there; true where nobody knows.
-    """
-
-    text: str
-    right: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """A true text, empty where nobody knows it, and the words of the claimed one assigned to it; or sets of words."""
-
-    true: str
-    claimed: Sequence[Word]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,15 +128,8 @@ def read_findings(
         try:
             finding, about = load_claim(path)
             who = f"{about['attack']}, round {about['round']}, client {about['victim']}"
-            if isinstance(finding, Texts):
-                names = audit.experiment.dataset.tokens if audit and audit.experiment else ()
-                read = _read_words if _main_metric(about, audit, trust) == "words_found" else _read
-                found.append(read(finding, about, _truth(finding, about, audit, notes), names))
-            elif isinstance(finding, Reconstruction):
-                truth = _truth(finding, about, audit, notes)
-                found.append(_look_at(finding, about, path.with_suffix(".png"), truth))
-            else:  # a model, or what is inferred: there is nothing to see but the curves
-                found.append(Found(about=_needed(about), curves=_curves(finding), picture=b"", images=0, known=False))
+            metric = _main_metric(about, audit, trust)
+            found.append(_look_at(finding, about, path.with_suffix(".png"), _Viewer(audit, notes, metric)))
         except OSError as error:
             raise RunError(f"{path.parent}: cannot be written ({error.strerror}); make room and try again") from error
         except Exception as error:  # whatever a stranger's finding does to those who draw it
@@ -173,87 +142,41 @@ def read_findings(
     return sorted(apart, key=_place)
 
 
-def most_alike(finding: Representatives, truth: Truth) -> Truth | None:
-    """For each claimed image the victim's of that class with the least squared error; None where it lacks a class."""
-    own = [truth.data[truth.labels == label] for label in finding.labels]
-    if not all(map(len, own)) or truth.data.shape[1:] != finding.data.shape[1:]:
-        return None
-    pairs = zip(own, finding.data, strict=True)
-    nearest = [images[(images - claimed).square().flatten(1).sum(1).argmin()] for images, claimed in pairs]
-    return Truth(data=torch.stack(nearest), labels=finding.labels)
-
-
 def _place(item: Found) -> list[list[int]]:
     """By number, not by letter: round 2 before 10, and `2-5`, an attack on several rounds, in between."""
     return [[int(part) for part in str(item.about[key]).split("-")] for key in ("round", "victim", "repeat")]
 
 
-def _truth(
-    finding: Reconstruction | Texts, about: Mapping[str, Any], audit: Audit | None, notes: list[str]
-) -> Truth | None:
-    why = ""
-    try:
-        truth = audit.truth_about(finding, about) if audit else None
-    except (FedsimError, IndexError) as error:
-        truth, why = None, f"The truth about client {about['victim']} is not known: {error}."
-    if truth is not None and isinstance(finding, Representatives):
-        truth = most_alike(finding, truth)
-    claimed = claimed_data(finding)
-    if truth is not None and (truth.data.shape[1:], truth.texts) != (claimed.shape[1:], isinstance(finding, Texts)):
-        shapes = f"{tuple(truth.data.shape[1:])}, but {about['attack']} claims {tuple(claimed.shape[1:])}"
-        kinds = "; they are not compared" if truth.texts == isinstance(finding, Texts) else ", of another kind"
-        truth, why = None, f"Client {about['victim']} held examples of shape {shapes}{kinds}."
-    if why and why not in notes:
-        notes.append(why)
-    return truth
+@dataclass(frozen=True)
+class _Viewer:
+    """Who looks at a finding.
 
+    Attributes:
+        audit: knows the truth; None where nobody does.
+        notes: gets a sentence for each truth that is not known.
+        metric: by which the finding's attack is read.
+    """
 
-def _read(finding: Texts, about: Mapping[str, Any], truth: Truth | None, names: Sequence[str]) -> Found:
-    """A finding of texts."""
-    word = partial(_word, names)
-    pairs = []
-    if truth is None:
-        for text in finding.tokens[:TEXTS].tolist():
-            pairs.append(Pair(true="", claimed=[Word(text=word(token), right=True) for token in text]))
-    else:
-        claimed = text_metrics.paired_texts(finding.tokens, truth.data, truth.padding)
-        for text, own in zip(claimed[:TEXTS].tolist(), truth.data[:TEXTS].tolist(), strict=True):
-            words = [Word(text=word(c), right=c == t) for c, t in zip(text, own, strict=True)]
-            real = [token for token in own if token != truth.padding]
-            pairs.append(Pair(true=" ".join(map(word, real)), claimed=words))
-    return Found(
-        about=_needed(about),
-        curves=_curves(finding),
-        picture=b"",
-        images=len(truth.data if truth else finding.tokens),
-        known=truth is not None,
-        texts=pairs,
-    )
+    audit: Audit | None
+    notes: list[str]
+    metric: str
 
-
-def _read_words(finding: Texts, about: Mapping[str, Any], truth: Truth | None, names: Sequence[str]) -> Found:
-    """A finding of texts that tells only which words occur: each once, in the order in which they are claimed."""
-    padding = truth.padding if truth else None
-    claimed = list(dict.fromkeys(token for token in finding.tokens.flatten().tolist() if token != padding))
-    true = list(dict.fromkeys(token for token in truth.data.flatten().tolist() if token != padding)) if truth else []
-    held = set(true)
-    words = [Word(text=_word(names, token), right=truth is None or token in held) for token in claimed[:WORDS]]
-    return Found(
-        about=_needed(about),
-        curves=_curves(finding),
-        picture=b"",
-        images=len(claimed),
-        known=truth is not None,
-        texts=[Pair(true=" ".join(_word(names, token) for token in true[:WORDS]), claimed=words)],
-        bag=True,
-    )
-
-
-def _word(names: Sequence[str], token: int) -> str:
-    """What a token is called; one without a name is shown as its number, and where none is claimed a dash."""
-    if token == text_metrics.NOTHING:
-        return "–"
-    return names[token] if token < len(names) else str(token)
+    def truth(self, finding: Finding, about: Mapping[str, Any]) -> Truth | None:
+        """What is shown beside `finding`; None where it is not known, or does not fit."""
+        why, truth = "", None
+        try:
+            truth = evaluator_of(finding).truth(finding, about, self.audit.case) if self.audit else None
+        except (FedsimError, IndexError) as error:
+            why = f"The truth about client {about['victim']} is not known: {error}."
+        if truth is not None and isinstance(finding, Reconstruction | Texts):
+            claimed, texts = claimed_data(finding), isinstance(finding, Texts)
+            if (truth.data.shape[1:], truth.texts) != (claimed.shape[1:], texts):
+                shapes = f"{tuple(truth.data.shape[1:])}, but {about['attack']} claims {tuple(claimed.shape[1:])}"
+                kinds = "; they are not compared" if truth.texts == texts else ", of another kind"
+                truth, why = None, f"Client {about['victim']} held examples of shape {shapes}{kinds}."
+        if why and why not in self.notes:
+            self.notes.append(why)
+        return truth
 
 
 def _main_metric(about: Mapping[str, Any], audit: Audit | None, trust: bool) -> str:
@@ -272,27 +195,24 @@ def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
     return needed | own | made
 
 
-def _look_at(finding: Reconstruction, about: Mapping[str, Any], png: Path, truth: Truth | None) -> Found:
-    curves = _curves(finding)
-    images, typical = finding.data.ndim == 4, isinstance(finding, Representatives)
-    if images and truth and finding.snapshots is not None and finding.snapshot_iterations is not None:
-        curves["psnr"] = finding.snapshot_iterations.double().numpy(), np.array(snapshots_psnr(finding, truth))
+def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Viewer) -> Found:
+    """What the page needs of one finding; its picture is written as well."""
+    tokens = viewer.audit.case.tokens if viewer.audit else ()
+    shown = evaluator_of(finding).show(finding, viewer.truth(finding, about), tokens, viewer.metric)
     picture = b""
-    if images and len(finding.data):
-        if truth:
-            claimed = (finding.data if typical else metrics.paired(finding.data, truth.data))[:IMAGES]
-            true = truth.data[:IMAGES]
-            picture = figures.image_sheet(claimed, true, metrics.psnr(claimed, true).tolist())
-        else:
-            picture = figures.image_sheet(finding.data[:IMAGES], None, [])
+    if (sheet := shown.sheet) is not None:
+        picture = figures.image_sheet(sheet.claimed, sheet.true, sheet.psnr)
         write_bytes(png, picture)
     return Found(
         about=_needed(about),
-        curves=curves,
+        curves=_curves(finding)
+        | {name: (x.double().numpy(), y.double().numpy()) for name, (x, y) in shown.curves.items()},
         picture=picture,
-        images=len(truth.data if truth else finding.data),
-        known=truth is not None,
-        typical=typical,
+        images=shown.examples,
+        known=shown.known,
+        texts=shown.texts,
+        bag=shown.bag,
+        typical=shown.typical,
     )
 
 

@@ -22,15 +22,14 @@ from fedsim.attack import KNOWLEDGE, Knowledge, Paper
 from fedsim.auditing.audit import Audit
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, FedsimError
+from fedsim.evaluation.examples import IMAGES
+from fedsim.evaluation.texts import TEXTS, WORDS
 from fedsim.experiments.config import Config, PluginTable
 from fedsim.experiments.integrity import held_against_manifest
 from fedsim.experiments.run_folder import RunFolder, measurements, write_text
 from fedsim.plugins import registry
 from fedsim.reporting import figures
 from fedsim.reporting.evidence import (
-    IMAGES,
-    TEXTS,
-    WORDS,
     Found,
     Recording,
     attack_classes,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedsim.attack import Knowledge, PartialRecords, Records
-from fedsim.auditing.claims import Owed
 from fedsim.errors import AttackError
+from fedsim.evaluation.kind import Owed
 from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
 from fedsim.task import Task
 

@@ -16,7 +16,9 @@ from fedsim import metrics
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, DataError
 from fedsim.evaluation.imputation import Guess
-from fedsim.evaluation.inference_scores import Memory, score_inference, score_local_model, score_representatives
+from fedsim.evaluation.inferences import score_inference
+from fedsim.evaluation.local_models import Memory, score_local_model
+from fedsim.evaluation.representatives import score_representatives
 from fedsim.evaluation.score import Public, Score
 from fedsim.evaluation.zest import model_outputs, pieces_of, signature, zest
 from fedsim.findings import Inference, Representatives

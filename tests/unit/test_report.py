@@ -13,7 +13,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fedsim.attack import Paper
-from fedsim.auditing.audit import SCORES, Audit
+from fedsim.auditing.audit import Audit
+from fedsim.auditing.scores import SCORES
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import AttackFile, AttackTable, Config, PluginTable

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from fedsim import metrics
 from fedsim.errors import AttackError, DataError, TranscriptError
-from fedsim.evaluation.scoring import Public, Score, Truth, by_frequencies, every_class_as_often, label_accuracy, score
+from fedsim.evaluation.score import Public, Score
+from fedsim.evaluation.scoring import by_frequencies, every_class_as_often, label_accuracy, score
+from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction, Texts, load_finding, save_finding
 
 

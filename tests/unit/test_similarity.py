@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedsim.errors import DataError
-from fedsim.evaluation.scoring import Public, Score, Truth, score
+from fedsim.evaluation.score import Public, Score
+from fedsim.evaluation.scoring import score
 from fedsim.evaluation.similarity import Message
+from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction
 from fedsim.training.loop import LocalTraining, load_state, local_update, state_of
 from fedsim.wire.messages import Update

@@ -21,7 +21,9 @@ from adversaries.text.word_exchange import exchange
 from fedsim.attack import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, TranscriptError
 from fedsim.evaluation import text_metrics
-from fedsim.evaluation.scoring import Public, Truth, score
+from fedsim.evaluation.score import Public
+from fedsim.evaluation.scoring import score
+from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction, Texts, load_finding, save_finding
 from fedsim.models.lstm import Lstm
 from fedsim.models.mlp import Mlp

@@ -1,11 +1,9 @@
-"""How good local models, inferences about records, and representatives of classes are.
-
-Like `fedsim.evaluation.scoring`, this is where claims meet the truth; no attack may import it.
-"""
+"""How near a claimed local model is to what the victim would have trained alone, and what it answers."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,23 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim import metrics
 from fedsim.datasets import Column
-from fedsim.errors import AttackError, DataError
-from fedsim.evaluation.imputation import IMPUTED, Guess
+from fedsim.errors import AttackError, DataError, RunError
+from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, missing
 from fedsim.evaluation.local_optimum import state_for
-from fedsim.evaluation.score import Public, Score
-from fedsim.evaluation.zest import model_outputs, pieces_of, signature, zest
-from fedsim.findings import Inference, Representatives
-from fedsim.recording.transcript import hash_state
+from fedsim.evaluation.score import Score
+from fedsim.evaluation.zest import draw_references, model_outputs, pieces_of, signature, zest
+from fedsim.experiments.build import Experiment
+from fedsim.findings import LocalModel
+from fedsim.recording.transcript import Transcript, hash_state
 from fedsim.task import Loss
 from fedsim.training.loop import evaluate, forward, load_state, set_evaluation_modes
 from fedsim.wire.messages import State
 
-_CLOSENESS: Mapping[str, tuple[Callable[[Tensor, Tensor], Tensor], float | None]] = {
-    "class_ssim": (metrics.ssim, 1.0),
-    "class_psnr": (metrics.psnr, None),
-}
+log = logging.getLogger(__name__)
+
 REFERENCES, MASKS, DRAWS = 64, 500, 3
 """Of Zest, half of its paper's 128 and 1000, and how often so many references are drawn: the mean counts."""
 _KEPT = 32
@@ -43,6 +39,91 @@ _MISSING = {
     **dict.fromkeys(("zest", "zest_other_start"), "texts have no mean that a masked word could be replaced with"),
     "local_mape": "a true target is 0, to which no error is relative",
 }
+
+
+@dataclass(frozen=True)
+class LocalModels(Evaluator[LocalModel]):
+    """Decoded local models."""
+
+    finding = LocalModel
+
+    def form(self, finding: LocalModel, owed: Owed) -> None:
+        """The tensors of the model that the server sent."""
+        if owed.before is None:
+            return
+        before = owed.before()
+        for name in (*before, *finding.state):
+            got, expected = (_form(of.get(name)) for of in (finding.state, before))
+            owed.expect(f"a model whose {name} is", got, expected)
+
+    def judge(self, finding: LocalModel, about: About, bench: Bench) -> Judgement:
+        """See `score_local_model`."""
+        victim, experiment = int(about["victim"]), bench.case.experiment
+        if experiment is None:
+            log.warning(
+                "%s, client %d: not scored: what the victim held is told by an experiment only", about["attack"], victim
+            )
+            return Judgement()
+        data, dataset = experiment.data, experiment.dataset
+        inputs, labels = data.train(victim)
+        other, why = _other_optimum(experiment, bench, victim)
+        scores = score_local_model(
+            finding.state,
+            bench.optimum(victim),
+            _proxies(bench.transcript, str(about["round"]), victim, experiment),
+            model=experiment.new_model(),
+            inputs=data.to_model(inputs),
+            labels=labels,
+            loss=dataset.task.loss,
+            references=[data.to_model(dataset.test.inputs(drawn)) for drawn in _references(experiment, bench)],
+            elsewhere=other,
+            columns=dataset.columns,
+            target=dataset.target,
+            memory=bench.kept.setdefault("models", Memory()),
+        )
+        return Judgement(
+            scores=[*scores, missing("zest_other_start", why)] if why else scores,
+            examples=len(labels),
+        )
+
+
+def _form(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"of {tensor.dtype}, shape {tuple(tensor.shape)}"
+
+
+def _proxies(transcript: Transcript, rounds: str, victim: int, experiment: Experiment) -> dict[str, State]:
+    """Models that anybody has who reads the messages of the inspected rounds, by what they are called."""
+    first, _, last = rounds.partition("-")
+    inspected = (n for n in transcript.rounds if int(first) <= n <= int(last or first))
+    present = {number: clients for number in inspected if (clients := transcript.clients(number))}
+    newest = max(present)
+    proxies = {"global model": transcript.update(newest, present[newest][0]).before}
+    returned = transcript.update(max(n for n, clients in present.items() if victim in clients), victim)
+    if returned.gradient is None:
+        proxies["last-returned model"] = returned.after
+    proxies["first model"] = experiment.initial_state()  # w_0, which the server knows whatever was recorded
+    return proxies
+
+
+def _other_optimum(experiment: Experiment, bench: Bench, victim: int) -> tuple[State | None, str]:
+    """The optimum from other random weights, or why there is none; of texts, which Zest cannot compare, neither."""
+    if experiment.dataset.vocabulary:
+        return None, ""
+    try:
+        return bench.optimum(victim, elsewhere=True), ""
+    except RunError as error:
+        log.warning("client %d: no optimum from other random weights: %s", victim, error)
+        return None, f"there is no optimum from other random weights ({error})"
+
+
+def _references(experiment: Experiment, bench: Bench) -> list[Tensor]:
+    """Which public examples Zest explains models on, a draw each; one draw where it takes them all."""
+    if "references" not in bench.kept:
+        test, seed = experiment.dataset.test, experiment.seed
+        draws = DRAWS if len(test) > REFERENCES else 1
+        bench.kept["references"] = [draw_references(test, REFERENCES, seed, draw) for draw in range(draws)]
+    references: list[Tensor] = bench.kept["references"]
+    return references
 
 
 @dataclass(frozen=True)
@@ -256,168 +337,3 @@ def _against_proxies(metric: str, value: float, proxies: Mapping[str, float], op
         ceiling=optimum,
         higher_is_better=higher,
     )
-
-
-def score_inference(inference: Inference, truth: Tensor, imputed: Guess | None = None) -> list[Score]:
-    """Judge what an attack infers of each record of the victim.
-
-    Where several candidates are the likeliest, each counts by chance alone: as if one of them were drawn.
-
-    Of sources, `source_accuracy` is the share of records whose claimed client holds the record; the floor is a client
-    drawn at random, the ceiling lower than 1 where nobody among the candidates holds a record.
-
-    Of an attribute, `attribute_accuracy` is the share of records whose category is right; its floor is the better of
-    two guesses: the most frequent category among the victim's own records, which takes its data to know, and what
-    public records of the same kind say of each of them, see `fedsim.evaluation.imputation`.
-    `attribute_balanced_accuracy` is the mean of that share over the categories that the victim has, so that a rare one
-    counts as much as a frequent one; whoever says the same of all records gets 1 over the number of those categories.
-
-    Args:
-        truth: of sources `record candidate`, whether the candidate holds the record, candidates in the order of the
-            inference; of an attribute `record`, the index of its category.
-        imputed: of an attribute, the guess from public records; None where there are none, which the floor then says.
-
-    Raises:
-        DataError: the inference is about other records or candidates than the truth.
-    """
-    likeliest = inference.scores == inference.scores.max(1, keepdim=True).values
-    chosen = likeliest.double() / likeliest.sum(1, keepdim=True)  # record candidate: probability of being claimed
-    if inference.of == "source":
-        _check_shape(inference, truth, tuple(inference.scores.shape))
-        return [_source_accuracy(chosen, truth)]
-    _check_shape(inference, truth, tuple(inference.scores.shape[:1]))
-    if imputed is not None:
-        _check_shape(inference, imputed.likeliest, tuple(truth.shape))
-    return _attribute_accuracy(chosen, inference.candidates, truth, imputed)
-
-
-def _check_shape(inference: Inference, truth: Tensor, expected: tuple[int, ...]) -> None:
-    if tuple(truth.shape) != expected:
-        raise DataError(
-            f"truth: the attack infers the {inference.of} of {expected[0]} records among "
-            f"{len(inference.candidates)} candidates, but the truth is of shape {tuple(truth.shape)}, expected "
-            f"{expected}"
-        )
-
-
-def _source_accuracy(chosen: Tensor, holders: Tensor) -> Score:
-    holds = holders.double()
-    return Score(
-        metric="source_accuracy",
-        value=(chosen * holds).sum(1).mean().item(),
-        floor=holds.mean().item(),
-        floor_guess="random source",
-        ceiling=holders.bool().any(1).double().mean().item(),
-    )
-
-
-def _attribute_accuracy(chosen: Tensor, candidates: Tensor, truth: Tensor, imputed: Guess | None) -> list[Score]:
-    counts = truth.bincount()
-    present = counts.nonzero().flatten().tolist()
-
-    def balanced(right: Tensor) -> float:
-        return torch.stack([right[truth == category].mean() for category in present]).mean().item()
-
-    right = (chosen * (candidates == truth[:, None])).sum(1)
-    guesses = {"majority attribute": counts.max().item() / len(truth)}
-    balanced_guesses = {"one attribute for all": 1 / len(present)}
-    if imputed is not None:
-        guesses[IMPUTED] = (imputed.likeliest == truth).double().mean().item()
-        balanced_guesses[IMPUTED] = balanced((imputed.balanced == truth).double())
-    return [
-        _against_guesses("attribute_accuracy", right.mean().item(), guesses),
-        _against_guesses("attribute_balanced_accuracy", balanced(right), balanced_guesses),
-    ]
-
-
-def _against_guesses(metric: str, value: float, guesses: Mapping[str, float]) -> Score:
-    best = max(guesses, key=lambda name: guesses[name])
-    told = best if IMPUTED in guesses else f"{best}; there are no public data to impute from"
-    return Score(metric=metric, value=value, floor=guesses[best], floor_guess=told, ceiling=1.0)
-
-
-def score_representatives(
-    found: Representatives, data: Tensor, labels: Tensor, *, public: Public | None, rng: torch.Generator
-) -> list[Score]:
-    """Judge images claimed to be typical of a class at the victim's.
-
-    `class_ssim` is the mean over claims of the best SSIM to any of its images of the claimed class, `class_psnr` of
-    the best PSNR in dB; the claim of a class that it has no image of counts 0. The guesses are judged by the same
-    rule, as claims of the same classes: the mean of all public images (`mean face`), noise, and mid-grey. Public images
-    of the class itself are no guess, for whoever has them need not attack; the most alike of them stand beside the
-    score as `nearest_public`.
-
-    Args:
-        data: `example channel height width`, its images in [0, 1].
-        labels: `example`, their classes.
-        public: public images of the same kind, if there are any.
-        rng: draws the noise.
-
-    Raises:
-        DataError: claims and its images differ in shape, or are of a regression.
-    """
-    if found.labels.is_floating_point() or labels.is_floating_point():
-        raise DataError("truth: representatives are of classes, and a regression has none; attack a classifier")
-    if data.ndim != 4:
-        raise DataError(
-            f"truth: the victim held data of shape {tuple(data.shape[1:])}, and representatives of classes are "
-            "compared as images; for tables, attack their attributes (aia-model, aia-gradient)"
-        )
-    if found.data.shape[1:] != data.shape[1:]:
-        raise DataError(
-            f"truth: the victim held data of shape {tuple(data.shape[1:])}, the attack claims representatives of shape "
-            f"{tuple(found.data.shape[1:])}; expected images of one shape, check input_shape"
-        )
-    guesses, other = _guesses(found, public, rng), None if public is None else _nearest(found, public, data, labels)
-    scores = []
-    for metric, (closeness, ceiling) in _CLOSENESS.items():
-        if metric == "class_ssim" and (why := metrics.no_ssim(data)):
-            scores.append(Score(metric=metric, value=math.nan, missing=why))
-            continue
-        own = _closest(closeness, found.data, found.labels, data, labels)
-        floors = {n: _closest(closeness, g, found.labels, data, labels).mean().item() for n, g in guesses.items()}
-        best = max(floors, key=lambda guess: floors[guess])
-        scores.append(
-            Score(
-                metric=metric,
-                value=own.mean().item(),
-                floor=floors[best],
-                floor_guess=best,
-                nearest_public=math.nan if other is None else other[metric],
-                ceiling=ceiling,
-                per_image=tuple(own.tolist()),
-            )
-        )
-    return scores
-
-
-def _guesses(found: Representatives, public: Public | None, rng: torch.Generator) -> dict[str, Tensor]:
-    shape = found.data.shape
-    guesses = {"noise": torch.rand(shape, generator=rng), "mid-grey": torch.full(shape, 0.5)}
-    if public is not None:
-        guesses["mean face"] = public.data.mean(0).expand(shape)
-    return guesses
-
-
-def _nearest(found: Representatives, public: Public, data: Tensor, labels: Tensor) -> dict[str, float]:
-    """What the public images of each claimed class would get that are nearest to the victim's by squared error."""
-    values = {name: torch.zeros(len(found.labels)) for name in _CLOSENESS}
-    for place, kind in enumerate(found.labels.tolist()):
-        held, known = data[labels == kind], public.data[public.labels == kind]
-        if len(held) and len(known):
-            chosen = known[torch.cdist(held.flatten(1), known.flatten(1)).argmin(1)]
-            for name, (closeness, _) in _CLOSENESS.items():
-                values[name][place] = closeness(chosen, held).max()
-    return {name: own.mean().item() for name, own in values.items()}
-
-
-def _closest(
-    closeness: Callable[[Tensor, Tensor], Tensor], claims: Tensor, classes: Tensor, data: Tensor, labels: Tensor
-) -> Tensor:
-    """`claim`: the best `closeness` to any of the images in `data` of the claim's class, 0 where there is none."""
-    best = torch.zeros(len(claims))
-    for place, (claim, kind) in enumerate(zip(claims, classes.tolist(), strict=True)):
-        held = data[labels == kind]
-        if len(held):
-            best[place] = closeness(claim.expand_as(held), held).max()
-    return best

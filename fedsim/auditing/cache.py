@@ -1,0 +1,219 @@
+"""Findings that are there already: where they lie, what they follow from, and which of them still count."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from fedsim.attack import KNOWLEDGE, Knowledge
+from fedsim.auditing.plan import Job, Named
+from fedsim.auditing.variants import variant
+from fedsim.errors import ConfigError, TranscriptError
+from fedsim.experiments.config import KnowledgeTable
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.findings import Finding, LocalModel, load_claim, load_finding, read_about, save_finding
+from fedsim.plugins import registry
+from fedsim.plugins.code import UNREADABLE, code_hash, file_hash
+from fedsim.recording.manifest import is_noted
+from fedsim.recording.transcript import Transcript, hash_state
+from fedsim.wire.messages import State
+
+log = logging.getLogger(__name__)
+
+
+class Models(Mapping[int, State]):
+    """A model of each client, read when it is asked for."""
+
+    def __init__(self, readers: Mapping[int, Callable[[], State]]) -> None:
+        self._readers = readers
+
+    def __getitem__(self, client: int) -> State:
+        return self._readers[client]()
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._readers  # without reading
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """The findings in a run folder.
+
+    Attributes:
+        folder: the run.
+        attacks: of the file.
+        order: their titles, those first that others build on.
+        granted: what the file grants.
+        beside: folder in which `module:callable` is found.
+        seed: of the run.
+        own: the run is one of ours, whose records do not change.
+    """
+
+    folder: RunFolder
+    attacks: Named
+    order: Sequence[str]
+    granted: KnowledgeTable
+    beside: Path
+    seed: int
+    own: bool
+
+    @cached_property
+    def model_code(self) -> str | None:
+        """Hash of the file of a model that the attack file names; None where it names none."""
+        setting = self.granted.model
+        if not isinstance(setting, str):
+            return None
+        registry.load_object(setting, self.beside)
+        return file_hash(sys.modules[setting.partition(":")[0]])
+
+    @cached_property
+    def present(self) -> dict[str, tuple[Any, ...]]:
+        """Variant, code and model's code of each attack of the file as they are now, by title; see `made_with`."""
+        return {
+            table.title: (self.variants[table.title], code_hash(type(attack)), self.model_code)
+            for table, attack in self.attacks
+        }
+
+    @cached_property
+    def variants(self) -> dict[str, str]:
+        """By title what tells the findings that an attack makes now from those that it made otherwise.
+
+        That is plug-in, settings, what the file grants of what it reads, and the variant of the attack that it builds
+        on. An edited plug-in is no other variant: its old findings cannot be made again, and are replaced.
+        """
+        found: dict[str, str] = {}
+        attacks = {table.title: (table.name, attack) for table, attack in self.attacks}
+        granted = self.granted.model_dump()
+        for title in self.order:
+            plugin, attack = attacks[title]
+            known = {name: granted[name] for name in KNOWLEDGE if name in attack.declared()}
+            found[title] = variant(plugin, dataclasses.asdict(attack), known, found.get(attack.builds_on or ""))
+        return found
+
+    @cached_property
+    def _homes(self) -> dict[str, Path]:
+        """By title the folder of what an attack finds, which nothing else is in: the title, or `title-VARIANT`."""
+        return {title: _home(self.folder.findings / title, own) for title, own in self.variants.items()}
+
+    def place(self, job: Job) -> Path:
+        """Where what `job` finds is kept."""
+        return self._homes[job.title] / f"{job.name}.safetensors"
+
+    def keep(self, finding: Finding, path: Path, about: Mapping[str, object]) -> None:
+        """Write a finding, or an optimum, and note it in the manifest."""
+        save_finding(finding, path, about)
+        self.folder.note(path)
+
+    def is_ours(self, path: Path) -> bool:
+        """Whether a finding is there, and is the one that this run's manifest names; another is made anew."""
+        if not path.is_file():
+            return False
+        if not is_noted(self.folder.path, path):
+            log.warning("%s/%s: is not what this run found, so it is made anew", path.parent.name, path.name)
+            return False
+        return True
+
+    def is_there(self, job: Job, fingerprint: str) -> bool:
+        """Whether what `job` finds is there, made from the same; says so, or why it is not."""
+        path = self.place(job)
+        return self.is_ours(path) and _is_there(job, load_claim(path)[1], fingerprint, self.model_code)
+
+    def decoded(self, title: str, job: Job) -> tuple[Models, list[str]]:
+        """What the attack called `title` found of each client, with its present settings, in the rounds of `job`.
+
+        And the hash of each such model: what builds on it stays as long as the model does.
+        """
+        models: dict[int, Callable[[], State]] = {}
+        hashes, now = [], self.present[title]
+        for path in sorted(self._homes[title].glob(f"round-{job.round}-client-*-repeat-{job.repeat}.*")):
+            if path.suffix != ".safetensors" or not is_noted(self.folder.path, path):
+                continue
+            about, digest = _model_at(path, path.stat().st_mtime_ns)
+            if made_with(about) != now or about.get("rounds", list(job.rounds)) != list(job.rounds):
+                continue
+            if digest is None:
+                raise ConfigError(
+                    f"attack.{job.title}.source: '{title}' claims no local models; name an attack that does"
+                )
+            models[int(str(about["victim"]))] = partial(_read_model, path)
+            hashes.append(digest)
+        return Models(models), hashes
+
+    def fingerprint(self, job: Job, knowledge: Knowledge, transcript: Transcript, upstream: Sequence[str]) -> str:
+        """Names everything that the finding of `job` follows from."""
+        labels = None if knowledge.labels is None else knowledge.labels.tolist()
+        headers = [transcript.header(number).plain() for number in job.rounds]
+        table = self.granted.model_dump()
+        granted = {name: table[name] for name in knowledge.granted()}
+        code = [] if (own := code_hash(type(job.attack))) is None else [{"code": own}]
+        outside = [] if self.own else _records_hash(knowledge)  # a run's own records do not change
+        model = [] if self.model_code is None else [{"model": self.model_code}]
+        parts = [repr(job.attack), granted, labels, self.seed, headers, *upstream, *code, *outside, *model]
+        text = json.dumps(parts, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _home(plain: Path, own: str) -> Path:
+    for path in sorted(plain.glob("*.safetensors")):
+        with suppress(TranscriptError):  # one that cannot be read is told of where it is asked for
+            if read_about(path).get("variant") != own:
+                return plain.with_name(f"{plain.name}-{own}")
+    return plain
+
+
+def _is_there(job: Job, about: Mapping[str, object], fingerprint: str, model_code: str | None) -> bool:
+    """Whether the finding that `about` tells of is that of `job`, and a line that says so, or why it is not."""
+    who, code = f"{job.title} on client {job.victim}, round {job.round}", code_hash(type(job.attack))
+    codes = {f"of {job.plugin}": ("code", code), "of the model": ("model_code", model_code)}
+    if homeless := [whose for whose, (_, now) in codes.items() if now == UNREADABLE]:
+        log.info("%s: attacked anew, for the code %s is in no file", who, homeless[0])
+        return False
+    if about.get("fingerprint") == fingerprint:
+        log.info("%s: already there", who)
+        return True
+    changed = [whose for whose, (key, now) in codes.items() if about.get(key) != now]
+    if about.get("plugin") == job.plugin and changed:
+        log.info("%s: attacked anew, for the code %s has changed", who, changed[0])
+    return False
+
+
+@cache
+def _model_at(path: Path, changed: int) -> tuple[dict[str, object], str | None]:
+    """About a finding that was written then, and the hash of the model in it; None where it claims none.
+
+    Many jobs build on one model, so it is read once.
+    """
+    finding, about = load_claim(path)
+    return about, hash_state(finding.state) if isinstance(finding, LocalModel) else None
+
+
+def _read_model(path: Path) -> State:
+    finding, _ = load_finding(path)
+    assert isinstance(finding, LocalModel)
+    return finding.state
+
+
+def _records_hash(knowledge: Knowledge) -> list[str]:
+    """Of the records that are granted, where there are any."""
+    held = [table for table in (knowledge.records, knowledge.partial_records) if table is not None]
+    tensors = [tensor.contiguous().numpy() for table in held for tensor in (table.inputs, table.labels)]
+    return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors]
+
+
+def made_with(about: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Variant, code and model's code of a finding."""
+    return tuple(about.get(key) for key in ("variant", "code", "model_code"))

@@ -1,0 +1,167 @@
+"""What an audit has to do: which attack meets whom in which rounds, and in which order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack
+from fedsim.errors import AttackError, ConfigError, FedsimError, did_you_mean
+from fedsim.experiments.config import AdversaryTable, AttackTable
+from fedsim.recording.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+Named = Sequence[tuple[AttackTable, Attack]]
+"""The attacks of a file, each with its table."""
+_SHOWN = 20
+"""Most clients named in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One attack on one victim's update (or updates, for an attack on several rounds), from one random start."""
+
+    title: str
+    plugin: str
+    attack: Attack
+    rounds: tuple[int, ...]
+    victim: int
+    repeat: int
+
+    @property
+    def round(self) -> str:
+        """The round that is attacked, or `first-last` for an attack on several."""
+        return "-".join(map(str, sorted({self.rounds[0], self.rounds[-1]})))
+
+    @property
+    def name(self) -> str:
+        """File name without its ending, unique within the attack's folder."""
+        return f"round-{self.round}-client-{self.victim}-repeat-{self.repeat}"
+
+
+def jobs(
+    transcript: Transcript, adversary: AdversaryTable, attacks: Named, only: Iterable[int] | None, failures: list[str]
+) -> Iterator[Job]:
+    """What to do, round by round; attacks on several rounds come first.
+
+    Args:
+        only: of the rounds that are to be attacked; attacks on several rounds at once are then left out, for the run
+            has not come to all of them yet.
+        failures: gets a sentence for each round that cannot be read.
+    """
+    present: dict[int, list[int]] = {}
+    for number in chosen_rounds(transcript, adversary, only):
+        try:
+            present[number] = transcript.clients(number)
+        except FedsimError as error:
+            failures.append(str(error))
+            log.error("%s", error)
+    everyone = sorted({client for clients in present.values() for client in clients})
+    views: list[tuple[tuple[int, ...], list[int], bool]] = []
+    if present and only is None:
+        views.append((tuple(present), everyone, True))
+    views += [((number,), clients, False) for number, clients in present.items()]
+    for numbers, clients, temporal in views:
+        for victim in _chosen_victims(clients, adversary):
+            for table, attack in attacks:
+                for repeat in range(adversary.repeats if attack.temporal == temporal else 0):
+                    yield Job(
+                        title=table.title,
+                        plugin=table.name,
+                        attack=attack,
+                        rounds=numbers,
+                        victim=victim,
+                        repeat=repeat,
+                    )
+
+
+def in_order(builds_on: Mapping[str, str | None], *, known: bool) -> list[list[str]]:
+    """Titles of attacks in the order of work: first those that need no other's findings, then those that build on them.
+
+    Args:
+        builds_on: by title the attack, or `optimal` for the truth, that an attack takes models from.
+        known: somebody knows that truth.
+
+    Raises:
+        ConfigError: an attack builds on one that the file does not name, on itself in the end, or on the truth where
+            nobody knows it.
+    """
+    for title, source in builds_on.items():
+        if source == OPTIMAL and not known:
+            raise ConfigError(
+                f"attack.{title}.source: '{OPTIMAL}' is for the run of an experiment, whose data are known; "
+                "a recording made elsewhere has no optimal local models"
+            )
+        if source is not None and source != OPTIMAL and source not in builds_on:
+            others = [name for name in builds_on if name != title]
+            raise ConfigError(
+                f"attack.{title}.source: there is no attack '{source}' in the file to take local models from, "
+                f"{did_you_mean(source, [*others, GLOBAL, LAST_RETURNED, OPTIMAL])}"
+            )
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for title, source in builds_on.items():
+        sorter.add(title, *([source] if source is not None and source in builds_on else []))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise ConfigError(f"attack: {' builds on '.join(reversed(error.args[1]))}; name another source") from error
+    stages = []
+    while ready := list(sorter.get_ready()):
+        stages.append(sorted(ready, key=list(builds_on).index))
+        sorter.done(*ready)
+    return stages
+
+
+def chosen_rounds(transcript: Transcript, adversary: AdversaryTable, only: Iterable[int] | None) -> Sequence[int]:
+    """The rounds to attack; with `only`, those among them, for a run that has not come to the others yet."""
+    recorded = transcript.rounds
+    chosen = recorded if adversary.rounds == "all" else adversary.rounds or recorded[:1]
+    if only is not None:
+        return [number for number in only if number in chosen and number in recorded]
+    for number in chosen:
+        if number not in recorded:
+            raise ConfigError(f"adversary.rounds: round {number} is not recorded; recorded: {recorded}")
+    return chosen
+
+
+def check_victims(transcript: Transcript, adversary: AdversaryTable, chosen: Sequence[int]) -> None:
+    """Raise ConfigError where a victim is named who is in no round, not even as one who failed there."""
+    missing = set(adversary.victims) if isinstance(adversary.victims, list) else set()
+    seen: set[int] = set()
+    for number in dict.fromkeys([*chosen, *transcript.rounds]):
+        if not missing:
+            return
+        try:
+            header = transcript.header(number)
+        except FedsimError:  # a damaged round, of which nobody knows who was in it; it is reported when it is attacked
+            return
+        present = {reply.client for reply in header.replies} | set(header.failures)
+        missing -= present
+        seen |= present
+    if missing:
+        shown = sorted(seen)
+        told = f"{shown[:_SHOWN]} and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else str(shown)
+        raise ConfigError(f"adversary.victims: client {min(missing)} is not recorded; recorded: {told}")
+
+
+def _chosen_victims(present: list[int], adversary: AdversaryTable) -> Sequence[int]:
+    if adversary.victims == "all":
+        return present
+    return present[:1] if adversary.victims is None else adversary.victims
+
+
+def first_of(transcript: Transcript, job: Job) -> int:
+    """The first of the job's rounds that its victim took part in; clients are not sampled for each.
+
+    Raises:
+        AttackError, TranscriptError: it took part in none of them.
+    """
+    for number in job.rounds:
+        if job.victim in transcript.clients(number):
+            return number
+    if len(job.rounds) == 1:
+        transcript.update(job.rounds[0], job.victim)  # says why it is not there
+    raise AttackError(f"client {job.victim}: is recorded in none of the rounds {job.round}; attack another client")

@@ -1,0 +1,103 @@
+"""Judge every finding in a run folder, and write `scores.csv` and `image-scores.csv`."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.auditing.cache import Cache, made_with
+from fedsim.auditing.variants import VARIANT, columns
+from fedsim.errors import FedsimError, RunError, one_line, what_it_said
+from fedsim.evaluation.kind import Bench, Judgement, evaluator_of
+from fedsim.evaluation.score import Score
+from fedsim.findings import Finding, load_claim
+from fedsim.progress import tracked
+from fedsim.recording.manifest import is_noted
+
+log = logging.getLogger(__name__)
+
+SCORES = (
+    "attack", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess", "nearest_public", "ceiling",
+    "higher_is_better", "examples", "seed", "missing", *VARIANT,
+)  # fmt: skip
+IMAGES = ("attack", "victim", "round", "repeat", "image", "metric", "value", *VARIANT)
+
+
+def score(cache: Cache, bench: Bench, failures: list[str]) -> list[dict[str, Any]]:
+    """Judge every finding that this run's attacks made.
+
+    Findings of attacks that the file no longer names, or makes with other settings or knowledge now, are judged
+    too, each as what it is; those that an attack made before its code changed are not, for they cannot be made
+    again, and would share its mean. A finding that cannot be judged leaves the others' scores alone.
+
+    Args:
+        failures: gets one sentence for each finding that cannot be judged.
+
+    Returns:
+        The rows of `scores.csv`.
+    """
+    rows, images, folder = [], [], cache.folder
+    paths = _findings(folder.findings)
+    for path in tracked(paths, "scoring", len(paths)):
+        if (read := _readable(path, cache, failures)) is None:
+            continue
+        finding, about = read
+        judgement = _judged(finding, about, bench, failures)
+        where = {key: about[key] for key in ("attack", "victim", "round", "repeat")} | columns(about)
+        rows += [where | _row(item, judgement.examples) | {"seed": cache.seed} for item in judgement.scores]
+        for item in judgement.scores:
+            images += [
+                where | {"metric": item.metric, "image": place, "value": value}
+                for place, value in enumerate(item.per_image)
+            ]
+    folder.write_table(folder.scores, SCORES, rows)
+    folder.write_table(folder.images, IMAGES, images)
+    folder.settle()
+    return rows
+
+
+def _readable(path: Path, cache: Cache, failures: list[str]) -> tuple[Finding, dict[str, Any]] | None:
+    """A finding and what it says of itself; None where it is not to be scored, which is said."""
+    try:
+        if not is_noted(cache.folder.path, path):
+            raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
+        finding, about = load_claim(path)
+    except FedsimError as error:
+        log.error("%s/%s: not scored: %s", path.parent.name, path.name, error)
+        if not any(str(error) in told for told in failures):  # an attack that is to be made again has said so
+            failures.append(f"not scored: {error}")
+        return None
+    mine, theirs = cache.present.get(str(about["attack"]), ("",)), made_with(about)
+    if mine[0] == theirs[0] and mine != theirs:
+        log.warning("%s/%s: not scored: made with other code", path.parent.name, path.name)
+        return None
+    return finding, about
+
+
+def _judged(finding: Finding, about: Mapping[str, Any], bench: Bench, failures: list[str]) -> Judgement:
+    try:
+        return evaluator_of(finding).judge(finding, about, bench)
+    except Exception as error:  # whatever a stranger's finding does to those who compare it
+        told = isinstance(error, FedsimError)
+        who = f"{about['attack']}, round {about['round']}, client {about['victim']}"
+        failures.append(f"{who}: not scored: {error if told else one_line(what_it_said(error))}")
+        log.error("%s", failures[-1], exc_info=None if told else error)
+        return Judgement()
+
+
+def _findings(folder: Path) -> list[Path]:
+    """Finding files by attack, round, victim and repeat, in the order of their numbers."""
+
+    def key(path: Path) -> tuple[str, list[int]]:
+        return path.parent.name, [int(part) for part in path.stem.split("-") if part.isdigit()]
+
+    return sorted(folder.glob("*/*.safetensors"), key=key)
+
+
+def _row(item: Score, examples: int) -> dict[str, Any]:
+    row = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+    del row["per_image"]
+    return row | {"examples": examples, "ceiling": "" if item.ceiling is None else item.ceiling}

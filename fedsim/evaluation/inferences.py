@@ -1,0 +1,138 @@
+"""What an attack infers of each record of the victim: whose it is, or a sensitive attribute."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.errors import DataError
+from fedsim.evaluation.imputation import IMPUTED, Guess
+from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, imputed
+from fedsim.evaluation.score import Score
+from fedsim.experiments.build import Experiment
+from fedsim.findings import Inference
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Inferences(Evaluator[Inference]):
+    """Sources and attributes of records."""
+
+    finding = Inference
+
+    def form(self, finding: Inference, owed: Owed) -> None:
+        """As many records as were granted, and candidates that exist."""
+        partial = owed.knowledge.partial_records
+        records = owed.knowledge.records if finding.of == "source" else partial
+        if records is not None:
+            owed.expect("scores of records numbering", len(finding.scores), len(records.inputs))
+        known = owed.clients if finding.of == "source" else len(partial.categories) if partial else None
+        if known is not None and not ((finding.candidates >= 0) & (finding.candidates < known)).all():
+            owed.expect("candidates", finding.candidates.tolist(), f"numbers from 0 to {known - 1}")
+
+    def judge(self, finding: Inference, about: About, bench: Bench) -> Judgement:
+        """See `score_inference`."""
+        victim, experiment = int(about["victim"]), bench.case.experiment
+        if experiment is None:
+            log.warning(
+                "%s, client %d: not scored: what the victim held is told by an experiment only", about["attack"], victim
+            )
+            return Judgement()
+        if finding.of == "source":
+            scores = score_inference(finding, _holders(finding, experiment, victim))
+        else:
+            column = str(about["partial_records"])
+            own = experiment.dataset.column(column).values(experiment.data.train(victim)[0])
+            scores = score_inference(finding, own, imputed(bench, column, victim))
+        return Judgement(scores=scores, examples=len(finding.scores))
+
+
+def _holders(finding: Inference, experiment: Experiment, victim: int) -> Tensor:
+    """`record candidate`, whether the candidate holds the record."""
+    own, _ = experiment.data.indices(victim)
+    shares = [experiment.data.indices(candidate)[0] for candidate in finding.candidates.tolist()]
+    return torch.from_numpy(np.stack([np.isin(own, share) for share in shares], axis=1))
+
+
+def score_inference(inference: Inference, truth: Tensor, imputed: Guess | None = None) -> list[Score]:
+    """Judge what an attack infers of each record of the victim.
+
+    Where several candidates are the likeliest, each counts by chance alone: as if one of them were drawn.
+
+    Of sources, `source_accuracy` is the share of records whose claimed client holds the record; the floor is a client
+    drawn at random, the ceiling lower than 1 where nobody among the candidates holds a record.
+
+    Of an attribute, `attribute_accuracy` is the share of records whose category is right; its floor is the better of
+    two guesses: the most frequent category among the victim's own records, which takes its data to know, and what
+    public records of the same kind say of each of them, see `fedsim.evaluation.imputation`.
+    `attribute_balanced_accuracy` is the mean of that share over the categories that the victim has, so that a rare one
+    counts as much as a frequent one; whoever says the same of all records gets 1 over the number of those categories.
+
+    Args:
+        truth: of sources `record candidate`, whether the candidate holds the record, candidates in the order of the
+            inference; of an attribute `record`, the index of its category.
+        imputed: of an attribute, the guess from public records; None where there are none, which the floor then says.
+
+    Raises:
+        DataError: the inference is about other records or candidates than the truth.
+    """
+    likeliest = inference.scores == inference.scores.max(1, keepdim=True).values
+    chosen = likeliest.double() / likeliest.sum(1, keepdim=True)  # record candidate: probability of being claimed
+    if inference.of == "source":
+        _check_shape(inference, truth, tuple(inference.scores.shape))
+        return [_source_accuracy(chosen, truth)]
+    _check_shape(inference, truth, tuple(inference.scores.shape[:1]))
+    if imputed is not None:
+        _check_shape(inference, imputed.likeliest, tuple(truth.shape))
+    return _attribute_accuracy(chosen, inference.candidates, truth, imputed)
+
+
+def _check_shape(inference: Inference, truth: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(truth.shape) != expected:
+        raise DataError(
+            f"truth: the attack infers the {inference.of} of {expected[0]} records among "
+            f"{len(inference.candidates)} candidates, but the truth is of shape {tuple(truth.shape)}, expected "
+            f"{expected}"
+        )
+
+
+def _source_accuracy(chosen: Tensor, holders: Tensor) -> Score:
+    holds = holders.double()
+    return Score(
+        metric="source_accuracy",
+        value=(chosen * holds).sum(1).mean().item(),
+        floor=holds.mean().item(),
+        floor_guess="random source",
+        ceiling=holders.bool().any(1).double().mean().item(),
+    )
+
+
+def _attribute_accuracy(chosen: Tensor, candidates: Tensor, truth: Tensor, imputed: Guess | None) -> list[Score]:
+    counts = truth.bincount()
+    present = counts.nonzero().flatten().tolist()
+
+    def balanced(right: Tensor) -> float:
+        return torch.stack([right[truth == category].mean() for category in present]).mean().item()
+
+    right = (chosen * (candidates == truth[:, None])).sum(1)
+    guesses = {"majority attribute": counts.max().item() / len(truth)}
+    balanced_guesses = {"one attribute for all": 1 / len(present)}
+    if imputed is not None:
+        guesses[IMPUTED] = (imputed.likeliest == truth).double().mean().item()
+        balanced_guesses[IMPUTED] = balanced((imputed.balanced == truth).double())
+    return [
+        _against_guesses("attribute_accuracy", right.mean().item(), guesses),
+        _against_guesses("attribute_balanced_accuracy", balanced(right), balanced_guesses),
+    ]
+
+
+def _against_guesses(metric: str, value: float, guesses: Mapping[str, float]) -> Score:
+    best = max(guesses, key=lambda name: guesses[name])
+    told = best if IMPUTED in guesses else f"{best}; there are no public data to impute from"
+    return Score(metric=metric, value=value, floor=guesses[best], floor_guess=told, ceiling=1.0)

@@ -1,0 +1,245 @@
+"""A kind of finding: what it must look like, what it is worth, and what a page shows of it.
+
+Each kind has one evaluator, a plug-in of the group `fedsim.findings`, called as the finding's class says (`kind`). A
+stranger's kind registers likewise.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedsim.attack import Knowledge
+from fedsim.errors import AttackError
+from fedsim.evaluation.case import Case
+from fedsim.evaluation.imputation import Guess, Imputation
+from fedsim.evaluation.score import Public, Score
+from fedsim.evaluation.truth import Truth
+from fedsim.findings import Finding
+from fedsim.plugins import registry
+from fedsim.randomness import generator
+from fedsim.recording.transcript import Transcript
+from fedsim.task import Task
+from fedsim.wire.messages import State
+
+F = TypeVar("F", bound=Finding)
+About = Mapping[str, Any]
+"""What a finding says of itself: attack, victim, rounds, what was granted ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owed:
+    """What a finding about one victim has to look like, which takes no truth to say. None is not known.
+
+    Attributes:
+        where: round and client, for messages.
+        knowledge: what the attack was handed.
+        before: reads the state that the server sent.
+        task: of the federation behind the recording.
+        clients: of the federation.
+    """
+
+    where: str
+    knowledge: Knowledge
+    before: Callable[[], State] | None = None
+    task: Task | None = None
+    clients: int | None = None
+
+    def expect(self, what: str, got: object, expected: object) -> None:
+        """Raise AttackError where the attack claims `what` otherwise than expected."""
+        if got != expected:
+            raise AttackError(f"{self.where}: the attack claims {what} {got}, expected {expected}; mend the attack")
+
+    def expect_below(self, what: str, numbers: Tensor, end: int) -> None:
+        """Likewise where one of `numbers` is not below `end`."""
+        if not numbers.is_floating_point() and int(numbers.max()) >= end:
+            self.expect(f"{what} up to", int(numbers.max()), f"at most {end - 1}")
+
+
+class OptimumOf(Protocol):
+    """Gives the optimal local model of a client, from w_0 on or from other random weights."""
+
+    def __call__(self, client: int, *, elsewhere: bool = False) -> State:
+        """See `fedsim.evaluation.local_optimum`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What an evaluator may look at, and what it need not find out twice.
+
+    Attributes:
+        case: who held what.
+        recording: folder of the messages.
+        knowledge: of the protocol, all that is known.
+        optimum: of a run of our own.
+        weights: folder with network weights for LPIPS.
+        kept: by evaluator, whatever it wants to find again at the next finding.
+    """
+
+    case: Case
+    recording: Path
+    knowledge: Knowledge
+    optimum: OptimumOf
+    weights: Path | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def public(self) -> Public | None:
+        """See `Case.public`."""
+        return self.case.public()
+
+    @property
+    def transcript(self) -> Transcript:
+        """The messages.
+
+        Raises:
+            TranscriptError: they are not there.
+        """
+        return Transcript(self.recording)
+
+    def rng(self, victim: int) -> torch.Generator:
+        """What guesses about `victim` are drawn with."""
+        return generator(self.case.seed, "floor", victim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The scores of one finding, none where nobody knows the truth, and of how many examples they speak."""
+
+    scores: Sequence[Score] = ()
+    examples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """Images to draw: claimed ones, the true ones that they are assigned to, and what is written below each, in dB."""
+
+    claimed: Tensor
+    true: Tensor | None = None
+    psnr: Sequence[float] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """One claimed word.
+
+    `right` says whether it stands in its place, of a set of words whether it is there; true where nobody knows.
+    """
+
+    text: str
+    right: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A true text, empty where nobody knows it, and the words of the claimed one assigned to it; or sets of words."""
+
+    true: str
+    claimed: Sequence[Word]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a page shows of a finding besides its curves.
+
+    Attributes:
+        examples: how many there are, of which `sheet` or `texts` shows the first; of a `bag` claimed words.
+        known: the truth stands beside them.
+        sheet: images.
+        texts: claimed and true; of a `bag`, which tells which words there are and no texts, one pair of sets.
+        typical: it tells what classes look like.
+        curves: further ones, which only the evaluator can know: name to iterations and values.
+    """
+
+    examples: int = 0
+    known: bool = False
+    sheet: Sheet | None = None
+    texts: Sequence[Pair] = ()
+    bag: bool = False
+    typical: bool = False
+    curves: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluator(ABC, Generic[F]):
+    """Judges one kind of finding."""
+
+    finding: ClassVar[type[Finding]]
+
+    @abstractmethod
+    def form(self, finding: F, owed: Owed) -> None:
+        """Raise AttackError unless `finding` has the form that it can be judged in."""
+
+    @abstractmethod
+    def judge(self, finding: F, about: About, bench: Bench) -> Judgement:
+        """What it is worth.
+
+        Raises:
+            DataError: it does not fit what the victim held.
+        """
+
+    def truth(self, finding: F, about: About, case: Case) -> Truth | None:
+        """What those held whose examples `finding` claims; None where nobody says, or it claims none.
+
+        Raises:
+            DataError: nobody says, and it takes the truth to judge it.
+        """
+        del finding, about, case
+        return None
+
+    def show(self, finding: F, truth: Truth | None, tokens: Sequence[str], metric: str) -> Shown:
+        """What a page shows of it; by default its curves alone.
+
+        Args:
+            truth: see `truth`.
+            tokens: what those of texts are called.
+            metric: the one that its attack is read by; empty where it names none.
+        """
+        del finding, truth, tokens, metric
+        return Shown()
+
+
+def evaluator_of(finding: Finding) -> Evaluator[Any]:
+    """Who judges `finding`.
+
+    Raises:
+        AttackError: nobody here does.
+    """
+    if getattr(finding, "kind", None) not in registry.names("findings"):
+        raise AttackError(
+            f"the attack returned a {type(finding).__name__}, which nobody here can judge; known: "
+            f"{', '.join(registry.names('findings'))}; register an evaluator of it under fedsim.findings"
+        )
+    evaluator: Evaluator[Any] = registry.build("findings", finding.kind, {}, finding.kind)
+    return evaluator
+
+
+def first_round(about: About) -> int:
+    """The first round in which the victim of a finding sent something."""
+    return int(about["first_round"])
+
+
+def imputed(bench: Bench, column: str, victim: int) -> Guess | None:
+    """What the public records say of an attribute of the victim's; None where no records are public."""
+    experiment = bench.case.experiment
+    if experiment is None or not len(experiment.dataset.test):
+        return None
+    learnt: dict[str, Imputation] = bench.kept.setdefault("imputation", {})  # seconds each, and it serves all victims
+    if column not in learnt:
+        dataset = experiment.dataset
+        learnt[column] = Imputation.learnt(dataset.test, dataset.column(column), bench.case.seed)
+    return learnt[column].guess(*experiment.data.train(victim))
+
+
+def missing(metric: str, why: str) -> Score:
+    """A score that there is not, and why."""
+    return Score(metric=metric, value=math.nan, missing=why)

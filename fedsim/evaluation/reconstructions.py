@@ -1,0 +1,62 @@
+"""Images and rows of tables that the attack claims the victim trained on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedsim.errors import FedsimError
+from fedsim.evaluation.case import Case
+from fedsim.evaluation.examples import check_kinds, judged, shown, truth_of
+from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, Shown, first_round
+from fedsim.evaluation.similarity import Message
+from fedsim.evaluation.truth import Truth
+from fedsim.findings import Reconstruction
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Reconstructions(Evaluator[Reconstruction]):
+    """Examples of numbers."""
+
+    finding = Reconstruction
+
+    def form(self, finding: Reconstruction, owed: Owed) -> None:
+        """Of the federation's shape and kind."""
+        check_kinds(finding, owed)
+
+    def truth(self, finding: Reconstruction, about: About, case: Case) -> Truth | None:
+        """What those held whose examples are claimed."""
+        return truth_of(finding, about, case)
+
+    def judge(self, finding: Reconstruction, about: About, bench: Bench) -> Judgement:
+        """See `fedsim.evaluation.scoring.score`."""
+        return judged(finding, about, bench, _message(finding, about, bench))
+
+    def show(self, finding: Reconstruction, truth: Truth | None, tokens: Sequence[str], metric: str) -> Shown:
+        """Images, beside the true ones where these are known."""
+        return shown(finding, truth)
+
+
+def _message(finding: Reconstruction, about: About, bench: Bench) -> Message | None:
+    """What the finding was read from, as far as L_sim takes it; None where it is several messages.
+
+    None too where nobody says what the model is, or the recording is not there.
+    """
+    known, several = bench.knowledge, "-" in str(about["round"])
+    if finding.claims != "update" or several or known.model is None or known.value_range is None:
+        return None
+    assert known.loss is not None
+    victim = int(about["victim"])
+    low, high = (torch.tensor(end) for end in known.value_range)
+    try:
+        update = bench.transcript.update(first_round(about), victim)
+    except FedsimError as error:
+        log.warning("%s, client %d: no L_sim: %s", about["attack"], victim, error)
+        return None
+    settings = bench.case.experiment.training if bench.case.experiment else None
+    return Message(model=known.model(), loss=known.loss, update=update, value_range=(low, high), settings=settings)
