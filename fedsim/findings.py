@@ -439,7 +439,7 @@ _SAID: Mapping[str, Callable[[object], bool]] = {
     "attack": lambda value: isinstance(value, str) and bool(value.strip()),
     "plugin": lambda value: isinstance(value, str) and bool(value.strip()),
     "round": lambda value: _count(value) or (isinstance(value, str) and bool(_ROUNDS.fullmatch(value))),
-    "first_round": lambda value: value is None or _count(value),
+    "first_round": _count,
     "victim": _count,
     "repeat": _count,
     "granted": _words,

@@ -20,12 +20,12 @@ import torch
 from safetensors.torch import save_file
 
 from fedsim.attack import KNOWLEDGE
-from fedsim.auditing import audit as audit_module
 from fedsim.auditing.architecture import Architecture
 from fedsim.auditing.audit import Audit, attack_round, open_audit
 from fedsim.auditing.threat_model import grant
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError
+from fedsim.evaluation import examples
 from fedsim.experiments.build import Experiment, build_attacks
 from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
 from fedsim.experiments.run_folder import RunFolder, read_rows
@@ -768,7 +768,7 @@ def test_what_breaks_the_scoring_or_the_drawing_of_one_finding_leaves_the_others
 
         return broken
 
-    monkeypatch.setattr("fedsim.auditing.audit.score", breaking(audit_module.score))
+    monkeypatch.setattr("fedsim.evaluation.examples.score", breaking(examples.score))
     monkeypatch.setattr("fedsim.reporting.evidence._look_at", breaking(evidence._look_at))
     failures: list[str] = []
     assert {row["attack"] for row in audit.score(failures)} == {"ig"}

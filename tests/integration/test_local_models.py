@@ -187,7 +187,7 @@ def test_an_optimum_from_another_start_is_kept_and_one_that_diverges_costs_only_
             raise RunError("it diverged")
         return whole(model, start, *rest)
 
-    monkeypatch.setattr("fedsim.auditing.audit.local_optimum", diverging)
+    monkeypatch.setattr("fedsim.auditing.optima.local_optimum", diverging)
     failures: list[str] = []
     rows = {(row["victim"], row["metric"]): row for row in audit.score(failures)}
     assert failures == []

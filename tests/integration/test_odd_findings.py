@@ -162,6 +162,8 @@ def test_an_odd_fact_about_a_finding_is_named_or_does_no_harm(audit: Audit, fact
 
 @pytest.mark.parametrize("claims", [torch.tensor(-1), torch.tensor(3), torch.tensor(0.5), torch.tensor([1])])
 def test_claims_that_are_none_are_not_taken_for_others(claims: Tensor, tmp_path: Path) -> None:
-    save_file(to_save(SOUND["texts"]) | {"claims": claims}, tmp_path / "f", metadata={"about": json.dumps(ABOUT)})
+    tensors = to_save(SOUND["texts"]) | {"claims": claims}
+    facts = ABOUT | {"kind": "texts", "order_of_tensors": list(tensors)}
+    save_file(tensors, tmp_path / "f", metadata={"about": json.dumps(facts)})
     with pytest.raises(TranscriptError, match=r"the attack claims claims of .* expected one integer from 0 to 2"):
         load_claim(tmp_path / "f")

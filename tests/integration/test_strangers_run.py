@@ -103,7 +103,15 @@ def test_trust_is_said_once_and_remembered_nowhere(run: Path, call: Call) -> Non
 
 
 def finding_of_theirs(run: Path) -> None:
-    about = {"attack": "theirs", "plugin": NAME, "round": "1", "rounds": [1], "victim": 0, "repeat": 0}
+    about = {
+        "attack": "theirs",
+        "plugin": NAME,
+        "round": "1",
+        "rounds": [1],
+        "first_round": 1,
+        "victim": 0,
+        "repeat": 0,
+    }
     about |= {"settings": {}, "granted": [], "fingerprint": ""}
     claim = Reconstruction(data=torch.zeros(24, 1, 8, 8), labels=torch.zeros(24, dtype=torch.long))
     path = run / "findings" / "theirs" / "round-1-client-0-repeat-0.safetensors"
@@ -159,7 +167,7 @@ def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path, t
 
     naming(run, "model")
     spec = tiny_config(attack=[{"name": "shared-model"}])
-    for reads in (_worker(run, spec, run, False, run), _optimum_worker(run, spec, run, False)):
+    for reads in (_worker(run, spec, run, False, "", run), _optimum_worker(run, spec, run, False)):
         with pytest.raises(TrustError), reads:
             pass
     with pytest.raises(TrustError):

@@ -10,7 +10,7 @@ import torch
 
 from fedsim.attack import Knowledge, PartialRecords, Records
 from fedsim.errors import AttackError
-from fedsim.evaluation.kind import Owed
+from fedsim.evaluation.kind import Owed, evaluator_of
 from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
 from fedsim.task import Task
 
@@ -23,7 +23,7 @@ SNAPSHOTS: dict[str, Any] = {"snapshots": torch.zeros(1, 2, 1, 4, 4), "snapshot_
 
 def owed(task: Task | None = IMAGES, **known: Any) -> Owed:
     knowledge = Knowledge(**known)
-    return Owed(where="round 1, client 0", knowledge=knowledge, before=BEFORE, task=task, clients=3)
+    return Owed(where="round 1, client 0", knowledge=knowledge, before=lambda: BEFORE, task=task, clients=3)
 
 
 def data(*shape: int, labels: torch.Tensor | None = None, **more: Any) -> Reconstruction:
@@ -60,7 +60,7 @@ def inferred(of: Any, records: int, *candidates: int) -> Inference:
     ],
 )
 def test_a_finding_of_the_right_form_passes(rule: Owed, finding: Finding) -> None:
-    rule.check(finding)
+    evaluator_of(finding).form(finding, rule)
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_a_finding_of_the_right_form_passes(rule: Owed, finding: Finding) -> Non
 def test_a_finding_of_another_form_is_one_sentence(rule: Owed, finding: Finding, sentence: str) -> None:
     whole = f"round 1, client 0: the attack claims {sentence}; mend the attack"
     with pytest.raises(AttackError, match=f"^{re.escape(whole)}$"):
-        rule.check(finding)
+        evaluator_of(finding).form(finding, rule)

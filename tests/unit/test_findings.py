@@ -25,7 +25,16 @@ from fedsim.findings import (
 )
 
 GREY, KINDS = torch.full((2, 1, 4, 4), 0.5), torch.tensor([0, 1])
-ABOUT = {"attack": "sme", "plugin": "sme", "round": "1", "victim": 0, "repeat": 0, "granted": [], "settings": {}}
+ABOUT = {
+    "attack": "sme",
+    "plugin": "sme",
+    "round": "1",
+    "first_round": 1,
+    "victim": 0,
+    "repeat": 0,
+    "granted": [],
+    "settings": {},
+}
 
 
 def images(**parts: Any) -> Reconstruction:

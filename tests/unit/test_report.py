@@ -78,6 +78,7 @@ def claim(
         "plugin": attack,
         "settings": settings or {},
         "round": number,
+        "first_round": int(str(number).partition("-")[0]),
         "victim": victim,
         "repeat": repeat,
         "granted": list(granted),
@@ -90,7 +91,15 @@ def claim(
 
 def claimed_otherwise(folder, variant, changed, **about):
     """Another finding of `sme`, made with other settings."""
-    said = {"attack": "sme", "plugin": "sme", "round": 1, "victim": 0, "repeat": 0, "granted": ["model"]}
+    said = {
+        "attack": "sme",
+        "plugin": "sme",
+        "round": 1,
+        "first_round": 1,
+        "victim": 0,
+        "repeat": 0,
+        "granted": ["model"],
+    }
     finding = Reconstruction(data=torch.rand(3, 1, 8, 8), labels=torch.zeros(3, dtype=torch.long), trace=CURVES)
     place = folder.findings / f"sme-{variant}" / "round-1-client-0-repeat-0.safetensors"
     save_finding(finding, place, said | {"variant": variant, "changed": changed} | about)
@@ -114,7 +123,15 @@ def judge(folder, lines, victims=3):
 
 def claim_texts(folder, tokens, *, attack):
     finding = Texts(tokens=torch.tensor(tokens), labels=torch.zeros(len(tokens), dtype=torch.long))
-    about = {"attack": attack, "plugin": attack, "round": 1, "victim": 0, "repeat": 0, "granted": ["model", "labels"]}
+    about = {
+        "attack": attack,
+        "plugin": attack,
+        "round": 1,
+        "first_round": 1,
+        "victim": 0,
+        "repeat": 0,
+        "granted": ["model", "labels"],
+    }
     place = folder.findings / attack / "round-1-client-0-repeat-0.safetensors"
     save_finding(finding, place, about)
     folder.note(place)
@@ -453,7 +470,7 @@ def test_what_a_victim_held_is_judged_in_the_unit_range_that_attacks_claim_it_in
     audit = Audit(folder=folder, spec=tables.config, experiment=tables, beside=folder.path)
     low, high = tables.dataset.value_range
     assert low < 0 < 1 < high
-    truth, public = audit.truth(0, 1).data, audit.public().data
+    truth, public = audit.truth(0, 1).data, audit.case.public().data
     for data, held in ((truth, tables.data.train(0)[0]), (public, tables.dataset.test.inputs()[:5000])):
         assert 0 <= data.min() < data.max() <= 1
         assert torch.allclose(low + data * (high - low), held, atol=1e-4)

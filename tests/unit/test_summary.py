@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedsim.attack import GLOBAL, OPTIMAL
-from fedsim.evaluation import inference_scores, scoring
+from fedsim.evaluation import representatives, scoring
 from fedsim.reporting.summary import Kind, headline, interval, lines, reading, summarise
 
 _clients = itertools.count()
@@ -174,7 +174,7 @@ def test_every_metric_that_is_bounded_by_one_is_known_for_a_share_or_has_a_range
     from fedsim.reporting.summary import _RANGES, _SHARES
 
     bounded = {name for name, best in scoring._CEILING.items() if best == 1.0}
-    bounded |= {name for name, (_, best) in inference_scores._CLOSENESS.items() if best == 1.0}
+    bounded |= {name for name, (_, best) in representatives._CLOSENESS.items() if best == 1.0}
     assert bounded <= _SHARES | set(_RANGES)
 
 
