@@ -328,7 +328,7 @@ def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[i
     if experiment.config.adversary.when != "in-round":
         yield None
         return
-    from fedsim.auditing.audit import round_attacker  # with all that scoring needs, which takes seconds to import
+    from fedsim.auditing.in_round import round_attacker  # with all that scoring needs, which takes seconds to import
 
     with beside(round_attacker, (folder.path,)) as attack:
         yield attack

@@ -365,25 +365,6 @@ def open_audit(
     )
 
 
-def attack_round(path: Path, number: int, *, trust: bool = False) -> None:
-    """Attack one round of a run that is still going on; called in a process of its own.
-
-    What fails here is tried again, and reported, at the end of the run.
-    """
-    audit = open_audit(path, None, trust=trust)
-    if any(audit.folder.transcript.glob("*.safetensors")):  # a recording plan may have kept nothing yet
-        try:
-            audit.run(rounds=[number])
-        except FedsimError as error:
-            log.warning("round %d was not attacked in the round loop: %s", number, error)
-
-
-@contextmanager
-def round_attacker(path: Path) -> Iterator[Callable[[int, Progress], None]]:
-    """The function with which a process beside the round loop, which trusts its code, attacks round after round."""
-    yield lambda number, progress: attack_round(path, number, trust=True)
-
-
 @contextmanager
 def _worker(
     path: Path, spec: AttackFile, beside: Path, trust: bool, command: str, room: Path

@@ -21,7 +21,8 @@ from safetensors.torch import save_file
 
 from fedsim.attack import KNOWLEDGE
 from fedsim.auditing.architecture import Architecture
-from fedsim.auditing.audit import Audit, attack_round, open_audit
+from fedsim.auditing.audit import Audit, open_audit
+from fedsim.auditing.in_round import attack_round
 from fedsim.auditing.threat_model import grant
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError

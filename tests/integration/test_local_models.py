@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from fedsim.attack import Attack, Knowledge, Paper, Progress
-from fedsim.auditing.audit import Audit, attack_round, open_audit
+from fedsim.auditing.audit import Audit, open_audit
+from fedsim.auditing.in_round import attack_round
 from fedsim.auditing.threat_model import grant, grant_private
 from fedsim.errors import ConfigError, DataError, RunError
 from fedsim.evaluation.imputation import Imputation

@@ -1,0 +1,146 @@
+"""A stranger's kind of finding: found by name, checked, judged and shown without an edit of the core."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsim.experiments.run_folder import read_rows
+
+MODULE = '''
+from dataclasses import dataclass
+
+import torch
+
+from fedsim.attack import Attack, Paper
+from fedsim.evaluation.kind import Evaluator, Judgement, Shown
+from fedsim.evaluation.score import Score
+from fedsim.findings import Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brightness(Finding):
+    """How bright the victim's images are on average."""
+
+    kind = "brightness"
+    level: float
+
+    @property
+    def own_tensors(self):
+        return {"level": torch.tensor(self.level)}
+
+    @classmethod
+    def from_tensors(cls, tensors, trace):
+        return cls(level=float(tensors["level"]), trace=trace)
+
+
+@dataclass(frozen=True)
+class Brightnesses(Evaluator[Brightness]):
+    """Off by how much."""
+
+    finding = Brightness
+
+    def form(self, finding, owed):
+        if not 0 <= finding.level <= 1:
+            owed.expect("a brightness of", finding.level, "one from 0 to 1")
+
+    def truth(self, finding, about, case):
+        return case.truth(int(about["victim"]), about["first_round"])
+
+    def judge(self, finding, about, bench):
+        true = self.truth(finding, about, bench.case).data.mean().item()
+        guess = bench.public.data.mean().item()
+        score = Score(metric="brightness_error", value=abs(finding.level - true), floor=abs(guess - true),
+                      floor_guess="public mean", ceiling=0.0, higher_is_better=False)
+        return Judgement(scores=[score], examples=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dim(Attack):
+    """Say that all is of one brightness.
+
+    Args:
+        level: how bright.
+    """
+
+    level: float = 0.25
+    paper = Paper(title="None", authors="Nobody", venue="nowhere", year=2026)
+
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        return Brightness(level=self.level, trace={"objective": torch.tensor([2.0, 1.0])})
+'''
+ENTRIES = """
+[fedsim.attacks]
+dim = their_kind:Dim
+
+[fedsim.findings]
+brightness = their_kind:Brightnesses
+"""
+FILE = """
+[partition]
+samples_per_client = 6
+
+[model]
+name = "mlp"
+hidden = [8]
+
+[training]
+local_epochs = 1
+batch_size = 6
+
+[federation]
+clients = 2
+
+[adversary]
+victims = [0, 1]
+workers = 1
+
+[[attack]]
+name = "dim"
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder to work in, beside an installed package."""
+    about = tmp_path / "site" / "their_kind-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-kind\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(ENTRIES)
+    (tmp_path / "site" / "their_kind.py").write_text(MODULE)
+    (tmp_path / "one.toml").write_text(FILE)
+    return tmp_path
+
+
+def fedsim(work: Path, *words: str, installed: bool = True) -> subprocess.CompletedProcess[str]:
+    paths = [*([str(work / "site")] if installed else []), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("fedsim")), *words],
+        cwd=work, capture_output=True, text=True, check=False, timeout=200,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
+    )  # fmt: skip
+
+
+def test_it_is_judged_and_shown_and_where_it_is_not_installed_it_is_named(work: Path) -> None:
+    done = fedsim(work, "run", "one.toml")
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(work / "runs" / "one" / "scores.csv")
+    assert [(row["attack"], row["victim"], row["metric"]) for row in rows] == [
+        ("dim", client, "brightness_error") for client in "01"
+    ]
+    assert all(0 < float(row["value"]) < 0.5 and float(row["floor"]) < 0.1 for row in rows)
+    page = (work / "runs" / "one" / "report.html").read_text()
+    assert "brightness" in page
+    assert "is left out" not in page
+
+    wrong = fedsim(work, "attack", "runs/one", "--set", "attack.dim.level=3")
+    assert wrong.returncode == 1
+    assert "client 0: the attack claims a brightness of 3.0, expected one from 0 to 1; mend the attack" in wrong.stderr
+
+    alone = fedsim(work, "report", "runs/one", installed=False)
+    assert alone.returncode == 1
+    assert "it is of the kind 'brightness', which nobody here can judge" in alone.stderr
