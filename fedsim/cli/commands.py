@@ -219,9 +219,9 @@ def geometry(
     """Say how well recorded updates can be matched by one gradient: the analysis of SME, Sect. 5.1."""
     from fedsim.experiments.build import Experiment
     from fedsim.experiments.run_folder import RunFolder, write_bytes, write_rows
-    from fedsim.exposure.geometry import panels, recorded
     from fedsim.recording.transcript import Transcript
     from fedsim.reporting.figures import draw, style
+    from fedsim.reporting.geometry import panels, recorded
 
     _use_data_dir(data_dir)
     folder = RunFolder(run)

@@ -6,22 +6,19 @@ update can be matched by the gradient at one model on the line between w_0 and w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.errors import ConfigError
-from fedsim.experiments.build import Experiment
-from fedsim.randomness import one_thread
-from fedsim.recording.transcript import Transcript
-from fedsim.reporting.figures import Line, Numbers, Panel, Style
 from fedsim.task import Loss
-from fedsim.training.loop import LocalTraining, batches_of_round, forward, load_state, local_update, set_modes
+from fedsim.training.loop import LocalTraining, forward, load_state, local_update, set_modes
 from fedsim.wire.messages import State
 
+Numbers = NDArray[np.float64]
 _POINTS = 21
 """On the line between w_0 and w_T, ends included."""
 
@@ -101,54 +98,6 @@ def geometry(
         set_modes(model, settings)
         cosines.append(torch.nn.functional.cosine_similarity(gradient().double(), moved.double(), dim=0).item())
     return Geometry(ratios=_ratios(path), alphas=alphas, cosines=np.array(cosines))
-
-
-def recorded(
-    experiment: Experiment, transcript: Transcript, rounds: Sequence[int]
-) -> Iterator[tuple[int, int, Geometry]]:
-    """Round, client and geometry of every recorded update of these rounds.
-
-    Local training is simulated once more from what the server sent, with the client's own data and
-    randomness. Defenses are left out.
-
-    Raises:
-        ConfigError: clients send gradients, so there are no local steps.
-    """
-    if experiment.training.sends == "gradient":
-        raise ConfigError(
-            "geometry: the clients of this run send gradients, so there is no path of local steps to look at; "
-            "name a run whose clients send weights"
-        )
-    data, loss, settings = experiment.data, experiment.dataset.task.loss, experiment.training
-    for number in rounds:
-        for client in transcript.clients(number):
-            inputs, labels = data.train(client)
-            before = transcript.update(number, client).before
-            key = (experiment.seed, "train", number, client)
-            order = batches_of_round(len(labels), settings, seed=experiment.seed, client=client, number=number)
-            with one_thread():
-                found = geometry(
-                    experiment.model, before, data.to_model(inputs), labels, settings, key=key, loss=loss, order=order
-                )
-            yield number, client, found
-
-
-def panels(found: Sequence[Geometry], style: Style) -> list[Panel]:
-    """SME's Figures 3 and 4: the ratio by local step, the cosine by position; a mean in the band of all clients."""
-    steps = min(len(item.ratios) for item in found)
-    ratios = Line(x=np.arange(steps, dtype=float), y=np.stack([item.ratios[:steps] for item in found]), style=style)
-    cosines = Line(x=found[0].alphas, y=np.stack([item.cosines for item in found]), style=style)
-    return [
-        Panel(
-            title="Local gradients in their leading plane", xlabel="local step t", ylabel="‖P₂ g‖ / ‖g‖", lines=[ratios]
-        ),
-        Panel(
-            title="Gradient on the line against the update",
-            xlabel="α: 0 returned state, 1 broadcast state",
-            ylabel="cosine",
-            lines=[cosines],
-        ),
-    ]
 
 
 def _ratios(path: Tensor) -> Numbers:

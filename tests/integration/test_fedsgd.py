@@ -25,11 +25,11 @@ from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config, load_config
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.experiments.simulation import federate
-from fedsim.exposure.geometry import recorded as geometry_of
 from fedsim.findings import Reconstruction, load_finding
 from fedsim.randomness import generator, seeded
 from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.reporting.evidence import read_recording
+from fedsim.reporting.geometry import recorded as geometry_of
 from fedsim.reporting.page import _recorded_facts, write_report
 from fedsim.training.cohort import TOLERANCE
 from fedsim.training.loop import batches_of_round, dropping, local_update

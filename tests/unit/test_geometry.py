@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.exposure.geometry import Geometry, geometry, panels
+from fedsim.exposure.geometry import Geometry, geometry
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
 from fedsim.reporting.figures import draw, style
+from fedsim.reporting.geometry import panels
 from fedsim.task import Task, squared_error
 from fedsim.training.loop import LocalTraining, local_update, state_of
 
