@@ -28,7 +28,8 @@ from fedsim.experiments.simulation import federate
 from fedsim.exposure.geometry import recorded as geometry_of
 from fedsim.findings import Reconstruction, load_finding
 from fedsim.randomness import generator, seeded
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.reporting.evidence import read_recording
 from fedsim.reporting.page import _recorded_facts, write_report
 from fedsim.training.cohort import TOLERANCE
