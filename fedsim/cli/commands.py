@@ -338,7 +338,7 @@ def _summary_of(
     table.add_row("updates", f"{len(updates)}, and {_number(missing, 'failure')}")
     table.add_row("N", spread(updates))
     table.add_row("update norm", spread(norms))
-    table.add_row("sent a round", f"{spread(sent)} bytes" if sent else "-")
+    table.add_row("bytes sent", f"{sum(sent)}, a round {spread(sent)}" if sent else "-")
     table.add_row("size", f"{size:.1f} MB")
     return table
 

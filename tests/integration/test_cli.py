@@ -306,6 +306,18 @@ def test_inspect_shows_replies_of_other_tensors_than_were_sent(here: Call, tmp_p
     assert lines == ["5", "-"]
 
 
+def test_inspect_counts_the_bytes_that_clients_sent(here: Call, tmp_path: Path) -> None:
+    before, moved = {"w": torch.zeros(100)}, {"w": torch.arange(100.0).clamp_min(97) - 97}
+    sent = Payload.dense(before, "weights"), Payload.sparse(moved)
+    updates = [Update(round=1, client=c, before=before, payload=p, num_examples=2) for c, p in enumerate(sent)]
+    Recorder(tmp_path / "odd" / "transcript").write(1, updates)
+    result = here("inspect", tmp_path / "odd", "--rows")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"│ 400 +│ 0 ", result.stdout)
+    assert re.search(r"│ 16 +│ 2.236 \(delta\) ", result.stdout)
+    assert "416, a round 416 to 416, 416 on average" in result.stdout
+
+
 def test_inspect_prints_nothing_that_a_terminal_obeys(here: Call, tmp_path: Path) -> None:
     """Whatever reasons and metrics are in a recording that somebody else made."""
     state = {"w": torch.zeros(2)}

@@ -33,7 +33,7 @@ from fedsim.experiments.config import Config
 from fedsim.experiments.integrity import held_against_manifest
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.plugins import registry
-from fedsim.recording.recorder import Transcript
+from fedsim.recording.transcript import Transcript
 from strategies.checkpoint import Checkpoint
 
 Run = Callable[..., RunFolder]
