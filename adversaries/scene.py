@@ -20,6 +20,7 @@ from fedsim.errors import AttackError, TranscriptError
 from fedsim.task import Loss
 from fedsim.training.loop import dropping, statistics_of
 from fedsim.wire.messages import State, Update, by_name
+from fedsim.wire.payloads import Payload
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -90,6 +91,7 @@ class Scene:
         proximal_mu: likewise.
         sent: the gradient that the client sent instead of weights, in the order of `names`; that is one step, so
             `local_epochs` is 1 and `batch_size` N then, whatever else is granted.
+        moved: w_0 - w_T of a client that sent the difference, in the order of `names`.
         by_batch: BatchNorm layers of `model` normalise by the batch, see `normalising_by_batch`.
         where: names the update in errors.
     """
@@ -113,6 +115,7 @@ class Scene:
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
     sent: Sequence[Tensor] | None = None
+    moved: Sequence[Tensor] | None = None
     by_batch: bool = False
     where: str = ""
 
@@ -121,6 +124,8 @@ class Scene:
         """w_0 - w_T, or the gradient that was sent."""
         if self.sent is not None:
             return list(self.sent)
+        if self.moved is not None:
+            return list(self.moved)
         return [start - end for start, end in zip(self.before, self.after, strict=True)]
 
     @property
@@ -173,7 +178,8 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
     assert knowledge.model is not None
     assert knowledge.loss is not None
     model = knowledge.model().to(knowledge.device).eval()
-    shapes, floating, before, after, gradient = named_states(update, model, where)
+    named = named_states(update, model, where)
+    shapes, floating, before, after, gradient, delta = named
     excused = _running(model) if by_batch else []
     if missing := [name for name in floating if name not in before and name not in excused]:
         raise AttackError(
@@ -205,6 +211,7 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
         batch_size=knowledge.batch_size if gradient is None else update.num_examples,
         **_stepping(knowledge if gradient is None else Knowledge()),
         sent=None if gradient is None else [gradient[name].to(device) for name in trained],
+        moved=None if delta is None else [named.direction(name).to(device) for name in trained],
         by_batch=by_batch,
         where=where,
     )
@@ -322,6 +329,7 @@ class NamedStates(NamedTuple):
         before: w_0.
         after: w_T; beside a gradient, buffers alone.
         gradient: what was sent instead of weights, or None.
+        delta: w_T - w_0 as it was sent instead of weights, or None.
     """
 
     shapes: Mapping[str, torch.Size]
@@ -329,6 +337,21 @@ class NamedStates(NamedTuple):
     before: State
     after: State
     gradient: State | None
+    delta: State | None
+
+    def direction(self, name: str) -> Tensor:
+        """w_0 - w_T of a parameter, of a delta its negative to the bit; or the gradient that was sent."""
+        if self.gradient is not None:
+            return self.gradient[name]
+        return -self.delta[name] if self.delta is not None else self.before[name] - self.after[name]
+
+    @property
+    def payload(self) -> Payload:
+        """What was sent, dense."""
+        sent = Payload.dense(self.after, "weights")
+        if self.gradient is not None:
+            return Payload.dense(self.gradient, "gradient") | sent
+        return sent if self.delta is None else sent | Payload.dense(self.delta)
 
 
 def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
@@ -347,7 +370,7 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
     unnormalised = {name: shape for name, shape in real.items() if name not in running}
     orders = ({name: t.shape for name, t in kept.items()}, real, unnormalised, shapes)
     returned = orders if update.gradient is None else ({n: real[n] for n in floating if n in update.after},)
-    before, after, gradient = _named(update.before, orders), _named(update.after, returned), None
+    before, after, gradient, delta = _named(update.before, orders), _named(update.after, returned), None, None
     if update.gradient is not None:
         gradient = by_name(update.gradient, shapes)
     if before is None:
@@ -357,12 +380,17 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
     if after is None:
         what = "weights w_T" if update.gradient is None else "buffers beside the gradient"
         raise _of_another_model(where, what, update.after, returned)
+    if update.sends_delta:
+        moved = _named(update.pseudo_gradient, orders)
+        assert moved is not None  # it has the names and shapes of w_0
+        delta = {name: -tensor for name, tensor in _whole(moved).items()}
     return NamedStates(
         shapes=shapes,
         floating=floating,
         before=_whole(before),
         after=_whole(after),
         gradient=None if gradient is None else _whole(gradient),
+        delta=delta,
     )
 
 

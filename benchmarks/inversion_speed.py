@@ -43,9 +43,11 @@ from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.attack import Knowledge
 from fedsim.models.sme import SmeCnn
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 CLASSES, BATCH, RATE = 100, 10, 0.004
 PEER, BASE = "breaching IG", "IG eager"
@@ -90,7 +92,9 @@ def victim(cell: Cell, epochs: int = 10) -> tuple[Update, Tensor]:
             cross_entropy(model(inputs[batch]), labels[batch]).backward()
             optimizer.step()
     after = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return Update(round=1, client=0, before=before, after=after, num_examples=cell.count), labels
+    return Update(
+        round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=cell.count
+    ), labels
 
 
 def ours(attack: GradientInversion, cell: Cell, update: Update, labels: Tensor, epochs: int = 10) -> Clock:

@@ -33,6 +33,7 @@ from fedsim.randomness import generator, numpy_generator
 from fedsim.task import Task
 from fedsim.training.loop import LocalTraining, local_update, state_of
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 CLASSES = 10
 CELLS = {
@@ -90,7 +91,7 @@ def measure(
     before = state_of(model)
     plan = LocalTraining(local_epochs=epochs, batch_size=count, learning_rate=rate)
     after, _ = local_update(model, before, inputs, labels, plan, key=(seed,))
-    update = Update(round=1, client=0, before=before, after=after, num_examples=len(labels))
+    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=len(labels))
     knowledge = Knowledge(
         model=build, loss=cross_entropy, input_shape=shape, num_classes=CLASSES,
         value_range=([-mean / std], [(1 - mean) / std]), learning_rate=rate, local_epochs=epochs, batch_size=count,

@@ -28,7 +28,7 @@ from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.serial import InProcessGrid
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, check, read_toml
-from fedsim.recording.transcript import Recorder
+from fedsim.recording.recorder import Recorder
 from strategies.app import _protocol, _simulation
 from strategies.curious import Curious
 

@@ -54,8 +54,10 @@ from fedsim.models.alexnet import AlexNet
 from fedsim.models.lenet import TgiasLeNet
 from fedsim.models.resnet import ResNet8
 from fedsim.randomness import generator, seeded
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State, Update
+from fedsim.wire.payloads import Payload
 
 ROBUST = ("median", "trimmed-mean", "krum", "mean")
 CELLS: dict[str, tuple[type, type]] = {"lenet-mnist": (Mnist, TgiasLeNet), "alexnet-cifar10": (Cifar10, AlexNet)}
@@ -133,7 +135,13 @@ def sent(
             model = federation.model(seed, number)
         gradient = dict(zip(names, federation.gradient(model, mine), strict=True))
         updates.append(
-            Update(round=number, client=0, before=parameters(model), after={}, gradient=gradient, num_examples=size)
+            Update(
+                round=number,
+                client=0,
+                before=parameters(model),
+                payload=Payload.dense(gradient, "gradient"),
+                num_examples=size,
+            )
         )
         for turn in range(0 if options.untrained else options.every):
             crowd = size * (options.clients - 1 if turn == 0 else options.clients)
@@ -218,7 +226,7 @@ def changed(
     for place in places:
         rng = generator(seed, place, "change")
         gradient = {name: change(tensor, rng) for name, tensor in (updates[place].gradient or {}).items()}
-        result[place] = replace(updates[place], gradient=gradient)
+        result[place] = replace(updates[place], payload=Payload.dense(gradient, "gradient"))
     return result
 
 
@@ -339,7 +347,13 @@ def scenes(federation: Federation, model: nn.Module, index: Tensor) -> tuple[Sce
     """One gradient as an attack sees it, and dummy data."""
     names = [name for name, _ in model.named_parameters()]
     gradient = dict(zip(names, federation.gradient(model, index), strict=True))
-    update = Update(round=1, client=0, before=parameters(model), after={}, gradient=gradient, num_examples=len(index))
+    update = Update(
+        round=1,
+        client=0,
+        before=parameters(model),
+        payload=Payload.dense(gradient, "gradient"),
+        num_examples=len(index),
+    )
     dummy = torch.randn((8, *federation.inputs.shape[1:]), generator=generator("dummy"))
     return scene_of(update, federation.knowledge(None)), dummy
 

@@ -33,8 +33,10 @@ from fedsim.experiments.build import data_folder
 from fedsim.findings import Texts
 from fedsim.models.text_cnn import TextCnn
 from fedsim.randomness import generator, seeded
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 
 class Federation:
@@ -83,7 +85,9 @@ class Federation:
         for number in range(1, count + 1):
             before = {name: p.detach().clone() for name, p in model.named_parameters()}
             gradient = self.gradient(model, mine)
-            update = Update(round=number, client=0, before=before, after={}, gradient=gradient, num_examples=size)
+            update = Update(
+                round=number, client=0, before=before, payload=Payload.dense(gradient, "gradient"), num_examples=size
+            )
             recorder.write(number, [update])
             for turn in range(self.options.every):
                 crowd = size * (self.options.clients - (turn == 0))

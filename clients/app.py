@@ -23,7 +23,7 @@ from fedsim.experiments.build import Experiment
 from fedsim.randomness import generator, numpy_generator, one_thread
 from fedsim.training.cohort import Share, local_updates, pays
 from fedsim.training.loop import LocalTraining, batches_of_round, evaluate, local_gradient, local_update
-from fedsim.wire.messages import State, as_sent
+from fedsim.wire.payloads import Kind, Payload, State
 
 log = logging.getLogger("fedsim." + __name__)
 app = ClientApp()
@@ -75,7 +75,7 @@ def train(message: Message, context: Context) -> Message:
         loss=experiment.dataset.task.loss,
         order=share.order,
     )
-    return Message(RecordDict(_reply(experiment, message, share, after, loss)), reply_to=message)
+    return Message(RecordDict(_reply(experiment, message, share, _on_cpu(after), loss)), reply_to=message)
 
 
 def _gradient(experiment: Experiment, message: Message, share: Share, settings: LocalTraining) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _gradient(experiment: Experiment, message: Message, share: Share, settings: 
         loss=experiment.dataset.task.loss,
     )
     batch = Share(inputs=share.inputs[index], labels=share.labels[index], key=share.key)
-    return _reply(experiment, message, batch, as_sent(gradient, beside), loss)
+    return _reply(experiment, message, batch, _on_cpu(gradient, "gradient") | _on_cpu(beside), loss)
 
 
 def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:
@@ -116,7 +116,7 @@ def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Ma
             return {}
         updates = local_updates(experiment.model, _state(message), shares, settings, experiment.dataset.task.loss)
         return {
-            client: _reply(experiment, message, share, *update)
+            client: _reply(experiment, message, share, _on_cpu(update[0]), update[1])
             for client, share, update in zip(present, shares, updates, strict=True)
             if update is not None
         }
@@ -188,13 +188,17 @@ def _state(message: Message) -> State:
     return state_in(message.content["arrays"])  # type: ignore[arg-type]
 
 
-def _reply(experiment: Experiment, message: Message, share: Share, after: State, loss: float) -> dict[str, Any]:
+def _on_cpu(state: State, kind: Kind = "weights") -> Payload:
+    """A dense payload whose tensors lie in the memory that messages are sent from."""
+    return Payload.dense({name: tensor.cpu() for name, tensor in state.items()}, kind)
+
+
+def _reply(experiment: Experiment, message: Message, share: Share, payload: Payload, loss: float) -> dict[str, Any]:
     """The records that the client sends, its updates defended."""
-    after = {name: tensor.cpu() for name, tensor in after.items()}
     for place, defense in enumerate(experiment.defenses):
-        after = defended(defense, _state(message), after, generator(*share.key, "update", place))
+        payload = defended(defense, _state(message), payload, generator(*share.key, "update", place))
     metrics = MetricRecord({"num-examples": len(share.labels), "train_loss": loss})
-    return {"arrays": record_of(after), "metrics": metrics}
+    return {"arrays": record_of(payload.arrays()), "metrics": metrics}
 
 
 def _settings(message: Message) -> LocalTraining:

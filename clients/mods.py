@@ -6,10 +6,11 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from fedsim.defense import Defense, a_defense, kind, overrides, replaced
+from fedsim.defense import Defense, a_defense, kind, overrides, replaced_update
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.errors import PluginError, RunError
-from fedsim.wire.messages import State, as_received, as_sent, non_finite
+from fedsim.wire.messages import State, non_finite
+from fedsim.wire.payloads import Dense, Payload
 
 
 def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
@@ -18,7 +19,8 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         app = ClientApp(mods=[as_mod(GaussianNoise(clip=1.0, noise_multiplier=0.1))])
 
     The hooks on batches and gradients act inside local training and need fedsim's own ClientApp.
-    What `on_update` hands back untouched is sent untouched, to the bit. A reply is refused, and so
+    What `on_update` hands back untouched is sent untouched, to the bit; a `Payload` is decoded at the server by
+    `strategies.curious.Curious`. A reply is refused, and so
     becomes an error of this client, if an array in it was never broadcast as it is and so cannot be
     defended, if it has several records of arrays, or if the defended update is NaN or infinite.
 
@@ -40,8 +42,8 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         source.seed()
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        sent = next(iter(message.content.array_records.values()), None)
-        before = {} if sent is None else state_in(sent)
+        broadcast = next(iter(message.content.array_records.values()), None)
+        before = {} if broadcast is None else state_in(broadcast)
         reply = call_next(message, context)
         if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
             return reply
@@ -51,32 +53,50 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
                 "an update is defended as a whole; send one"
             )
         for key, record in reply.content.array_records.items():
-            reply.content[key] = record_of(defended(defense, before, state_in(record), source))
+            sent = Payload.from_arrays(state_in(record), before)
+            reply.content[key] = record_of(defended(defense, before, sent, source).arrays())
         return reply
 
     return mod
 
 
-def defended(defense: Defense, before: State, after: State, rng: torch.Generator) -> State:
-    """What a client sends instead of `after`, having received `before`.
+def defended(defense: Defense, before: State, payload: Payload, rng: torch.Generator) -> Payload:
+    """What a client sends instead of `payload`, having received `before`.
 
-    Gradients in `after` are what the defense acts on as they are; of all else it acts on the difference to `before`.
+    Gradients and deltas are what the defense acts on as they are; of weights it acts on the difference to `before`.
 
     Raises:
-        RunError: a tensor in `after` was not in `before`, or of another form, or is there twice, or the defended update
-            is not one: other names or shapes, NaN or infinite.
+        RunError: a tensor was not in `before`, or of another form, or the defended update is not one: other names or
+            shapes, NaN or infinite.
     """
     name = type(defense).__name__
-    gradient, rest = as_received(after)
-    gradient = gradient or {}
-    for key, tensor in (*rest.items(), *gradient.items()):
-        if key in rest and key in gradient:
-            raise RunError(f"{name}: '{key}' is sent both as weights and as a gradient; send one of them")
+    weights, rest = _weights(name, before, payload), payload.values("delta", before)
+    rest = {**rest, **payload.values("gradient", before)}
+    update = {key: tensor - before[key] for key, tensor in weights.items()} | rest
+    sent = replaced_update(defense, update, rng)
+    values = sent.values("delta", before) if isinstance(sent, Payload) else sent
+    if broken := non_finite(values):
+        raise RunError(f"{name}: the update of '{broken[0]}' is NaN or infinite")
+    tensors = dict(payload.tensors)
+    for key, value in values.items():
+        sent_as, _ = tensors[key]
+        if isinstance(sent, Payload):
+            tensors[key] = ("gradient" if sent_as == "gradient" else "delta", sent.tensors[key][1])
+        elif value is not update[key]:
+            tensors[key] = (sent_as, Dense(before[key] + value if sent_as == "weights" else value))
+    return Payload(tensors)
+
+
+def _weights(name: str, before: State, payload: Payload) -> State:
+    """The weights in `payload` that have a difference to `before`; counts that travel along have none."""
+    for key in payload.tensors:
         if key not in before:
             raise RunError(
                 f"{name}: '{key}' was not broadcast, so its update cannot be defended; "
                 "broadcast it with the model, or do not send it"
             )
+    weights = payload.values("weights", before)
+    for key, tensor in (*weights.items(), *payload.values("gradient", before).items()):
         # A count comes back from strategies that average as a real number; it says nothing of the data.
         kept = tensor.is_floating_point() == before[key].is_floating_point() or not tensor.ndim
         if not kept or tensor.is_complex() or tensor.shape != before[key].shape:
@@ -84,11 +104,4 @@ def defended(defense: Defense, before: State, after: State, rng: torch.Generator
                 f"{name}: '{key}' was broadcast as {kind(before[key])} and is to be sent as {kind(tensor)}, so its "
                 "update cannot be defended; send it as it was broadcast, in real numbers"
             )
-    floats = {key: tensor for key, tensor in rest.items() if tensor.is_floating_point()}
-    update = {key: tensor - before[key] for key, tensor in floats.items()} | dict(gradient)
-    sent = replaced(defense, "on_update", update, rng)
-    if broken := non_finite(sent):
-        raise RunError(f"{name}: the update of '{broken[0]}' is NaN or infinite")
-    changed = {key: value for key, value in sent.items() if value is not update[key]}
-    weights = {key: before[key] + value for key, value in changed.items() if key in floats}
-    return {**after, **weights, **as_sent({key: changed[key] for key in gradient if key in changed}, {})}
+    return {key: tensor for key, tensor in weights.items() if tensor.is_floating_point()}

@@ -11,7 +11,7 @@ from typing import Any
 from fedsim import attack, datasets, defense, findings, partitions, task
 from fedsim.plugins.makers import PRODUCTS
 from fedsim.recording import transcript
-from fedsim.wire import messages
+from fedsim.wire import messages, payloads
 
 PAGE = Path(__file__).with_name("plugin-interface.md")
 HEAD = """# The interface of plug-ins
@@ -26,7 +26,11 @@ PARTS = {
         [attack.Attack, attack.Knowledge, attack.Records, attack.PartialRecords, attack.Paper],
         [attack.single_update],
     ),
-    "What the server saw": ("The first argument of `_run`.", [transcript.Transcript, messages.Update], []),
+    "What the server saw": (
+        "The first argument of `_run`.",
+        [transcript.Transcript, messages.Update, payloads.Payload, payloads.Sparse, payloads.Quantised],
+        [],
+    ),
     "What an attack claims": (
         "`_run` returns one of these. `labels` are `example`: class indices, or targets of a regression.",
         [

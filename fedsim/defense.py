@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsim.attack import Paper
 from fedsim.errors import PluginError, RunError
-from fedsim.wire.messages import State
+from fedsim.wire.payloads import Payload, State
 
 HOOKS: Mapping[str, tuple[str, ...]] = {
     "on_batch": ("inputs", "labels"),
@@ -71,8 +71,12 @@ class Defense(ABC):
         del rng
         return gradient
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
-        """Replace the update w_T - w_t, or the gradient that a FedSGD client sends in its place, before it is sent."""
+    def on_update(self, update: State, *, rng: torch.Generator) -> State | Payload:
+        """Replace the update w_T - w_t, or the gradient that a FedSGD client sends in its place, before it is sent.
+
+        A state is sent as the client would have sent the update. A `Payload` is sent as it is, sparse or quantised, as
+        a delta or, by a FedSGD client, a gradient; its constructors take care of the kind.
+        """
         del rng
         return update
 
@@ -118,7 +122,7 @@ def overrides(defense: Defense, hook: str) -> bool:
 
 
 def replaced(defense: Defense, hook: str, state: State, rng: torch.Generator) -> State:
-    """What `on_gradient` or `on_update` of `defense` puts in the place of `state`, which is left as it is.
+    """What a hook of `defense` that maps tensors puts in the place of `state`, which is left as it is.
 
     A tensor that the hook neither changed nor replaced is the very one of `state`.
 
@@ -127,14 +131,41 @@ def replaced(defense: Defense, hook: str, state: State, rng: torch.Generator) ->
     """
     if not overrides(defense, hook):
         return state
-    where = f"{type(defense).__name__}.{hook}"
     given = {name: tensor.clone() for name, tensor in state.items()}
-    got = getattr(defense, hook)(dict(given), rng=rng)
-    if not isinstance(got, Mapping):
-        raise RunError(f"{where}: expected a dict of tensors by name back, got {kind(got)}")
+    return _fitting(f"{type(defense).__name__}.{hook}", state, given, getattr(defense, hook)(dict(given), rng=rng))
+
+
+def replaced_update(defense: Defense, update: State, rng: torch.Generator) -> State | Payload:
+    """`replaced` for `on_update`, which may hand back a payload of the update.
+
+    Raises:
+        RunError: as from `replaced`, or the payload is not one of the update.
+    """
+    if not overrides(defense, "on_update"):
+        return update
+    where, given = f"{type(defense).__name__}.on_update", {name: tensor.clone() for name, tensor in update.items()}
+    got = defense.on_update(dict(given), rng=rng)
+    if not isinstance(got, Payload):
+        return _fitting(where, update, given, got)
+    _check_names(where, update, got.tensors)
+    if wrong := got.misfit(update):
+        raise RunError(f"{where}: the payload does not fit the update ({wrong})")
+    if strange := [name for name, (sent_as, _) in got.tensors.items() if sent_as != "delta"]:
+        raise RunError(f"{where}: '{strange[0]}' is sent as {got.tensors[strange[0]][0]}, expected a payload of deltas")
+    return got
+
+
+def _check_names(where: str, state: State, got: Mapping[str, object]) -> None:
     if other := sorted(set(state) ^ set(got), key=str):
         lacks = "left out" if other[0] in state else "added"
         raise RunError(f"{where}: '{other[0]}' was {lacks}; return the same names, zeros where nothing is to be sent")
+
+
+def _fitting(where: str, state: State, given: State, got: Any) -> State:
+    """What a hook that was `given` copies of `state` got from them, checked."""
+    if not isinstance(got, Mapping):
+        raise RunError(f"{where}: expected a dict of tensors by name back, got {kind(got)}")
+    _check_names(where, state, got)
     for name, tensor in state.items():
         if not isinstance(got[name], Tensor) or not got[name].is_floating_point() or got[name].shape != tensor.shape:
             raise RunError(

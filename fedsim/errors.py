@@ -7,6 +7,7 @@ FedsimError                     anything fedsim says in one sentence
 ├── InstallationError (ImportError) a room is shadowed, or an extra is not installed
 ├── KnowledgeError                  the threat model withholds what an attack needs
 ├── DataError                       a data set is missing, damaged or does not fit
+├── PayloadError                    what a client sent is no payload
 ├── TranscriptError                 a recording is unreadable, damaged or of another model
 ├── AttackError                     an attack cannot work on this update, or diverged
 │   └── AttackCrash                     it raised something that is no sentence; the log has the traceback
@@ -63,6 +64,10 @@ class DataError(FedsimError):
     """A data set is not where it was looked for, or is not what it should be."""
 
     exit_code = 2
+
+
+class PayloadError(FedsimError):
+    """What a client sent is in none of the forms in which updates travel, or does not fit what was broadcast."""
 
 
 class TranscriptError(FedsimError):

@@ -24,7 +24,7 @@ from fedsim.auditing.workers import beside
 from fedsim.engines.arrays import Held, record_of, state_in
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
-from fedsim.errors import RunError, one_line, what_it_said
+from fedsim.errors import PayloadError, RunError, one_line, what_it_said
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import FederationTable, load_config
 from fedsim.experiments.run_folder import RunFolder, made_with, measurements
@@ -32,9 +32,10 @@ from fedsim.experiments.simulation import begin
 from fedsim.experiments.states import States
 from fedsim.progress import ROUNDS, tell, tracked
 from fedsim.randomness import seeded
-from fedsim.recording.transcript import Plan, Recorder
+from fedsim.recording.recorder import Plan, Recorder
 from fedsim.training.loop import evaluate
-from fedsim.wire.messages import GRADIENT, misfit
+from fedsim.wire.messages import misfit
+from fedsim.wire.payloads import Payload
 from strategies.checkpoint import Checkpoint, opaque
 from strategies.curious import Curious, miscounted
 
@@ -228,11 +229,15 @@ def _what_is_wrong(reply: RecordDict, asked: RecordDict, parameters: set[str]) -
         return f"it reported {count} examples, expected a number above 0"
     if strange := [name for name, array in arrays.items() if not isinstance(array, Held)]:
         return f"it sent '{strange[0]}' as {arrays[strange[0]].stype}, expected a NumPy array"
-    (sent,), got = asked.array_records.values(), state_in(arrays)
+    (sent,) = asked.array_records.values()
+    before = state_in(sent)
+    try:
+        got = Payload.from_arrays(state_in(arrays), before).decoded(before)
+    except PayloadError as error:
+        return str(error)
     gradient = any(record.get("sends") == "gradient" for record in asked.config_records.values())
     expected = {
-        f"{GRADIENT}{name}" if gradient and name in parameters else name: tensor
-        for name, tensor in state_in(sent).items()
+        f"gradient/{name}" if gradient and name in parameters else name: tensor for name, tensor in before.items()
     }
     if missing := [name for name in expected if name not in got]:
         return f"it sent no '{missing[0]}', expected {len(expected)} tensors"

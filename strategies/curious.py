@@ -15,21 +15,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.engines.arrays import state_in
-from fedsim.errors import RunError, one_line, what_it_said
-from fedsim.recording.transcript import DIFFERING, MOST, RECORDABLE, Recorder
-from fedsim.wire.messages import State, Update, as_received, misfit
+from fedsim.engines.arrays import as_plain, state_in
+from fedsim.errors import PayloadError, RunError, one_line, what_it_said
+from fedsim.recording.header import DIFFERING, MOST, RECORDABLE
+from fedsim.recording.recorder import Recorder
+from fedsim.wire.messages import State, Update
+from fedsim.wire.payloads import Payload
 
+_NO_PAYLOAD = 2
 _Record = TypeVar("_Record")
 log = logging.getLogger("fedsim." + __name__)
 
 
 class Curious(Strategy):
-    """Record every `(w_t, w_T, N)` that passes `strategy`, or the gradient that a client sent instead of w_T.
+    """Record every `(w_t, payload, N)` that passes `strategy`: weights, gradients or deltas, as clients sent them.
+
+    A delta, and what is sparse or quantised, reaches `strategy` decoded: as weights, or dense gradients.
 
     Args:
         strategy: any Flower strategy, differential-privacy wrappers included.
@@ -51,6 +56,7 @@ class Curious(Strategy):
         self.recorder = (
             recording if isinstance(recording, Recorder) else Recorder(Path(recording).resolve() / "transcript")
         )
+        self._asked: dict[int, Message] = {}
         self._sent: dict[int, State] = {}
         self._config: dict[str, object] = {}
         self._differing = ""
@@ -65,16 +71,16 @@ class Curious(Strategy):
     ) -> Iterable[Message]:
         """Pass on what `strategy` sends, and remember it."""
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id: message for message in messages}
         self._sent, self._config = {}, {}
-        if self.recorder.plan.keeps_round(server_round):
-            states: dict[int, State] = {}
-            for message in messages:
-                record = _only(message.content.array_records)
-                if id(record) not in states:
-                    states[id(record)] = state_in(record)
-                self._sent[message.metadata.dst_node_id] = states[id(record)]
-            if messages:
-                self._config = self._told_all(messages, server_round)
+        states: dict[int, State] = {}
+        for node, message in self._asked.items():
+            record = _only(message.content.array_records)
+            if id(record) not in states:
+                states[id(record)] = state_in(record)
+            self._sent[node] = states[id(record)]
+        if messages and self.recorder.plan.keeps_round(server_round):
+            self._config = self._told_all(messages, server_round)
         return messages
 
     def _told_all(self, messages: Iterable[Message], server_round: int) -> dict[str, object]:
@@ -99,8 +105,8 @@ class Curious(Strategy):
         Raises:
             RunError: the round could not be written.
         """
-        if not self._sent:
-            return self.strategy.aggregate_train(server_round, replies)
+        if not self.recorder.plan.keeps_round(server_round) or not self._sent:
+            return self.strategy.aggregate_train(server_round, map(self._plain, replies))
         seen: list[Message] = []
         failures: dict[int, str] = {}
         updates: Iterable[Update] = self._updates(server_round, replies, seen, failures)
@@ -108,7 +114,21 @@ class Curious(Strategy):
             updates = list(updates)  # they are all here: record them by client, not as they came
         kept = sum(map(self.recorder.plan.keeps_client, self._sent))
         self.recorder.write(server_round, updates, failures, self._config, expected=kept)
-        return self.strategy.aggregate_train(server_round, seen)
+        return self.strategy.aggregate_train(server_round, [self._plain(reply) for reply in seen])
+
+    def _plain(self, reply: Message) -> Message:
+        """What `strategy` gets of a reply: the very one, unless it is a payload that no strategy can read."""
+        node = reply.metadata.src_node_id
+        if reply.has_error() or node not in self._sent or miscounted(reply.content):
+            return reply
+        ((key, record),) = reply.content.array_records.items()
+        try:
+            plain = as_plain(record, self._sent[node])
+        except Exception as error:  # a PayloadError, or whatever NumPy raises at bytes that are no array
+            return Message(Error(code=_NO_PAYLOAD, reason=one_line(what_it_said(error))), reply_to=self._asked[node])
+        return (
+            reply if plain is record else Message(RecordDict({**reply.content, key: plain}), reply_to=self._asked[node])
+        )
 
     def _updates(
         self, server_round: int, replies: Iterable[Message], seen: list[Message], failures: dict[int, str]
@@ -118,25 +138,32 @@ class Curious(Strategy):
             node = reply.metadata.src_node_id
             if reply.has_error():
                 failures[node] = one_line(reply.error.reason or "no reason given")
-            elif wrong := self._what_is_wrong(reply):  # what the strategy makes of it is for the strategy to say
-                log.warning("round %d, client %d: %s; recorded as a failure", server_round, node, wrong)
-                failures[node] = wrong
+                continue
+            payload = self._payload(reply)
+            if isinstance(payload, str):  # what the strategy makes of it is for the strategy to say
+                log.warning("round %d, client %d: %s; recorded as a failure", server_round, node, payload)
+                failures[node] = payload
             else:
-                yield self._update(server_round, reply)
+                yield self._update(server_round, reply, payload)
 
-    def _what_is_wrong(self, reply: Message) -> str | None:
-        """Why `reply` cannot be recorded as an update, or None."""
+    def _payload(self, reply: Message) -> Payload | str:
+        """What the client sent, or why that cannot be recorded as an update."""
         content = reply.content
         if miscount := miscounted(content):
             return miscount
         try:
-            gradient, after = as_received(state_in(_only(content.array_records)))
+            arrays = state_in(_only(content.array_records))
         except Exception as error:  # NumPy may raise almost anything at bytes that are no array
             return one_line(f"its arrays cannot be read: {what_it_said(error)}")
-        if strange := [name for name, tensor in after.items() if tensor.dtype not in RECORDABLE]:
-            return one_line(f"it sent '{strange[0]}' as {after[strange[0]].dtype}, which cannot be recorded")
-        wrong = misfit(self._sent[reply.metadata.src_node_id], {**after, **(gradient or {})})
-        return one_line(wrong) if wrong else None
+        if strange := [name for name, tensor in arrays.items() if tensor.dtype not in RECORDABLE]:
+            return one_line(f"it sent '{strange[0]}' as {arrays[strange[0]].dtype}, which cannot be recorded")
+        before = self._sent[reply.metadata.src_node_id]
+        try:
+            payload = Payload.from_arrays(arrays, before)
+        except PayloadError as error:
+            return one_line(str(error))
+        wrong = payload.misfit(before)
+        return one_line(wrong) if wrong else payload
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -148,21 +175,19 @@ class Curious(Strategy):
         """See Strategy; not recorded."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
-    def _update(self, server_round: int, reply: Message) -> Update:
+    def _update(self, server_round: int, reply: Message, payload: Payload) -> Update:
         node, content = reply.metadata.src_node_id, reply.content
         metrics = {
             key: float(value) for key, value in _only(content.metric_records).items() if isinstance(value, int | float)
         }
-        gradient, after = as_received(state_in(_only(content.array_records)))
         return Update(
             round=server_round,
             client=_count(metrics.pop("partition-id", node), node),
             before=self._sent[node],
-            after=after,
+            payload=payload,
             num_examples=_count(metrics.pop(_weight_key(self.strategy), 0), 0),
             metrics=metrics,
             config=self._config,
-            gradient=gradient,
         )
 
 

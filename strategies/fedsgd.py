@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedsim.errors import ConfigError, RunError
-from fedsim.wire.messages import GRADIENT
 
 
 class FedSgd(FedAvg):
@@ -90,20 +89,20 @@ class FedSgd(FedAvg):
         return self._stepped(server_round, before, averaged), metrics
 
     def _stepped(self, server_round: int, before: ArrayRecord, averaged: ArrayRecord) -> ArrayRecord:
-        if not any(name.startswith(GRADIENT) for name in averaged):
+        if not any(name.startswith("gradient/") for name in averaged):
             raise RunError(
                 f"round {server_round}: clients sent no gradients; strategy fedsgd needs clients that send "
-                f"'{GRADIENT}NAME' for each parameter when the config says sends = 'gradient'"
+                f"'gradient/NAME' for each parameter when the config says sends = 'gradient'"
             )
         after = {}
         for name, array in before.items():
-            sent = averaged.get(f"{GRADIENT}{name}", averaged.get(name))
+            sent = averaged.get(f"gradient/{name}", averaged.get(name))
             if sent is None or tuple(sent.shape) != tuple(array.shape):
                 got = "nothing" if sent is None else tuple(sent.shape)
                 raise RunError(
                     f"round {server_round}: of '{name}', {tuple(array.shape)}, clients sent {got}; "
                     "send the gradient of each parameter and the value of each buffer that was broadcast"
                 )
-            step = self.learning_rate * sent.numpy() if f"{GRADIENT}{name}" in averaged else None
+            step = self.learning_rate * sent.numpy() if f"gradient/{name}" in averaged else None
             after[name] = Array(np.asarray(sent.numpy() if step is None else array.numpy() - step))
         return ArrayRecord(after)

@@ -305,8 +305,7 @@ class _View:
                 )
         found, by_batch = matched(model, update.before, where)
         named = named_states(update, model, where)
-        moved = named.gradient or {name: named.before[name] - named.after[name] for name in named.shapes}
-        direction = torch.cat([moved[name].flatten() for name in named.shapes]).to(device)
+        direction = torch.cat([named.direction(name).flatten() for name in named.shapes]).to(device)
         length = direction.norm()
         return cls(
             state={name: tensor.to(device) for name, tensor in found.items()},

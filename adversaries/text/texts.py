@@ -9,12 +9,12 @@ itself is left out of the matching, for it lies before the dummy data. What it g
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,10 @@ from fedsim.attack import Attack, Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction, Texts
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State, Update
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
+_Item = TypeVar("_Item")
 log = logging.getLogger("fedsim." + __name__)
 _NEEDS = frozenset({"model", "loss", "input_shape"})
 _EXCHANGED_BY = 2
@@ -123,12 +125,12 @@ class BehindEmbedding(Transcript):
     def update(self, number: int, client: int) -> Update:
         """See `Transcript`; without the embedding."""
         update = named(self._whole.update(number, client), self._model)
-        before, after = (self._without(state) for state in (update.before, update.after))
-        gradient = None if update.gradient is None else self._without(update.gradient)
-        return replace(update, before=before, after=after, gradient=gradient)
+        return replace(
+            update, before=self._without(update.before), payload=Payload(self._without(update.payload.tensors))
+        )
 
-    def _without(self, state: State) -> State:
-        return {name: tensor for name, tensor in state.items() if name != f"{self._layer}.weight"}
+    def _without(self, state: Mapping[str, _Item]) -> dict[str, _Item]:
+        return {name: item for name, item in state.items() if name != f"{self._layer}.weight"}
 
 
 def named(update: Update, model: nn.Module) -> Update:
@@ -138,7 +140,7 @@ def named(update: Update, model: nn.Module) -> Update:
         TranscriptError: the update is not one of this model.
     """
     states = named_states(update, model, f"round {update.round}, client {update.client}")
-    return replace(update, before=states.before, after=states.after, gradient=states.gradient)
+    return replace(update, before=states.before, payload=states.payload)
 
 
 def reads_tokens(knowledge: Knowledge) -> tuple[nn.Module, str]:

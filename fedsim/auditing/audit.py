@@ -53,7 +53,8 @@ from fedsim.findings import Finding
 from fedsim.plugins.code import code_hash
 from fedsim.progress import tracked
 from fedsim.randomness import generator
-from fedsim.recording.transcript import RECORDING, Header, Transcript
+from fedsim.recording.header import RECORDING, Header
+from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State
 
 log = logging.getLogger(__name__)

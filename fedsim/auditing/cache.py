@@ -23,8 +23,9 @@ from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Finding, LocalModel, load_claim, load_finding, read_about, save_finding
 from fedsim.plugins import registry
 from fedsim.plugins.code import UNREADABLE, code_hash, file_hash
+from fedsim.recording.header import hash_state
 from fedsim.recording.manifest import is_noted
-from fedsim.recording.transcript import Transcript, hash_state
+from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State
 
 log = logging.getLogger(__name__)

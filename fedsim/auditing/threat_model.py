@@ -22,7 +22,7 @@ from fedsim.experiments.config import AdversaryTable
 from fedsim.models.checks import unsized
 from fedsim.plugins import registry
 from fedsim.randomness import seed_for
-from fedsim.recording.transcript import DIFFERING, Header
+from fedsim.recording.header import DIFFERING, Header
 
 PRIVATE = ("labels", "records", "partial_records")
 """What differs from victim to victim."""
@@ -155,7 +155,7 @@ def check_sent(experiment: Experiment | None, headers: Sequence[Header], victim:
     """Raise ConfigError where `victim` sent something else than the experiment says: the truth would be another."""
     for header in headers if experiment else ():
         for reply in header.replies:
-            sent = "weights" if reply.gradient is None else "gradient"
+            sent = "gradient" if reply.kind == "gradient" else "weights"  # a delta is another form of weights
             if reply.client == victim and experiment and experiment.training.sends != sent:
                 raise ConfigError(
                     f"training.sends: the experiment says {experiment.training.sends!r}, but in round {header.round} "

@@ -285,8 +285,8 @@ def inspect(
     if hash:
         print(transcript.hash())  # noqa: T201
         return
-    table = Table("round", "client", "N", "reported", "update norm", title=escape(str(transcript.folder)))
-    failures, sizes, norms = [], dict[int, list[int]](), list[float]()
+    table = Table("round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder)))
+    failures, sizes, norms, sent = [], dict[int, list[int]](), list[float](), dict[int, int]()
     missing = 0
     for number in transcript.rounds:
         try:
@@ -296,17 +296,20 @@ def inspect(
                 reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
                 norm, what = _norm(update)
                 told = "-" if norm is None else f"{norm:.4g}{what}"
-                table.add_row(str(number), str(client), str(update.num_examples), escape(one_line(reported)), told)
+                size = update.payload.nbytes
+                sent[number] = sent.get(number, 0) + size
+                shown = str(number), str(client), str(update.num_examples), escape(one_line(reported)), str(size), told
+                table.add_row(*shown)
                 sizes.setdefault(client, []).append(update.num_examples)
                 norms += [] if norm is None else [norm]
             for client, why in header.failures.items():
-                table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", style="yellow")
+                table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", "-", style="yellow")
             missing += len(header.failures)
         except FedsimError as error:
             failures.append(str(error))
     if rows:
         console.print(table)
-    console.print(_summary_of(transcript, sizes, norms, missing))
+    console.print(_summary_of(transcript, sizes, norms, list(sent.values()), missing))
     verdict = held_against_manifest(run)
     failures += verdict.differences
     if not failures:
@@ -316,9 +319,13 @@ def inspect(
 
 
 def _summary_of(
-    transcript: Transcript, sizes: Mapping[int, Sequence[int]], norms: Sequence[float], missing: int
+    transcript: Transcript,
+    sizes: Mapping[int, Sequence[int]],
+    norms: Sequence[float],
+    sent: Sequence[int],
+    missing: int,
 ) -> Table:
-    """What the readable rounds of a recording hold, in a few lines."""
+    """What the readable rounds of a recording hold, in a few lines; `sent` are bytes, of all clients of a round."""
 
     def spread(values: Sequence[float]) -> str:
         return f"{min(values):.4g} to {max(values):.4g}, {fmean(values):.4g} on average" if values else "-"
@@ -331,6 +338,7 @@ def _summary_of(
     table.add_row("updates", f"{len(updates)}, and {_number(missing, 'failure')}")
     table.add_row("N", spread(updates))
     table.add_row("update norm", spread(norms))
+    table.add_row("bytes sent", f"{sum(sent)}, a round {spread(sent)}" if sent else "-")
     table.add_row("size", f"{size:.1f} MB")
     return table
 
@@ -521,8 +529,9 @@ def _norm(update: Update) -> tuple[float | None, str]:
 
     None where the client returned other tensors.
     """
-    if update.gradient is not None:
-        return sum(t.double().square().sum().item() for t in update.gradient.values()) ** 0.5, " (gradient)"
+    if update.gradient is not None or update.sends_delta:
+        what = update.payload.kind
+        return sum(t.double().square().sum().item() for t in update.pseudo_gradient.values()) ** 0.5, f" ({what})"
     after = update.after
     if any(name not in after or after[name].shape != tensor.shape for name, tensor in update.before.items()):
         return None, ""

@@ -12,8 +12,8 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
-from functools import cache, lru_cache
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedsim.errors import RunError
 from fedsim.files import write_all
-from fedsim.wire.messages import State
+from fedsim.wire.payloads import Payload, State, is_encoded
 
 _NUMPY = "numpy.ndarray"
 _NPY_1_0, _BEFORE_HEADER = b"\x93NUMPY\x01\x00", 10  # magic and version; with the length of the header, bytes
@@ -93,6 +93,25 @@ class Held(Array):
             self._values, self._parked = None, (file, start)
 
 
+class Computed(Held):
+    """An Array whose values are computed whenever somebody asks, so that they take no room in between.
+
+    Args:
+        like: has its type and shape.
+        compute: makes the values.
+    """
+
+    _compute: Callable[[], NDArray[Any]]
+
+    def __init__(self, like: NDArray[Any], compute: Callable[[], NDArray[Any]]) -> None:
+        super().__init__(like)
+        self.__dict__.update(_values=None, _compute=compute)
+
+    def view(self) -> NDArray[Any]:
+        """The values, computed anew."""
+        return self._compute()
+
+
 class Parking:
     """Where the replies of one round wait for the strategy: in memory up to a limit, then in a file without a name.
 
@@ -146,7 +165,7 @@ def record_of(state: Mapping[str, Tensor]) -> ArrayRecord:
     return record
 
 
-def state_in(record: ArrayRecord) -> State:
+def state_in(record: Mapping[str, Array]) -> State:
     """The tensors of `record`; they share memory with it, so nobody may write to them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -171,6 +190,36 @@ def _view(array: Array) -> NDArray[Any]:
     shape, order, dtype = _header(array.data[:length])
     values: NDArray[Any] = np.frombuffer(array.data, dtype, math.prod(shape), length)
     return values.reshape(shape, order=order)
+
+
+def as_plain(record: ArrayRecord, before: State) -> ArrayRecord:
+    """What a strategy reads of the payload in `record`: dense weights and gradients; `record` itself if it holds these.
+
+    Values are decoded whenever somebody asks for them, from where the arrays of `record` lie then.
+
+    Args:
+        before: w_t.
+
+    Raises:
+        PayloadError: the arrays are no payload for these tensors.
+    """
+    if not is_encoded(record):
+        return record
+    plain = ArrayRecord()
+    for name, sent in Payload.from_arrays(state_in(record), before).tensors.items():
+        keys = list(Payload({name: sent}).arrays())
+        if not is_encoded(keys):
+            plain[keys[0]] = record[keys[0]]
+            continue
+        decode = partial(_decoded, {key: record[key] for key in keys}, {name: before[name]})
+        plain[f"gradient/{name}" if sent[0] == "gradient" else name] = Computed(before[name].numpy(), decode)
+    return plain
+
+
+def _decoded(arrays: Mapping[str, Array], before: State) -> NDArray[Any]:
+    """The one tensor that these arrays are sent for, as a strategy reads it."""
+    (tensor,) = Payload.from_arrays(state_in(arrays), before).decoded(before).values()
+    return tensor.numpy()
 
 
 @lru_cache(maxsize=1024)

@@ -21,7 +21,8 @@ from fedsim.evaluation.score import Score
 from fedsim.evaluation.zest import draw_references, model_outputs, pieces_of, signature, zest
 from fedsim.experiments.build import Experiment
 from fedsim.findings import LocalModel
-from fedsim.recording.transcript import Transcript, hash_state
+from fedsim.recording.header import hash_state
+from fedsim.recording.transcript import Transcript
 from fedsim.task import Loss
 from fedsim.training.loop import evaluate, forward, load_state, set_evaluation_modes
 from fedsim.wire.messages import State

@@ -105,7 +105,8 @@ class Message:
         """w_t - w_T, or the gradient that was sent, under the names of the model's parameters."""
         if self.update.gradient is None:
             after = self._named(self.update.after)
-            return {name: start - after[name] for name, start in self._before.items()}
+            deltas = self._named(self.update.pseudo_gradient) if self.update.sends_delta else {}
+            return deltas or {name: start - after[name] for name, start in self._before.items()}
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         return self._checked(by_name(self.update.gradient, shapes))
 

@@ -155,7 +155,7 @@ class StatesTable(Table):
 
 
 class RecordingTable(Table):
-    """[recording]: see `fedsim.recording.transcript.Plan`; `rounds = []` records nothing.
+    """[recording]: see `fedsim.recording.recorder.Plan`; `rounds = []` records nothing.
 
     `fsync` is whether each round and checkpoint has to be on the disk before the run goes on, so that a power cut
     costs no more than the round in which it happens.

@@ -13,6 +13,7 @@ from fedsim.experiments import lock
 from fedsim.experiments.config import Config, check, read_toml
 from fedsim.experiments.run_folder import RunFolder, differing, settings_of
 from fedsim.experiments.states import MANIFEST, States
+from fedsim.recording.header import RECORDING
 from fedsim.recording.manifest import (
     KEY,
     NAME,
@@ -27,7 +28,7 @@ from fedsim.recording.manifest import (
     read,
 )
 from fedsim.recording.sealed import read_sealed
-from fedsim.recording.transcript import RECORDING, Transcript
+from fedsim.recording.transcript import Transcript
 
 _SHOWN = 10
 """Most numbers of rounds named in a sentence."""

@@ -23,7 +23,8 @@ from fedsim.experiments.run_folder import RunFolder, read_rows, write_bytes
 from fedsim.findings import Finding, Reconstruction, Texts, load_claim, read_about
 from fedsim.plugins import registry
 from fedsim.progress import tracked
-from fedsim.recording.transcript import Header, Transcript
+from fedsim.recording.header import Header
+from fedsim.recording.transcript import Transcript
 from fedsim.reporting import figures
 from fedsim.reporting.summary import Kind
 

@@ -257,7 +257,8 @@ def _recorded_facts(recording: Recording) -> dict[str, str]:
     headers = recording.headers
     clients = {reply.client for header in headers for reply in header.replies}
     sent = headers[0].config.items() if headers else ()
-    kinds = {"weights" if reply.gradient is None else "gradients" for header in headers for reply in header.replies}
+    words = {"weights": "weights", "gradient": "gradients", "delta": "deltas"}
+    kinds = {words[reply.kind] for header in headers for reply in header.replies}
     return {
         "Origin": "a recording without an experiment file, or with one that is not used, as of another Flower app",
         "Federation": f"{len(clients)} recorded clients, {len(headers)} readable rounds",

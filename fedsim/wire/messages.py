@@ -1,54 +1,65 @@
-"""What crosses the wire: states, and the update or the gradient of one client in one round."""
+"""What crosses the wire: states, and what the server saw of one client in one round."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from fedsim.errors import TranscriptError
-
-State = Mapping[str, Tensor]
-"""Parameter name to tensor, in the model's own order."""
-
-GRADIENT = "gradient/"
-"""On the wire a reply is one record of arrays; of those in it that are gradients, the names begin so."""
+from fedsim.wire.payloads import Payload
+from fedsim.wire.payloads import State as State
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What the server saw of one client in one round: `(w_t, w_T, N)`.
+    """What the server saw of one client in one round: `(w_t, payload, N)`.
 
     Attributes:
         round: server round, counted from 1.
         client: the client's partition id, or Flower's node id where the app reports none.
         before: w_t, the state that the server broadcast.
-        after: w_T, the state that the client returned; of a client who sent a gradient, what came with
-            it (BatchNorm's running statistics), often nothing.
+        payload: what the client sent, as it sent it.
         num_examples: N, the number of local examples that the client reported; of a gradient, those of
             the mini-batch that it is the mean of.
         metrics: further numbers that the client reported, e.g. `train_loss`.
         config: the protocol facts that the server sent along, e.g. its local epochs.
-        gradient: what a FedSGD client sent instead of weights, at w_t; None where weights were sent.
     """
 
     round: int
     client: int
     before: State
-    after: State
+    payload: Payload
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
-    gradient: State | None = None
+
+    @cached_property
+    def after(self) -> State:
+        """w_T, the state that the client returned, or w_t and the delta that it sent.
+
+        Of a client who sent a gradient, what came with it (BatchNorm's running statistics), often nothing.
+        """
+        return self.payload.after(self.before)
+
+    @cached_property
+    def gradient(self) -> State | None:
+        """What a FedSGD client sent instead of weights, at w_t; None where weights or a delta were sent."""
+        return self.payload.values("gradient", self.before) or None
 
     @property
+    def sends_delta(self) -> bool:
+        """Whether the client sent w_T - w_t instead of w_T."""
+        return self.payload.kind == "delta"
+
+    @cached_property
     def pseudo_gradient(self) -> State:
         """w_t - w_T: the direction of the local gradients, summed and scaled by the step size.
 
-        Of a client who sent a gradient, that gradient.
+        Of a client who sent a gradient, that gradient; of what was sent as a delta, its negative to the bit.
 
         Raises:
             TranscriptError: w_T is not of the same tensors as w_t.
@@ -62,31 +73,13 @@ class Update:
                     f"round {self.round}, client {self.client}: of '{name}', {tuple(tensor.shape)}, it sent {got}, "
                     "so there is no pseudo-gradient; leave this update out"
                 )
-        return {name: tensor - self.after[name] for name, tensor in self.before.items()}
-
-
-def as_sent(gradient: State, beside: State) -> State:
-    """A gradient and what travels beside it, under the names that they have on the wire."""
-    return {f"{GRADIENT}{name}": tensor for name, tensor in gradient.items()} | dict(beside)
-
-
-def as_received(reply: State) -> tuple[State | None, State]:
-    """The gradient in a client's reply, None where it sent weights, and all that is no gradient."""
-    gradient = {name.removeprefix(GRADIENT): t for name, t in reply.items() if name.startswith(GRADIENT)}
-    rest = {name: tensor for name, tensor in reply.items() if not name.startswith(GRADIENT)}
-    return gradient or None, rest
+        deltas = self.payload.values("delta", self.before)
+        return {n: -deltas[n] if n in deltas else tensor - self.after[n] for n, tensor in self.before.items()}
 
 
 def misfit(sent: State, got: State) -> str | None:
     """Which tensor of numbers came back under its name in another shape, or as no floating-point numbers."""
-    for name, tensor in sent.items():
-        if name not in got or not tensor.is_floating_point():
-            continue
-        if got[name].shape != tensor.shape:
-            return f"it sent '{name}' with shape {tuple(got[name].shape)}, expected {tuple(tensor.shape)}"
-        if not got[name].is_floating_point():
-            return f"it sent '{name}' as {got[name].dtype}, expected floating-point numbers"
-    return None
+    return Payload.dense({name: got[name] for name in sent if name in got}, "weights").misfit(sent)
 
 
 def non_finite(state: State) -> list[str]:

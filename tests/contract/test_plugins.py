@@ -35,9 +35,11 @@ from fedsim.models.mlp import Mlp
 from fedsim.models.text_cnn import TextCnn
 from fedsim.plugins import registry
 from fedsim.randomness import generator
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.task import Task, squared_error
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 HOUSE = "fedsim-curious"
 OWNER = os.environ.get("FEDSIM_CONTRACT", HOUSE)
@@ -232,7 +234,11 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
             squared_error(inputs @ weight.T, sign * targets).backward()
             assert weight.grad is not None
             after = {"weight": weight.detach() - 0.1 * weight.grad}
-            updates.append(Update(round=number, client=client, before=before, after=after, num_examples=6))
+            updates.append(
+                Update(
+                    round=number, client=client, before=before, payload=Payload.dense(after, "weights"), num_examples=6
+                )
+            )
         recorder.write(number, updates)
     return Transcript(recorder.folder)
 
@@ -251,12 +257,16 @@ def recorded(folder: Path, build: Callable[[], nn.Module], inputs: Tensor) -> Tr
         recorder.write(
             number,
             [
-                Update(round=number, client=client, before=before, after=state, num_examples=3)
+                Update(
+                    round=number, client=client, before=before, payload=Payload.dense(state, "weights"), num_examples=3
+                )
                 for client, state in ((5, after), (6, shrunk))
             ],
         )
         sent = {name: (tensor - after[name]) / 0.1 for name, tensor in before.items()}
-        gradient = Update(round=number + 2, client=5, before=before, after={}, gradient=sent, num_examples=3)
+        gradient = Update(
+            round=number + 2, client=5, before=before, payload=Payload.dense(sent, "gradient"), num_examples=3
+        )
         recorder.write(number + 2, [gradient])
     return Transcript(folder)
 

@@ -31,7 +31,8 @@ from fedsim.experiments.build import Experiment, build_attacks
 from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.findings import Reconstruction, load_finding, save_finding
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.reporting import evidence
 from fedsim.reporting.page import write_report
 from fedsim.reporting.summary import summarise

@@ -20,8 +20,9 @@ from rich.console import Console
 from fedsim.cli.commands import main
 from fedsim.experiments.run_folder import read_rows
 from fedsim.findings import load_finding
-from fedsim.recording.transcript import Recorder
+from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 FILE = """
 [partition]
@@ -288,18 +289,46 @@ def test_inspect_shows_replies_of_other_tensors_than_were_sent(here: Call, tmp_p
     recorder = Recorder(tmp_path / "odd" / "transcript")
     flags = {"w": torch.zeros(2), "flag": torch.zeros(1, dtype=torch.bool)}
     moved = {"w": torch.tensor([3.0, 4.0]), "flag": torch.zeros(1, dtype=torch.bool)}
-    recorder.write(1, [Update(round=1, client=0, before=flags, after=moved, num_examples=2)])
-    recorder.write(2, [Update(round=2, client=0, before=flags, after={"v": torch.ones(1)}, num_examples=2)])
+    recorder.write(
+        1, [Update(round=1, client=0, before=flags, payload=Payload.dense(moved, "weights"), num_examples=2)]
+    )
+    recorder.write(
+        2,
+        [
+            Update(
+                round=2, client=0, before=flags, payload=Payload.dense({"v": torch.ones(1)}, "weights"), num_examples=2
+            )
+        ],
+    )
     result = here("inspect", tmp_path / "odd", "--rows")
     assert result.returncode == 0, result.stderr
     lines = [line.split("│")[-2].strip() for line in result.stdout.splitlines() if line.startswith("│")]
     assert lines == ["5", "-"]
 
 
+def test_inspect_counts_the_bytes_that_clients_sent(here: Call, tmp_path: Path) -> None:
+    before, moved = {"w": torch.zeros(100)}, {"w": torch.arange(100.0).clamp_min(97) - 97}
+    sent = Payload.dense(before, "weights"), Payload.sparse(moved)
+    updates = [Update(round=1, client=c, before=before, payload=p, num_examples=2) for c, p in enumerate(sent)]
+    Recorder(tmp_path / "odd" / "transcript").write(1, updates)
+    result = here("inspect", tmp_path / "odd", "--rows")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"│ 400 +│ 0 ", result.stdout)
+    assert re.search(r"│ 16 +│ 2.236 \(delta\) ", result.stdout)
+    assert "416, a round 416 to 416, 416 on average" in result.stdout
+
+
 def test_inspect_prints_nothing_that_a_terminal_obeys(here: Call, tmp_path: Path) -> None:
     """Whatever reasons and metrics are in a recording that somebody else made."""
     state = {"w": torch.zeros(2)}
-    sent = Update(round=1, client=0, before=state, after=state, num_examples=2, metrics={"\x1b[2Jloss": 1.5})
+    sent = Update(
+        round=1,
+        client=0,
+        before=state,
+        payload=Payload.dense(state, "weights"),
+        num_examples=2,
+        metrics={"\x1b[2Jloss": 1.5},
+    )
     Recorder(tmp_path / "odd" / "transcript").write(1, [sent], {3: "\x1b[2Jgone"})
     result = here("inspect", tmp_path / "odd", "--rows")
     assert result.returncode == 0, result.stderr

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import RunError, TranscriptError
-from fedsim.recording.transcript import Plan, Recorder, Transcript
+from fedsim.recording.recorder import Plan, Recorder
+from fedsim.recording.transcript import Transcript
 from strategies.curious import Curious
 
 CLIENTS, ROUNDS, FAILING_ROUND = 7, 4, 2
@@ -430,4 +431,4 @@ def test_an_odd_reply_is_recorded_as_a_failure_and_reaches_the_strategy_unchange
     assert transcript.clients(1) == [2]  # node ids of the in-process grid
     failures = transcript.header(1).failures
     assert failures[3] == "it sent 'w' with shape (1,), expected (2,)"
-    assert failures[4] == "it sent 'w' as torch.int64, expected floating-point numbers"
+    assert failures[4] == "it sent 'w' as int64, expected floating-point numbers"

@@ -15,8 +15,8 @@ import torch
 from flwr.app import Context, RecordDict
 
 import fedsim.engines.readiness
+import fedsim.recording.recorder
 import fedsim.recording.sealed
-import fedsim.recording.transcript
 import strategies.app
 from clients.app import app as client_app
 from fedsim.engines.arrays import record_of
@@ -396,9 +396,7 @@ def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
         if where == "transcript":
             in_round_three = 2 * (1 + 4 + 4 * 4) + 7  # a header, the broadcast and four updates of four tensors
             patch.setattr(
-                fedsim.recording.transcript,
-                "write_all",
-                full(fedsim.recording.transcript.write_all, place=in_round_three),
+                fedsim.recording.recorder, "write_all", full(fedsim.recording.recorder.write_all, place=in_round_three)
             )
         elif where == "checkpoint":
             patch.setattr(fedsim.recording.sealed, "save_file", full(fedsim.recording.sealed.save_file))
@@ -468,12 +466,35 @@ def test_clients_who_fail_alike_share_a_line(
 
 # A reply is checked against what was sent, before the strategy and the recording see it.
 
+
+def encoded(parts: dict[str, list[Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Sends `1.bias` in these parts."""
+    own = {f"{head}/1.bias": torch.tensor(values) for head, values in parts.items()}
+    return lambda state: {name: tensor for name, tensor in state.items() if name != "1.bias"} | own
+
+
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "one element": (lambda s: s | {"1.bias": torch.ones(1)}, r"it sent '1.bias' with shape \(1,\)"),
     "transposed": (lambda s: s | {"1.weight": s["1.weight"].T.contiguous()}, "with shape"),
     "missing": (lambda s: {k: v for k, v in s.items() if k != "1.bias"}, "it sent no '1.bias'"),
     "more": (lambda s: s | {"own": torch.ones(2)}, "it sent 'own', which was not asked for"),
-    "integers": (lambda s: s | {"1.bias": s["1.bias"].long()}, "as torch.int64, expected floating-point"),
+    "integers": (lambda s: s | {"1.bias": s["1.bias"].long()}, "as int64, expected floating-point"),
+    "half of a sparse tensor": (
+        encoded({"delta-indices": [0]}),
+        "it sent '1.bias' as indices, expected dense",
+    ),
+    "an index too large": (
+        encoded({"delta-indices": [0, 10**6], "delta-values": [1.0, 1.0]}),
+        "it sent '1.bias' with indices from 0 to 1000000, expected 0 to",
+    ),
+    "an index twice": (
+        encoded({"delta-indices": [3, 0, 3], "delta-values": [1.0, 1.0, 1.0]}),
+        "it sent '1.bias' with index 3 more than once, expected each once",
+    ),
+    "a gradient that nobody asked for": (
+        encoded({"gradient-indices": [0], "gradient-values": [1.0]}),
+        "it sent no '1.bias'",
+    ),
 }
 
 
@@ -487,10 +508,10 @@ def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_o
     change, reason = WRONG[wrong]
     real = clients.app._reply
 
-    def reply(experiment: Any, message: Any, share: Any, after: Any, loss: float) -> Any:
-        records = real(experiment, message, share, after, loss)
+    def reply(experiment: Any, message: Any, share: Any, payload: Any, loss: float) -> Any:
+        records = real(experiment, message, share, payload, loss)
         if share.key[-1] == 1:
-            records["arrays"] = record_of({k: v.contiguous() for k, v in change(dict(after)).items()})
+            records["arrays"] = record_of({k: v.contiguous() for k, v in change(dict(payload.arrays())).items()})
         return records
 
     monkeypatch.setattr(clients.app, "_reply", reply)

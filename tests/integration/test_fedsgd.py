@@ -27,7 +27,8 @@ from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.experiments.simulation import federate
 from fedsim.findings import Reconstruction, load_finding
 from fedsim.randomness import generator, seeded
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.reporting.evidence import read_recording
 from fedsim.reporting.geometry import recorded as geometry_of
 from fedsim.reporting.page import _recorded_facts, write_report

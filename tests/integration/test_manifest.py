@@ -22,8 +22,9 @@ from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.experiments.states import States
 from fedsim.findings import LocalModel, load_finding, save_finding
 from fedsim.recording import manifest
-from fedsim.recording.transcript import Recorder
+from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -373,7 +374,7 @@ def test_a_key_that_is_none_is_one_sentence(run: Path, tmp_path: Path, call: Cal
 
 def an_update(number: int) -> Update:
     state = {"w": torch.full((2,), float(number))}
-    return Update(round=number, client=0, before=state, after=state, num_examples=1)
+    return Update(round=number, client=0, before=state, payload=Payload.dense(state, "weights"), num_examples=1)
 
 
 def test_a_recording_made_elsewhere_has_a_manifest_too(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 import fedsim.experiments.run_folder
+import fedsim.recording.recorder
 import fedsim.recording.sealed
-import fedsim.recording.transcript
 import strategies.app
 from clients.app import app as client_app
 from fedsim.engines.serial import InProcessGrid
@@ -96,8 +96,8 @@ def killed_in_round_three(point: str, *, after_rounds: int = 2) -> Iterator[None
         return call
 
     owner, name, after = {
-        "before recording": (fedsim.recording.transcript.Recorder, "write", False),
-        "while recording": (fedsim.recording.transcript._RoundFile, "finish", True),
+        "before recording": (fedsim.recording.recorder.Recorder, "write", False),
+        "while recording": (fedsim.recording.recorder._RoundFile, "finish", True),
         "before metrics": (RunFolder, "write_table", False),
         "while metrics are written": (fedsim.experiments.run_folder, "write_text", False),
         "before the checkpoint": (Checkpoint, "save", False),

@@ -17,9 +17,10 @@ from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError
 from fedsim.partitions.shares import Dirichlet, Iid
 from fedsim.randomness import numpy_generator, seed_for
-from fedsim.recording.transcript import Plan
+from fedsim.recording.recorder import Plan
 from fedsim.training.loop import LocalTraining
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 partitions = st.just(Iid()) | st.builds(Dirichlet, alpha=st.floats(1e-3, 1e3), min_examples=st.integers(0, 3))
 
@@ -115,7 +116,7 @@ def test_a_plan_keeps_the_first_and_then_every_kth(
 def test_what_was_subtracted_adds_up(values: list[float], moves: list[float]) -> None:
     before = {"w": torch.tensor(values)}
     after = {"w": before["w"] - torch.tensor(moves[: len(values)])}
-    update = Update(round=1, client=0, before=before, after=after, num_examples=1)
+    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=1)
     assert torch.equal(update.pseudo_gradient["w"], before["w"] - after["w"])
 
 

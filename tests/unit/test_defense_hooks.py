@@ -23,7 +23,8 @@ from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.training.loop import LocalTraining, local_gradient, local_update, state_of
-from fedsim.wire.messages import State, as_received, as_sent
+from fedsim.wire.messages import State
+from fedsim.wire.payloads import Kind, Payload
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
@@ -87,25 +88,25 @@ BAD: list[tuple[Callable[[State], Any], str]] = [
 
 
 @pytest.mark.parametrize(("hook", "expected"), BAD)
-@pytest.mark.parametrize("wire", [lambda after: after, lambda after: as_sent(after, {})], ids=["weights", "gradient"])
-def test_what_a_hook_forgets_or_broadcasts_is_not_sent(hook: Any, expected: str, wire: Any) -> None:
+@pytest.mark.parametrize("sends", ["weights", "gradient"])
+def test_what_a_hook_forgets_or_broadcasts_is_not_sent(hook: Any, expected: str, sends: Kind) -> None:
     with pytest.raises(RunError) as error:
-        defended(Hooks(update=hook), BEFORE, wire(AFTER), generator(0))
+        defended(Hooks(update=hook), BEFORE, Payload.dense(AFTER, sends), generator(0))
     assert str(error.value).startswith("Hooks.on_update: ")
     assert expected in str(error.value)
 
 
 def test_an_update_that_is_zeroed_in_place_leaves_as_zero() -> None:
-    sent = defended(Hooks(update=zeroed), BEFORE, AFTER, generator(0))
+    sent = defended(Hooks(update=zeroed), BEFORE, Payload.dense(AFTER, "weights"), generator(0)).after(BEFORE)
     assert {name: tensor.tolist() for name, tensor in sent.items()} == {n: t.tolist() for n, t in BEFORE.items()}
-    gradient, _ = as_received(defended(Hooks(update=zeroed), BEFORE, as_sent(AFTER, {}), generator(0)))
-    assert gradient is not None
-    assert not any(tensor.any() for tensor in gradient.values())
+    gradient = defended(Hooks(update=zeroed), BEFORE, Payload.dense(AFTER, "gradient"), generator(0))
+    assert not any(tensor.any() for tensor in gradient.values("gradient", BEFORE).values())
 
 
 def test_what_a_hook_changes_belongs_to_it_and_its_types_stay() -> None:
     kept = {name: tensor.clone() for name, tensor in AFTER.items()}
-    sent = defended(Hooks(update=lambda u: {n: t.mul_(2).double() for n, t in u.items()}), BEFORE, AFTER, generator(0))
+    twice = Hooks(update=lambda u: {n: t.mul_(2).double() for n, t in u.items()})
+    sent = defended(twice, BEFORE, Payload.dense(AFTER, "weights"), generator(0)).after(BEFORE)
     assert all(torch.equal(AFTER[name], kept[name]) for name in kept)
     assert {tensor.dtype for tensor in sent.values()} == {torch.float32}
     torch.testing.assert_close(sent, {name: tensor + 0.6 for name, tensor in BEFORE.items()})
@@ -122,7 +123,7 @@ def test_what_a_hook_changes_belongs_to_it_and_its_types_stay() -> None:
 )
 def test_what_has_no_difference_to_the_broadcast_is_not_sent(after: State, expected: str) -> None:
     with pytest.raises(RunError) as error:
-        defended(Hooks(), BEFORE, after, generator(0))
+        defended(Hooks(), BEFORE, Payload.dense(after, "weights"), generator(0))
     assert expected in str(error.value)
 
 

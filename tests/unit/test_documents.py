@@ -15,8 +15,10 @@ from fedsim.attack import KNOWLEDGE, Knowledge
 from fedsim.experiments.run_folder import write_rows
 from fedsim.findings import Reconstruction
 from fedsim.plugins.registry import load_object
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = sorted(
@@ -46,7 +48,9 @@ def test_the_attack_that_the_page_composes_works(tmp_path: Path) -> None:
 
     before = build().state_dict()
     after = {name: tensor - 0.1 * torch.randn_like(tensor) for name, tensor in before.items()}
-    Recorder(tmp_path / "transcript").write(1, [Update(round=1, client=0, before=before, after=after, num_examples=2)])
+    Recorder(tmp_path / "transcript").write(
+        1, [Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=2)]
+    )
     known = Knowledge(
         model=build,
         loss=cross_entropy,

@@ -24,10 +24,12 @@ from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Finding, Inference, Representatives
 from fedsim.metrics import psnr
 from fedsim.randomness import generator
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.task import squared_error
 from fedsim.training.loop import state_of
 from fedsim.wire.messages import State, Update
+from fedsim.wire.payloads import Payload
 
 Record = Callable[[Sequence[Update]], Transcript]
 
@@ -47,7 +49,8 @@ def record(tmp_path: Path) -> Record:
 
 
 def message(number: int, client: int, before: State, after: State, **rest: Any) -> Update:
-    return Update(**{"round": number, "client": client, "before": before, "after": after, "num_examples": 4, **rest})
+    sent = {"payload": Payload.dense(after, "weights"), "num_examples": 4}
+    return Update(**{"round": number, "client": client, "before": before, **sent, **rest})
 
 
 def run(attack: Attack, transcript: Transcript, knowledge: Knowledge, victim: int = 0, seed: int = 0) -> Finding:
@@ -288,7 +291,8 @@ def test_a_gradient_that_was_sent_is_read_like_the_step_along_it(record: Record)
     records, partial, _ = table(6, dtype=torch.float64)
     updates = steps(records, 3, rate=0.5)
     gradients = [
-        dataclasses.replace(u, after={}, gradient={k: 2 * v for k, v in u.pseudo_gradient.items()}) for u in updates
+        dataclasses.replace(u, payload=Payload.dense({k: 2 * v for k, v in u.pseudo_gradient.items()}, "gradient"))
+        for u in updates
     ]
     known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
     attack = GradientAttributeInference(iterations=5)
@@ -731,7 +735,7 @@ def test_a_model_whose_outputs_overflow(record: Record) -> None:
 )
 def test_a_federation_of_gradients_has_no_returned_models(attack: Attack, record: Record) -> None:
     state = state_of(classifier())
-    transcript = record([message(1, client, state, {}, gradient=state) for client in (0, 1)])
+    transcript = record([message(1, client, state, {}, payload=Payload.dense(state, "gradient")) for client in (0, 1)])
     with refused("round 1, client 0: sent a gradient, no weights, so that there is no returned model to attack"):
         run(attack, transcript, ABOUT_TABLE)
     infer(ModelAttributeInference(source="global"), transcript, ABOUT_TABLE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,14 @@ from fedsim.findings import Reconstruction
 from fedsim.metrics import psnr
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
-from fedsim.recording.transcript import Recorder, Transcript, hash_state
+from fedsim.recording.header import hash_state
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.training.cohort import fits
 from fedsim.training.loop import LocalTraining, batches_of_round, local_gradient, local_update, state_of
-from fedsim.wire.messages import State, Update, as_received, as_sent
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload, State
 
 SHAPE = (1, 4, 4)
 LABELS = torch.tensor([1, 4, 4])
@@ -83,7 +86,13 @@ def sent(build: Callable[[], nn.Module] = mlp, labels: Tensor = LABELS, number: 
     before = state_of(model)
     gradient = gradient_at(model, images(len(labels)), labels)
     after = {name: t for name, t in state_of(model).items() if name not in gradient}
-    return Update(round=number, client=client, before=before, after=after, num_examples=len(labels), gradient=gradient)
+    return Update(
+        round=number,
+        client=client,
+        before=before,
+        payload=Payload.dense(gradient, "gradient") | Payload.dense(after, "weights"),
+        num_examples=len(labels),
+    )
 
 
 def recorded(folder: Path, *updates: Update) -> Transcript:
@@ -104,27 +113,14 @@ def test_a_recorded_gradient_is_read_back_to_the_bit_beside_what_travelled_with_
     assert list(read.after) == ["1.running_mean", "1.running_var"]
     assert read.pseudo_gradient is read.gradient
     with safe_open(tmp_path / "round-000001.safetensors", framework="pt") as file:  # no pickle in it
-        assert torch.equal(file.get_tensor("gradient/5/0000/0.weight"), update.gradient["0.weight"])
+        assert torch.equal(file.get_tensor("client/5/0000/gradient/0.weight"), update.gradient["0.weight"])
 
 
 def test_a_round_may_hold_weights_of_one_client_and_a_gradient_of_another(tmp_path: Path) -> None:
-    trained = replace(sent(client=3), gradient=None, after={n: t + 1 for n, t in sent().before.items()})
+    trained = replace(sent(client=3), payload=Payload.dense({n: t + 1 for n, t in sent().before.items()}, "weights"))
     transcript = recorded(tmp_path, sent(), trained)
     assert [update.gradient is None for update in transcript.updates()] == [True, False]
-    assert transcript.header(1).version == 2
-
-
-def test_rounds_of_weights_are_written_in_the_first_format_with_the_hash_that_it_had(tmp_path: Path) -> None:
-    trained = replace(sent(), gradient=None, after=sent().before)
-    transcript = recorded(tmp_path, trained)
-    header = transcript.header(1)
-    assert header.version == 1
-    assert [set(reply) for reply in header.plain()["replies"]] == [
-        {"client", "num_examples", "broadcast", "sha256", "metrics"}
-    ]
-    assert {key: value for key, value in asdict(header).items() if key != "replies"} == {
-        key: value for key, value in header.plain().items() if key != "replies"
-    }
+    assert [reply.kind for reply in transcript.header(1).replies] == ["weights", "gradient"]
 
 
 def test_the_hash_of_a_recording_covers_the_gradients(tmp_path: Path) -> None:
@@ -134,7 +130,7 @@ def test_the_hash_of_a_recording_covers_the_gradients(tmp_path: Path) -> None:
     other["1.bias"][0] += 1e-6
     hashes = [
         recorded(tmp_path / str(place), item).hash()
-        for place, item in enumerate([update, replace(update, gradient=other)])
+        for place, item in enumerate([update, replace(update, payload=Payload.dense(other, "gradient"))])
     ]
     assert hashes[0] != hashes[1]
 
@@ -148,15 +144,9 @@ def test_a_damaged_gradient_is_noticed(tmp_path: Path) -> None:
     at = content.find(update.gradient["1.weight"].numpy().tobytes())
     content[at] ^= 1
     path.write_bytes(content)
-    with pytest.raises(TranscriptError, match="the bytes of gradient/5 are not those that were recorded") as error:
+    with pytest.raises(TranscriptError, match="the bytes of client/5 are not those that were recorded") as error:
         Transcript(tmp_path).update(1, 5)
     assert "\n" not in str(error.value)
-
-
-def test_what_a_client_sends_comes_apart_as_it_was_put_together() -> None:
-    gradient, beside = {"a": torch.ones(2)}, {"a.running_mean": torch.zeros(1)}
-    assert as_received(as_sent(gradient, beside)) == (gradient, beside)
-    assert as_received(beside) == (None, beside)
 
 
 # What attacks see.
@@ -237,7 +227,7 @@ def test_an_attack_that_needs_returned_weights_says_that_there_are_none(tmp_path
 
 
 def changed(update: Update, name: str, value: Tensor) -> Update:
-    return replace(update, gradient={**(update.gradient or {}), name: value})
+    return replace(update, payload=Payload.dense({**(update.gradient or {}), name: value}, "gradient"))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +236,9 @@ def changed(update: Update, name: str, value: Tensor) -> Update:
         (lambda u: changed(u, "3.bias", torch.full((10,), math.nan)), "the gradient of 3.bias holds NaN or infinite"),
         (lambda u: changed(u, "3.bias", torch.full((10,), math.inf)), "the gradient of 3.bias holds NaN or infinite"),
         (
-            lambda u: replace(u, gradient={n: torch.zeros_like(t) for n, t in u.gradient.items()}),
+            lambda u: replace(
+                u, payload=Payload.dense({n: torch.zeros_like(t) for n, t in u.gradient.items()}, "gradient")
+            ),
             "round 1, client 5: the gradient is zero, there is nothing to match",
         ),
         (
@@ -254,7 +246,7 @@ def changed(update: Update, name: str, value: Tensor) -> Update:
             "the recorded gradients have 3.bias of shape (9,), the model (10,)",
         ),
         (
-            lambda u: replace(u, gradient={"1.weight": u.gradient["1.weight"]}),
+            lambda u: replace(u, payload=Payload.dense({"1.weight": u.gradient["1.weight"]}, "gradient")),
             "the recorded gradients have no 1.bias, the model has one of shape (12,); attack with",
         ),
         (lambda u: replace(u, before={"w": torch.ones(2)}), "the recorded weights w_0 have no 1.weight, the model has"),
@@ -269,7 +261,8 @@ def test_a_gradient_that_cannot_be_attacked_is_refused_in_one_sentence(
 
 
 def test_buffers_of_another_shape_beside_a_gradient_are_refused(tmp_path: Path) -> None:
-    update = replace(sent(normalised), after={"1.running_mean": torch.zeros(3)})
+    update = sent(normalised)
+    update = replace(update, payload=update.payload | Payload.dense({"1.running_mean": torch.zeros(3)}, "weights"))
     told = refusal(recorded(tmp_path, update), InvertingGradients(iterations=3), replace(KNOWN, model=normalised))
     assert "the recorded buffers beside the gradient have 1.running_mean of shape (3,), the model (4,)" in told
 
@@ -476,12 +469,16 @@ def test_clients_who_send_gradients_are_left_to_the_loop() -> None:
 # Defenses of what is sent.
 
 
+def as_sent(gradient: State, beside: State) -> Payload:
+    return Payload.dense(gradient, "gradient") | Payload.dense(beside, "weights")
+
+
 def test_noise_and_clipping_act_on_the_gradient_and_on_what_travels_beside_it() -> None:
     before = state_of(normalised())
     gradient, beside, _ = computed(normalised())
     defense = GaussianNoise(clip=0.01, noise_multiplier=0.0)
-    sent_gradient, sent_beside = as_received(defended(defense, before, as_sent(gradient, beside), generator(0)))
-    assert sent_gradient is not None
+    sent = defended(defense, before, as_sent(gradient, beside), generator(0))
+    sent_gradient, sent_beside = sent.values("gradient", before), sent.values("weights", before)
     moved = {name: t - before[name] for name, t in beside.items()}
     norm = math.sqrt(sum(t.double().square().sum().item() for t in (*gradient.values(), *moved.values())))
     for name, slope in gradient.items():
@@ -496,18 +493,17 @@ def test_a_gradient_that_no_defense_touches_is_sent_to_the_bit() -> None:
 
     gradient, beside, _ = computed(normalised())
     sent_as_is = defended(Idle(), state_of(normalised()), as_sent(gradient, beside), generator(0))
-    assert hash_state(sent_as_is) == hash_state(as_sent(gradient, beside))
+    assert hash_state(sent_as_is.arrays()) == hash_state(as_sent(gradient, beside).arrays())
 
 
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
         (as_sent({"other": torch.ones(1)}, {}), "GaussianNoise: 'other' was not broadcast, so its update cannot be"),
-        (as_sent({"w": torch.ones(1)}, {"w": torch.ones(1)}), "'w' is sent both as weights and as a gradient"),
         (as_sent({"w": torch.full((1,), math.nan)}, {}), "GaussianNoise: the update of 'w' is NaN or infinite"),
     ],
 )
-def test_a_gradient_that_cannot_be_defended_is_not_sent(reply: State, expected: str) -> None:
+def test_a_gradient_that_cannot_be_defended_is_not_sent(reply: Payload, expected: str) -> None:
     with pytest.raises(RunError) as error:
         defended(GaussianNoise(), {"w": torch.zeros(1)}, reply, generator(0))
     assert expected in str(error.value)
@@ -543,7 +539,9 @@ def an_example(steps: int = 0) -> tuple[Update, Tensor]:
         cross_entropy(model(image), torch.tensor([3])).backward()
         optimizer.step()
     gradient = gradient_at(model, image, torch.tensor([3]))
-    return Update(round=1, client=5, before=state_of(model), after={}, num_examples=1, gradient=gradient), image
+    return Update(
+        round=1, client=5, before=state_of(model), payload=Payload.dense(gradient, "gradient"), num_examples=1
+    ), image
 
 
 def read_off(gradient: State) -> Tensor:
@@ -582,7 +580,7 @@ def test_dlg_is_limited_by_its_optimiser_long_before_it_misses_those_digits(tmp_
     assert update.gradient is not None
     gradients = {"sent": update.gradient} | {str(rate): by_difference(update, rate) for rate in (0.1, 0.01, 0.004)}
     for name, gradient in gradients.items():
-        transcript = recorded(tmp_path / name, replace(update, gradient=gradient))
+        transcript = recorded(tmp_path / name, replace(update, payload=Payload.dense(gradient, "gradient")))
         finding = DeepLeakage(iterations=60).run(transcript, known, victim=5, rng=generator(0))
         assert isinstance(finding, Reconstruction)
         assert psnr(finding.data, image).item() == pytest.approx(97.5, abs=2.5)

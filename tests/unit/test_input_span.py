@@ -16,8 +16,10 @@ from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction, _C
 from fedsim.attack import Knowledge
 from fedsim.findings import LocalModel
 from fedsim.randomness import generator, seeded
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 PIXELS, IMAGES = 48, 7
 SGD: dict[str, Any] = {"lr": 0.1}
@@ -56,7 +58,15 @@ def federated(
             returned.append(
                 {n: p.detach() + noise * torch.randn(p.shape, generator=rng) for n, p in model.named_parameters()}
             )
-        updates.append(Update(round=number, client=0, before=before, after=returned[0], num_examples=IMAGES))
+        updates.append(
+            Update(
+                round=number,
+                client=0,
+                before=before,
+                payload=Payload.dense(returned[0], "weights"),
+                num_examples=IMAGES,
+            )
+        )
         before = {name: (returned[0][name] + returned[1][name]) / 2 for name in before}
     return updates
 

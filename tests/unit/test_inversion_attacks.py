@@ -45,10 +45,12 @@ from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Reconstruction
 from fedsim.metrics import match, psnr
 from fedsim.randomness import generator
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.task import squared_error
 from fedsim.training.loop import LocalTraining, batches, local_update, state_of
 from fedsim.wire.messages import State, Update
+from fedsim.wire.payloads import Payload
 
 SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35
 LOW, HIGH = (0 - MEAN) / STD, (1 - MEAN) / STD
@@ -119,7 +121,10 @@ def victim(build: Callable[[], nn.Module] = smooth, count: int = 1, before: Stat
         weight_decay=plan.weight_decay,
         proximal_mu=plan.proximal_mu,
     )
-    return Victim(update=Update(round=1, client=5, before=start, after=after, num_examples=count), knowledge=knowledge)
+    return Victim(
+        update=Update(round=1, client=5, before=start, payload=Payload.dense(after, "weights"), num_examples=count),
+        knowledge=knowledge,
+    )
 
 
 @pytest.fixture
@@ -974,7 +979,9 @@ def test_gradients_that_do_not_depend_on_the_data_are_one_sentence(run: Run) -> 
         return logits[:, 0].mean()
 
     before = state_of(Shift())
-    update = Update(round=1, client=5, before=before, after={"bias": before["bias"] + 1}, num_examples=1)
+    update = Update(
+        round=1, client=5, before=before, payload=Payload.dense({"bias": before["bias"] + 1}, "weights"), num_examples=1
+    )
     of = Victim(update=update, knowledge=dataclasses.replace(victim().knowledge, model=Shift, loss=linear))
     with pytest.raises(
         AttackError, match="exactly zero, though the model's outputs depend on them: its gradients do not"
@@ -1043,7 +1050,12 @@ def test_an_update_of_nothing_or_nan_is_refused(
     of = victim()
     after = {name: value + change for name, value in of.update.before.items()}
     with pytest.raises(AttackError, match=sentence):
-        run(attack, Victim(update=dataclasses.replace(of.update, after=after), knowledge=of.knowledge))
+        run(
+            attack,
+            Victim(
+                update=dataclasses.replace(of.update, payload=Payload.dense(after, "weights")), knowledge=of.knowledge
+            ),
+        )
 
 
 def test_idlg_without_labels_reads_one_example(run: Run) -> None:
@@ -1058,7 +1070,9 @@ def test_statistics_that_are_not_there_are_one_sentence(run: Run) -> None:
         run(SeeThroughGradients(exact_statistics=True), victim(normalised, 3, local_epochs=2))
     of = victim(normalised, 3)
     after = {name: value for name, value in of.update.after.items() if "running" not in name}
-    bare = Victim(update=dataclasses.replace(of.update, after=after), knowledge=of.knowledge)
+    bare = Victim(
+        update=dataclasses.replace(of.update, payload=Payload.dense(after, "weights")), knowledge=of.knowledge
+    )
     with pytest.raises(AttackError, match="and the client returned no statistics of theirs; set bn_weight = 0"):
         run(SeeThroughGradients(), bare)
     run(SeeThroughGradients(bn_weight=0.0, **FEW), bare)
@@ -1089,7 +1103,7 @@ def table_victim(count: int) -> Victim:
         local_epochs=1,
         batch_size=100,
     )
-    update = Update(round=1, client=5, before=before, after=after, num_examples=count)
+    update = Update(round=1, client=5, before=before, payload=Payload.dense(after, "weights"), num_examples=count)
     return Victim(update=update, knowledge=knowledge)
 
 

@@ -24,9 +24,11 @@ from fedsim.attack import Knowledge
 from fedsim.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.findings import Reconstruction
 from fedsim.randomness import generator
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import LocalTraining, local_update, state_of
 from fedsim.wire.messages import State, Update
+from fedsim.wire.payloads import Payload
 
 SHAPE = (1, 6, 6)
 DATA = torch.rand(2, *SHAPE, generator=generator("data"))
@@ -64,7 +66,9 @@ def sent(build: Callable[[], nn.Module] = network, epochs: int = 1, count: int =
         local_epochs=epochs,
         batch_size=10,
     )
-    return Update(round=3, client=7, before=before, after=after, num_examples=count), knowledge
+    return Update(
+        round=3, client=7, before=before, payload=Payload.dense(after, "weights"), num_examples=count
+    ), knowledge
 
 
 def attacked(attack: InvertingGradients, folder: Path, update: Update, knowledge: Knowledge) -> Reconstruction:
@@ -125,7 +129,7 @@ def test_what_was_sent_in_half_precision_is_attacked_in_float32(tmp_path: Path, 
         attacked(
             InvertingGradients(iterations=5),
             tmp_path / str(place),
-            dataclasses.replace(update, before=before, after=after),
+            dataclasses.replace(update, before=before, payload=Payload.dense(after, "weights")),
             knowledge,
         )
         for place, (before, after) in enumerate((halves, whole))
@@ -135,7 +139,7 @@ def test_what_was_sent_in_half_precision_is_attacked_in_float32(tmp_path: Path, 
 
 
 def other(change: Callable[[dict[str, Tensor]], State]) -> Callable[[Update], Update]:
-    return lambda update: dataclasses.replace(update, after=change(dict(update.after)))
+    return lambda update: dataclasses.replace(update, payload=Payload.dense(change(dict(update.after)), "weights"))
 
 
 @pytest.mark.parametrize(

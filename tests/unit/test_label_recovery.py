@@ -19,6 +19,7 @@ from fedsim.plugins import registry
 from fedsim.randomness import generator, seeded
 from fedsim.task import Task
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 CLASSES, WIDTH = 30, 24
 REPEATED = torch.tensor([2, 2, 2, 7, 7, 19, 23, 29])
@@ -91,7 +92,7 @@ def scene_for(model: nn.Module, labels: Sequence[int], shape: tuple[int, ...] = 
     names = [name for name, _ in model.named_parameters()]
     sent = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
     before = {name: t.detach().clone() for name, t in model.state_dict().items() if t.is_floating_point()}
-    update = Update(round=1, client=0, before=before, after={}, gradient=sent, num_examples=len(labels))
+    update = Update(round=1, client=0, before=before, payload=Payload.dense(sent, "gradient"), num_examples=len(labels))
     knowledge = Knowledge(model=lambda: model, loss=cross_entropy, input_shape=shape, value_range=([0.0], [1.0]))
     return scene_of(update, knowledge)
 

@@ -25,9 +25,11 @@ from fedsim.attack import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import LocalModel
 from fedsim.randomness import generator, seeded
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.task import squared_error
 from fedsim.wire.messages import State, Update
+from fedsim.wire.payloads import Payload
 
 Record = Callable[[Sequence[Update]], Transcript]
 PLAIN: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "proximal_mu": 0.0}
@@ -89,7 +91,15 @@ def messages(count: int, steps: int, dtype: torch.dtype = torch.float64, **data:
     for number in range(1, count + 1):
         before = torch.randn(len(optimum), generator=generator("model", number), dtype=torch.float64).to(dtype)
         after = trained(before.double(), design, targets, steps).to(dtype)
-        updates.append(Update(round=number, client=3, before=state(before), after=state(after), num_examples=40))
+        updates.append(
+            Update(
+                round=number,
+                client=3,
+                before=state(before),
+                payload=Payload.dense(state(after), "weights"),
+                num_examples=40,
+            )
+        )
     return updates
 
 
@@ -184,7 +194,15 @@ def test_where_models_are_alike_what_the_messages_determine_is_claimed_and_told(
     for number in range(1, 13):
         before = torch.rand(3, generator=generator("place", number), dtype=torch.float64).softmax(0) @ corners
         after = trained(before, design, targets, 3)
-        updates.append(Update(round=number, client=3, before=state(before), after=state(after), num_examples=40))
+        updates.append(
+            Update(
+                round=number,
+                client=3,
+                before=state(before),
+                payload=Payload.dense(state(after), "weights"),
+                num_examples=40,
+            )
+        )
     with caplog.at_level(logging.WARNING):
         found = attacked(LinearLocalModel(), record(updates), **PLAIN)
     assert caplog.messages == [
@@ -208,7 +226,15 @@ def test_models_that_differ_by_no_more_than_rounding_are_too_alike(record: Recor
         noise = 2e-7 * torch.randn(7, generator=generator("noise", number))
         before = (flat(start) + noise).float()
         after = trained(before.double(), *least_squares()[:2], 3).float()
-        updates.append(Update(round=number, client=3, before=state(before), after=state(after), num_examples=40))
+        updates.append(
+            Update(
+                round=number,
+                client=3,
+                before=state(before),
+                payload=Payload.dense(state(after), "weights"),
+                num_examples=40,
+            )
+        )
     assert "too alike: they differ by no more than rounding" in failure(LinearLocalModel(), record(updates))
 
 
@@ -232,15 +258,15 @@ def test_messages_that_cannot_be_attacked_are_refused(record: Record, attack: At
     assert failure(attack, record(updates), victim=8).startswith(
         "client 8: took part in none of the 9 rounds to be attacked; choose another victim (recorded: 3)"
     )
-    gradient = dataclasses.replace(updates[4], after={}, gradient=updates[4].before)
+    gradient = dataclasses.replace(updates[4], payload=Payload.dense(updates[4].before, "gradient"))
     assert "round 5, client 3: it sent a gradient" in failure(attack, record([*updates[:4], gradient, *updates[5:]]))
     broken = dict(updates[2].after) | {"0.bias": torch.tensor([math.nan], dtype=torch.float64)}
-    nan = dataclasses.replace(updates[2], after=broken)
+    nan = dataclasses.replace(updates[2], payload=Payload.dense(broken, "weights"))
     assert "round 3, client 3: 0.bias holds NaN" in failure(attack, record([*updates[:2], nan, *updates[3:]]))
-    other = dataclasses.replace(updates[2], after={"0.weight": torch.zeros(1, 3)})
+    other = dataclasses.replace(updates[2], payload=Payload.dense({"0.weight": torch.zeros(1, 3)}, "weights"))
     assert "returned other tensors" in failure(attack, record([*updates[:2], other, *updates[3:]]))
     smaller = {"0.weight": torch.zeros(1, 3, dtype=torch.float64)}
-    changed = dataclasses.replace(updates[2], before=smaller, after=smaller)
+    changed = dataclasses.replace(updates[2], before=smaller, payload=Payload.dense(smaller, "weights"))
     assert "another one than in round 2" in failure(attack, record([*updates[:2], changed, *updates[3:]]))
 
 
@@ -248,7 +274,9 @@ def test_running_statistics_and_integers_are_claimed_as_last_returned(record: Re
     extra = {"1.running_var": torch.ones(2), "1.num_batches_tracked": torch.tensor(3)}
     updates = [
         dataclasses.replace(
-            u, before=dict(u.before) | extra, after=dict(u.after) | extra | {"1.running_var": torch.full((2,), u.round)}
+            u,
+            before=dict(u.before) | extra,
+            payload=Payload.dense(dict(u.after) | extra | {"1.running_var": torch.full((2,), u.round)}, "weights"),
         )
         for u in messages(8, 3, torch.float32)
     ]
@@ -265,7 +293,15 @@ def test_the_span_holds_every_model_and_keeps_distances(record: Record) -> None:
     for number in range(1, 6):
         before = torch.randn(400, generator=rng)
         after = before + 0.01 * torch.randn(400, generator=rng)
-        updates.append(Update(round=number, client=3, before={"w": before}, after={"w": after}, num_examples=1))
+        updates.append(
+            Update(
+                round=number,
+                client=3,
+                before={"w": before},
+                payload=Payload.dense({"w": after}, "weights"),
+                num_examples=1,
+            )
+        )
     read = read_updates(record(updates), 3, fewest=1, remedy="")
     span = Span(read)
     assert span.before.shape == (5, 9)  # five models and five updates; the mean of the models takes one dimension
@@ -312,7 +348,11 @@ def federated(rounds: int = 30) -> list[Update]:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for number in range(1, rounds + 1):
         returned = [stepped(model, before, client, 2, 0.1) for client in (0, 1)]
-        updates.append(Update(round=number, client=0, before=before, after=returned[0], num_examples=30))
+        updates.append(
+            Update(
+                round=number, client=0, before=before, payload=Payload.dense(returned[0], "weights"), num_examples=30
+            )
+        )
         before = {name: (returned[0][name] + returned[1][name]) / 2 for name in before}
     return updates
 
@@ -342,7 +382,10 @@ def test_the_mapping_is_learnt_and_its_norm_falls(record: Record, space: Any) ->
 def test_a_mapping_no_better_than_the_mean_update_is_a_failed_attack(record: Record) -> None:
     rng = generator("noise")
     noisy = [
-        dataclasses.replace(u, after={n: t + torch.randn(t.shape, generator=rng) for n, t in u.before.items()})
+        dataclasses.replace(
+            u,
+            payload=Payload.dense({n: t + torch.randn(t.shape, generator=rng) for n, t in u.before.items()}, "weights"),
+        )
         for u in federated()
     ]
     told = failure(LocalModelReconstruction(hidden="16x2", learning_rate=1e-6, epochs=20), record(noisy))
@@ -351,7 +394,7 @@ def test_a_mapping_no_better_than_the_mean_update_is_a_failed_attack(record: Rec
 
 def test_a_mapping_is_not_validated_on_models_that_came_back_unchanged(record: Record) -> None:
     trained, *others = federated(4)
-    idle = [dataclasses.replace(u, after=u.before) for u in others]
+    idle = [dataclasses.replace(u, payload=Payload.dense(u.before, "weights")) for u in others]
     told = failure(LocalModelReconstruction(**SHORT), record([trained, *idle]))
     assert "it returned all models as they were that the mapping would be validated on" in told
     assert "inspect rounds in which it trains" in told
@@ -361,7 +404,12 @@ def noise(drift: float = 0.0) -> list[Update]:
     """The client moves by chance, and always by `drift` in each parameter."""
     rng = generator("noise")
     return [
-        dataclasses.replace(u, after={n: t + drift + torch.randn(t.shape, generator=rng) for n, t in u.before.items()})
+        dataclasses.replace(
+            u,
+            payload=Payload.dense(
+                {n: t + drift + torch.randn(t.shape, generator=rng) for n, t in u.before.items()}, "weights"
+            ),
+        )
         for u in federated(20)
     ]
 
@@ -463,7 +511,7 @@ def test_a_mapping_that_diverges_is_a_failed_attack(record: Record) -> None:
 
 def test_too_few_messages_and_a_client_who_does_not_move_are_refused(record: Record) -> None:
     assert "2 messages are recorded, expected at least 3" in failure(LocalModelReconstruction(), record(federated(2)))
-    still = [dataclasses.replace(update, after=update.before) for update in federated(4)]
+    still = [dataclasses.replace(update, payload=Payload.dense(update.before, "weights")) for update in federated(4)]
     assert "the client returned every model unchanged" in failure(LocalModelReconstruction(), record(still))
 
 
@@ -541,7 +589,10 @@ def test_the_models_of_several_sets_are_averaged(record: Record, monkeypatch: py
 
 def test_a_message_in_which_the_client_moved_nothing_is_left_out(record: Record) -> None:
     updates = federated(5)
-    idle = [dataclasses.replace(updates[place], after=dict(updates[place].before)) for place in (0, 2)]
+    idle = [
+        dataclasses.replace(updates[place], payload=Payload.dense(dict(updates[place].before), "weights"))
+        for place in (0, 2)
+    ]
     mixed = [idle[0], *updates[:2], idle[1], *updates[2:]]
     attack = DummyDataReconstruction(iterations=6, training_iterations=3, sets=1)
     without, with_it = (
@@ -568,7 +619,9 @@ def test_the_size_of_a_regressions_targets_is_told_by_the_lengths_of_updates(rec
             loss = squared_error(functional_call(model, leaves, (inputs,)), targets)
             slopes = torch.autograd.grad(loss, list(leaves.values()))
             weights = {n: t.detach() - 0.01 * s for (n, t), s in zip(leaves.items(), slopes, strict=True)}
-        updates.append(Update(round=number, client=0, before=before, after=weights, num_examples=30))
+        updates.append(
+            Update(round=number, client=0, before=before, payload=Payload.dense(weights, "weights"), num_examples=30)
+        )
         before = {name: (before[name] + weights[name]) / 2 for name in before}
     known = {"model": one_output, "loss": squared_error, "input_shape": (5,)}
 
@@ -608,7 +661,10 @@ def scaled(updates: list[Update], scale: float | None) -> list[Update]:
     def renamed(state: State) -> State:
         return {f"net.{name}": tensor for name, tensor in state.items()} | more
 
-    return [dataclasses.replace(u, before=renamed(u.before), after=renamed(u.after)) for u in updates]
+    return [
+        dataclasses.replace(u, before=renamed(u.before), payload=Payload.dense(renamed(u.after), "weights"))
+        for u in updates
+    ]
 
 
 def test_dummy_data_go_through_the_buffers_that_are_shared_and_need_them(record: Record) -> None:

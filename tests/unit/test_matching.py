@@ -27,10 +27,12 @@ from fedsim.metrics import match, psnr
 from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
 from fedsim.randomness import generator
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.training.loop import LocalTraining, local_update, state_of
 from fedsim.wire.messages import State, Update
+from fedsim.wire.payloads import Payload
 
 SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35
 LOW, HIGH = (0 - MEAN) / STD, (1 - MEAN) / STD
@@ -71,7 +73,7 @@ def trained(
     start = before or state_of(build())
     plan = LocalTraining(**({"local_epochs": 1, "batch_size": 100, "learning_rate": 0.1} | how))
     after, _ = local_update(build(), start, standard(truth(len(labels))), labels, plan, key=("x",))
-    return Update(round=1, client=5, before=start, after=after, num_examples=len(labels))
+    return Update(round=1, client=5, before=start, payload=Payload.dense(after, "weights"), num_examples=len(labels))
 
 
 @pytest.fixture
@@ -229,7 +231,7 @@ def test_the_objective_does_not_depend_on_the_length_of_the_update(
     values = []
     for after in (update.after, longer):
         folder = tmp_path_factory.mktemp("recording")
-        Recorder(folder).write(1, [dataclasses.replace(update, after=after)])
+        Recorder(folder).write(1, [dataclasses.replace(update, payload=Payload.dense(after, "weights"))])
         values.append(run(InvertingGradients(iterations=3, step_size=0.1), Transcript(folder)).trace["objective"])
     torch.testing.assert_close(values[0], values[1], atol=2e-3, rtol=0)
 
@@ -355,7 +357,7 @@ def test_units_differ_from_channel_to_channel(record: Record) -> None:
 
     before = state_of(build())
     after = {name: w + 0.01 for name, w in before.items()}
-    update = Update(round=1, client=5, before=before, after=after, num_examples=3)
+    update = Update(round=1, client=5, before=before, payload=Payload.dense(after, "weights"), num_examples=3)
     mean, std = torch.tensor([0.2, 0.5, 0.8]), torch.tensor([0.1, 0.2, 0.3])
     knowledge = Knowledge(
         model=build,
@@ -397,20 +399,26 @@ def test_frozen_batch_norm_with_shared_buffers_is_matched_exactly(record: Record
 
 def test_buffers_that_are_not_shared_are_one_sentence(record: Record) -> None:
     update = trained(with_batch_norm, before=used_state(), batch_norm="eval")
-    bare = {end: {k: v for k, v in getattr(update, end).items() if "running" not in k} for end in ("before", "after")}
+    before, after = ({k: v for k, v in end.items() if "running" not in k} for end in (update.before, update.after))
+    bare = dataclasses.replace(update, before=before, payload=Payload.dense(after, "weights"))
     knowledge = dataclasses.replace(KNOWN, model=with_batch_norm)
     with pytest.raises(AttackError, match=r"the model normalises with 2\.running_mean, which clients .* do not share"):
-        run(InvertingGradients(), record(dataclasses.replace(update, **bare)), knowledge)
+        run(InvertingGradients(), record(bare), knowledge)
 
 
 @pytest.mark.parametrize("moved", ["running_mean", "running_var", "weight"])
 def test_running_statistics_that_moved_tell_of_training(moved: str) -> None:
     model, before = with_batch_norm(), used_state()
     after = {name: tensor + (0.1 if moved in name else 0.0) for name, tensor in before.items()}
-    update = dataclasses.replace(trained(with_batch_norm, before=before, batch_norm="eval"), before=before, after=after)
+    update = dataclasses.replace(
+        trained(with_batch_norm, before=before, batch_norm="eval"),
+        before=before,
+        payload=Payload.dense(after, "weights"),
+    )
     assert trained_by_batch(update, model) == ("running" in moved)
-    bare = {end: {k: v for k, v in getattr(update, end).items() if "running" not in k} for end in ("before", "after")}
-    assert trained_by_batch(dataclasses.replace(update, **bare), model)
+    before, after = ({k: v for k, v in end.items() if "running" not in k} for end in (update.before, update.after))
+    bare = dataclasses.replace(update, before=before, payload=Payload.dense(after, "weights"))
+    assert trained_by_batch(bare, model)
     plain = trained(mlp, before=state_of(mlp()))
     assert not trained_by_batch(plain, mlp())
 
@@ -436,7 +444,9 @@ def test_lists_of_arrays_are_matched_by_order(
     before = used_state() if build is with_batch_norm else state_of(build())
     update = trained(build, before=before, batch_norm="eval")
     listed = dataclasses.replace(
-        update, before=as_list(update.before, build(), keep), after=as_list(update.after, build(), keep)
+        update,
+        before=as_list(update.before, build(), keep),
+        payload=Payload.dense(as_list(update.after, build(), keep), "weights"),
     )
     knowledge = dataclasses.replace(KNOWN, model=build)
     named, by_order = (run(InvertingGradients(iterations=3), record(u), knowledge) for u in (update, listed))
@@ -470,7 +480,7 @@ def poisoned(state: State, value: float) -> State:
     ("update", "knowledge", "kind", "sentence"),
     [
         (
-            dataclasses.replace(UPDATE, after=poisoned(UPDATE.after, math.nan)),
+            dataclasses.replace(UPDATE, payload=Payload.dense(poisoned(UPDATE.after, math.nan), "weights")),
             KNOWN,
             AttackError,
             r"^round 1, client 5: 1\.weight holds NaN or infinite values; this update cannot be attacked",
@@ -482,7 +492,7 @@ def poisoned(state: State, value: float) -> State:
             "holds NaN or infinite values",
         ),
         (
-            dataclasses.replace(UPDATE, after=UPDATE.before),
+            dataclasses.replace(UPDATE, payload=Payload.dense(UPDATE.before, "weights")),
             KNOWN,
             AttackError,
             "^round 1, client 5: w_T equals w_0, there is nothing to match$",

@@ -20,10 +20,12 @@ from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import AttackFile, AttackTable, Config, PluginTable
 from fedsim.experiments.run_folder import RunFolder, write_rows
 from fedsim.findings import Reconstruction, Representatives, Texts, save_finding
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.reporting import figures
 from fedsim.reporting.page import bibtex, write_report
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 SME = AttackTable(name="sme")
 CONFIG = {
@@ -43,7 +45,13 @@ def record(folder, rounds=(1, 2, 3), failures=None):
     for number in rounds:
         before = {"weight": torch.arange(6.0) + number}
         updates = [
-            Update(round=number, client=c, before=before, after={"weight": torch.ones(6) * c}, num_examples=3 + c)
+            Update(
+                round=number,
+                client=c,
+                before=before,
+                payload=Payload.dense({"weight": torch.ones(6) * c}, "weights"),
+                num_examples=3 + c,
+            )
             for c in (0, 1)
         ]
         recorder.write(number, updates, failures or {}, {"local-epochs": 2})

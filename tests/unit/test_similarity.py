@@ -19,6 +19,7 @@ from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction
 from fedsim.training.loop import LocalTraining, load_state, local_update, state_of
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 RANGE = (torch.tensor([-0.5]), torch.tensor([2.0]))
 LABELS = torch.tensor([0, 1, 2, 1])
@@ -40,7 +41,7 @@ def message(model: nn.Module | None = None, **how: Any) -> Message:
     before = state_of(model)
     inputs = RANGE[0] + (RANGE[1] - RANGE[0]) * images(4)
     after, _ = local_update(model, before, inputs, LABELS, plan, key=("similarity",))
-    update = Update(round=1, client=0, before=before, after=after, num_examples=4)
+    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=4)
     return Message(model=model, loss=cross_entropy, update=update, value_range=RANGE, settings=plan)
 
 
@@ -78,7 +79,9 @@ def test_it_is_the_cosine_at_w_t_and_the_best_one_on_the_line() -> None:
 def test_a_gradient_that_was_sent_has_no_line() -> None:
     sent = message()
     gradient = {name: (sent.update.before[name] - tensor) / 0.5 for name, tensor in sent.update.after.items()}
-    update = Update(round=1, client=0, before=sent.update.before, after={}, num_examples=4, gradient=gradient)
+    update = Update(
+        round=1, client=0, before=sent.update.before, payload=Payload.dense(gradient, "gradient"), num_examples=4
+    )
     alone = Message(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE)
     assert alone.similarities(images(4), LABELS) == {"l_sim": pytest.approx(0, abs=1e-6)}
 
@@ -136,7 +139,9 @@ def test_where_there_is_none_the_reason_stands_there_and_the_others_are_scored(
     sent = message()
     update = sent.update
     if "after" in change:
-        update = Update(round=1, client=0, before=update.before, after=update.before, num_examples=4)
+        update = Update(
+            round=1, client=0, before=update.before, payload=Payload.dense(update.before, "weights"), num_examples=4
+        )
     broken = Message(model=change.get("model", sent.model), loss=cross_entropy, update=update, value_range=RANGE)
     scores = judged(images(4, seed=3), broken)
     assert sentence in scores["l_sim"].missing
@@ -145,6 +150,12 @@ def test_where_there_is_none_the_reason_stands_there_and_the_others_are_scored(
 
 def test_a_zero_update_is_an_error() -> None:
     sent = message()
-    update = Update(round=1, client=0, before=sent.update.before, after=sent.update.before, num_examples=4)
+    update = Update(
+        round=1,
+        client=0,
+        before=sent.update.before,
+        payload=Payload.dense(sent.update.before, "weights"),
+        num_examples=4,
+    )
     with pytest.raises(DataError, match="is zero"):
         Message(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE).similarities(images(4), LABELS)

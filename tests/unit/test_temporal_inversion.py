@@ -24,8 +24,10 @@ from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Reconstruction
 from fedsim.metrics import match, psnr
 from fedsim.randomness import generator
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 SHAPE, LABELS = (1, 8, 8), torch.tensor([1, 4, 4])
 QUICK: dict[str, Any] = {"optimizer": "adam", "distance": "cosine", "layers": "equal", "step_size": 0.5}
@@ -55,7 +57,13 @@ def sent(rounds: int = 4, *, rate: float = 0.1, bias: bool = True) -> list[Updat
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         gradient = gradient_of(model, truth(), LABELS)
         updates.append(
-            Update(round=number, client=5, before=before, after={}, gradient=gradient, num_examples=len(LABELS))
+            Update(
+                round=number,
+                client=5,
+                before=before,
+                payload=Payload.dense(gradient, "gradient"),
+                num_examples=len(LABELS),
+            )
         )
         with torch.no_grad():
             for name, p in model.named_parameters():
@@ -266,7 +274,7 @@ def spoilt(updates: list[Update], places: Sequence[int]) -> list[Update]:
         given = updates[place].gradient or {}
         noise = {k: torch.randn(v.shape, generator=generator(k, place)) for k, v in given.items()}
         noise = {k: v * given[k].norm() / v.norm() for k, v in noise.items()}
-        result[place] = dataclasses.replace(updates[place], gradient=noise)
+        result[place] = dataclasses.replace(updates[place], payload=Payload.dense(noise, "gradient"))
     return result
 
 
@@ -306,7 +314,9 @@ def of_another_batch(update: Update, labels: Tensor, count: int = 3) -> Update:
     model = build()
     model.load_state_dict(dict(update.before))
     inputs = torch.rand((count, *SHAPE), generator=generator("other"))
-    return dataclasses.replace(update, gradient=gradient_of(model, inputs, labels), num_examples=count)
+    return dataclasses.replace(
+        update, payload=Payload.dense(gradient_of(model, inputs, labels), "gradient"), num_examples=count
+    )
 
 
 def test_gradients_of_other_mini_batches_are_not_used(record: Any) -> None:
@@ -354,7 +364,7 @@ def test_gradients_of_other_labels_without_alignment_are_named(record: Any, capl
 
 def test_weights_instead_of_gradients_are_refused(record: Any) -> None:
     updates = sent(2)
-    updates[1] = dataclasses.replace(updates[1], gradient=None, after=updates[0].before)
+    updates[1] = dataclasses.replace(updates[1], payload=Payload.dense(updates[0].before, "weights"))
     with pytest.raises(
         AttackError, match="round 2, client 5: weights were sent, expected a gradient; attack rounds of"
     ):
@@ -371,7 +381,9 @@ def test_a_gradient_that_is_of_no_use_is_left_out_unless_it_is_the_first(
     updates = sent(3)
 
     def broken(update: Update) -> Update:
-        return dataclasses.replace(update, gradient={k: v * factor for k, v in (update.gradient or {}).items()})
+        return dataclasses.replace(
+            update, payload=Payload.dense({k: v * factor for k, v in (update.gradient or {}).items()}, "gradient")
+        )
 
     settings = QUICK | {"gradients": 2, "iterations": 5}
     with_it = run(record([updates[0], broken(updates[1]), updates[2]]), **settings)
@@ -420,7 +432,13 @@ def sent_in_training(rounds: int = 4, *, shared: bool = True, by_batch: bool = T
         gradient = gradient_of(model, truth(), LABELS)
         after = {name: model.state_dict()[name].clone() for name in kept}
         updates.append(
-            Update(round=number, client=5, before=before, after=after, gradient=gradient, num_examples=len(LABELS))
+            Update(
+                round=number,
+                client=5,
+                before=before,
+                payload=Payload.dense(gradient, "gradient") | Payload.dense(after, "weights"),
+                num_examples=len(LABELS),
+            )
         )
         with torch.no_grad():
             for name, p in model.named_parameters():

@@ -29,9 +29,11 @@ from fedsim.models.lstm import Lstm
 from fedsim.models.mlp import Mlp
 from fedsim.models.text_cnn import TextCnn
 from fedsim.randomness import generator
-from fedsim.recording.transcript import Recorder, Transcript
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 WORDS, LENGTH, CLASSES = 40, 8, 4
 TRUE = torch.tensor([[7, 3, 21, 12, 30, 3, 18, 5], [2, 33, 9, 14, 7, 26, 11, 38]])
@@ -64,7 +66,13 @@ def sent(rounds: int = 1, network: Any = NETWORK, tokens: Tensor = TRUE, labels:
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         gradient = gradient_of(model, tokens, labels)
         updates.append(
-            Update(round=number, client=5, before=before, after={}, gradient=gradient, num_examples=len(labels))
+            Update(
+                round=number,
+                client=5,
+                before=before,
+                payload=Payload.dense(gradient, "gradient"),
+                num_examples=len(labels),
+            )
         )
         with torch.no_grad():
             for name, p in model.named_parameters():
@@ -152,7 +160,7 @@ def test_the_embeddings_rows_are_the_words(record: Any) -> None:
     assert finding.tokens.shape == TRUE.shape
     assert finding.labels.sort().values.tolist() == [0, 2]
     after = {name: p.detach() - 0.1 * update.gradient[name] for name, p in model.named_parameters()}
-    trained = dataclasses.replace(update, gradient=None, after=after)
+    trained = dataclasses.replace(update, payload=Payload.dense(after, "weights"))
     again = run(EmbeddingRows(), record([trained]), dataclasses.replace(KNOWN, labels=torch.tensor([0, 2])))
     assert set(again.tokens.flatten().tolist()) == told
 
@@ -174,7 +182,7 @@ def test_an_app_that_sends_a_plain_list_of_arrays_is_attacked_too(record: Any) -
     plain = dataclasses.replace(
         update,
         before={str(place): t for place, t in enumerate(update.before.values())},
-        gradient={str(place): t for place, t in enumerate(update.gradient.values())},
+        payload=Payload.dense({str(place): t for place, t in enumerate(update.gradient.values())}, "gradient"),
     )
     attack = TemporalTextInversion(gradients=1, **(QUICK | {"iterations": 5}))
     assert torch.equal(run(attack, record([plain])).tokens, run(attack, record([update])).tokens)
@@ -278,7 +286,7 @@ def test_an_update_that_says_nothing_of_words_is_refused(record: Any) -> None:
     assert update.gradient is not None
     still = update.gradient | {"embedding.weight": torch.zeros(WORDS, 24)}
     with pytest.raises(AttackError, match=r"^round 1, client 5: the embedding did not move, so it says nothing of"):
-        run(EmbeddingRows(), record([dataclasses.replace(update, gradient=still)]))
+        run(EmbeddingRows(), record([dataclasses.replace(update, payload=Payload.dense(still, "gradient"))]))
     broken = {**update.before, "embedding.weight": torch.full((WORDS, 24), torch.nan)}
     with pytest.raises(AttackError, match=r"^round 1, client 5: embedding.weight holds NaN or infinite values; choose"):
         run(TemporalTextInversion(gradients=1), record([dataclasses.replace(update, before=broken)]))

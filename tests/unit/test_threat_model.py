@@ -13,7 +13,7 @@ from fedsim.attack import Knowledge
 from fedsim.auditing.threat_model import as_sent, grant, sent_along
 from fedsim.errors import AttackError, ConfigError, FedsimError
 from fedsim.experiments.config import AdversaryTable, check
-from fedsim.recording.transcript import DIFFERING, Header
+from fedsim.recording.header import DIFFERING, Header
 
 DECLARED = frozenset({"learning_rate", "local_epochs", "local_steps", "batch_size", "optimizer", "momentum"})
 OF_THE_FILE = Knowledge(learning_rate=0.1, local_epochs=2, batch_size=8, optimizer="sgd", momentum=0.0)

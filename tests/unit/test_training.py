@@ -28,6 +28,7 @@ from fedsim.randomness import generator, seed_for, seeded
 from fedsim.task import Task, squared_error
 from fedsim.training.loop import LocalTraining, evaluate, load_state, local_update, state_of
 from fedsim.wire.messages import State, Update, by_name, non_finite
+from fedsim.wire.payloads import Payload
 
 KEY = (3, "train", 1, 0)
 
@@ -590,7 +591,7 @@ def test_a_defense_that_yields_no_numbers_is_an_error_not_an_update() -> None:
 
 def test_the_pseudo_gradient_is_what_was_subtracted() -> None:
     before = state_of(net())
-    update = Update(round=1, client=0, before=before, after=train(net()), num_examples=10)
+    update = Update(round=1, client=0, before=before, payload=Payload.dense(train(net()), "weights"), num_examples=10)
     for name, tensor in update.pseudo_gradient.items():
         torch.testing.assert_close(before[name] - tensor, update.after[name])
 

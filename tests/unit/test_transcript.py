@@ -23,10 +23,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+import fedsim.recording.recorder
 import fedsim.recording.transcript
 from fedsim.errors import FedsimError, RunError, TranscriptError, one_line
-from fedsim.recording.transcript import Header, Plan, Recorder, Transcript, hash_state
+from fedsim.recording.header import Header, hash_state
+from fedsim.recording.recorder import Plan, Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
 
 PATH = "round-{:06d}.safetensors"
 
@@ -46,7 +50,7 @@ def an_update(number: int, client: int, before: dict[str, Tensor] | None = None)
         round=number,
         client=client,
         before=a_state(number) if before is None else before,
-        after=a_state(1000 * number + client),
+        payload=Payload.dense(a_state(1000 * number + client), "weights"),
         num_examples=10 + client,
         metrics={"train_loss": 0.5 * client},
     )
@@ -115,7 +119,14 @@ def test_reading_gives_back_every_name_order_type_shape_and_byte(
 ) -> None:
     folder = tmp_path_factory.mktemp("identity")
     sent = [
-        Update(round=4, client=client, before=before, after=state, num_examples=count, metrics=metrics)
+        Update(
+            round=4,
+            client=client,
+            before=before,
+            payload=Payload.dense(state, "weights"),
+            num_examples=count,
+            metrics=metrics,
+        )
         for client, state in enumerate(after)
     ]
     Recorder(folder).write(4, sent)
@@ -138,14 +149,18 @@ def test_views_and_tensors_that_need_gradients_are_recorded_by_value(tmp_path: P
     base = torch.arange(12.0).reshape(3, 4)
     tied = torch.nn.Parameter(torch.randn(2, 2))
     after = {"transposed": base.T, "strided": base[:, ::2], "tied.a": tied, "tied.b": tied}
-    Recorder(tmp_path).write(1, [Update(round=1, client=0, before={}, after=after, num_examples=1)])
+    Recorder(tmp_path).write(
+        1, [Update(round=1, client=0, before={}, payload=Payload.dense(after, "weights"), num_examples=1)]
+    )
     read = Transcript(tmp_path).update(1, 0).after
     assert all(torch.equal(read[name], tensor.detach()) for name, tensor in after.items())
 
 
 def test_the_order_of_names_survives_beyond_ten_thousand_tensors(tmp_path: Path) -> None:
     after = {f"p{i}": torch.tensor(float(i)) for i in range(10_003)}
-    Recorder(tmp_path).write(1, [Update(round=1, client=0, before={}, after=after, num_examples=1)])
+    Recorder(tmp_path).write(
+        1, [Update(round=1, client=0, before={}, payload=Payload.dense(after, "weights"), num_examples=1)]
+    )
     assert list(Transcript(tmp_path).update(1, 0).after) == list(after)
 
 
@@ -217,8 +232,7 @@ def test_one_hash_stands_for_everything_recorded(tmp_path: Path) -> None:
         after = {name: tensor.clone() for name, tensor in update.after.items()}
         if (update.round, update.client) == (2, 1):
             after["layer.bias"][0] += 1e-6
-        changed_update = Update(**{**vars(update), "after": after})
-        changed.write(update.round, [changed_update])
+        changed.write(update.round, [replace(update, payload=Payload.dense(after, "weights"))])
     assert Transcript(tmp_path / "c").hash() != Transcript(first).hash()
 
 
@@ -351,10 +365,10 @@ def test_a_strangers_header_names_numbers_where_numbers_belong(tmp_path: Path, c
 
 
 def test_a_recording_of_a_later_format_is_told_apart_from_damage(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(fedsim.recording.transcript, "FORMAT", 3)
-    Recorder(tmp_path).write(1, [replace(an_update(1, 0), gradient=a_state())])
+    monkeypatch.setattr(fedsim.recording.recorder, "FORMAT", 4)
+    Recorder(tmp_path).write(1, [replace(an_update(1, 0), payload=Payload.dense(a_state(), "gradient"))])
     monkeypatch.undo()
-    with pytest.raises(TranscriptError, match="has format 3, this fedsim reads formats 1 and 2"):
+    with pytest.raises(TranscriptError, match="has format 4, this fedsim reads format 3; record it again"):
         Transcript(tmp_path).header(1)
 
 
@@ -487,7 +501,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_earlier_rounds(
         file.write(b"the first half of round 3")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fedsim.recording.transcript, "write_all", full)
+    monkeypatch.setattr(fedsim.recording.recorder, "write_all", full)
     with pytest.raises(RunError, match="No space left on device") as caught:
         Recorder(tmp_path, resume=True).write(3, [an_update(3, 0)])
     assert str(tmp_path / PATH.format(3)) in str(caught.value)
@@ -516,7 +530,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_really_full_ends_the_run_and_leaves_the_earlier_rounds(small_disk: Path) -> None:
     recorder = Recorder(small_disk)
     big = {"weight": torch.zeros(20_000)}
-    updates = [Update(round=1, client=0, before=big, after={"weight": torch.ones(20_000)}, num_examples=1)]
+    updates = [
+        Update(
+            round=1,
+            client=0,
+            before=big,
+            payload=Payload.dense({"weight": torch.ones(20_000)}, "weights"),
+            num_examples=1,
+        )
+    ]
     recorder.write(1, updates)
     with pytest.raises(RunError, match="make room and resume the run"):
         recorder.write(2, updates)
@@ -548,7 +570,7 @@ def test_the_header_is_plain_json_that_any_safetensors_reader_shows(tmp_path: Pa
     sealed = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["fedsim"])
     header = json.loads(sealed["header"])
     assert set(header) == {"version", "round", "broadcasts", "replies", "failures", "config"}
-    assert set(header["replies"][0]) == {"client", "num_examples", "broadcast", "sha256", "metrics"}
+    assert set(header["replies"][0]) == {"client", "num_examples", "broadcast", "sha256", "kind", "metrics"}
 
 
 # Updates are written as they come.
@@ -583,18 +605,24 @@ def assert_recorded(folder: Path, updates: list[Update]) -> None:
 def test_a_wrong_guess_of_how_many_will_come_costs_nothing_but_room(
     expected: int | None, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.recording.transcript, "_BYTES_PER_ROUND", 0)
-    monkeypatch.setattr(fedsim.recording.transcript, "_PIECE", piece)
+    monkeypatch.setattr(fedsim.recording.recorder, "_BYTES_PER_ROUND", 0)
+    monkeypatch.setattr(fedsim.recording.recorder, "_PIECE", piece)
     assert_recorded(tmp_path, streamed(tmp_path, 40, expected))
 
 
 def test_data_that_is_moved_by_less_than_its_length_keeps_every_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.recording.transcript, "_PIECE", 5000)
+    monkeypatch.setattr(fedsim.recording.recorder, "_PIECE", 5000)
     before = {"w": torch.arange(20_000.0)}
     updates = [
-        Update(round=1, client=client, before=before, after={"w": before["w"] + client}, num_examples=1)
+        Update(
+            round=1,
+            client=client,
+            before=before,
+            payload=Payload.dense({"w": before["w"] + client}, "weights"),
+            num_examples=1,
+        )
         for client in range(3)
     ]
     Recorder(tmp_path).write(1, iter(updates), {9: "x" * 9000}, expected=1)
@@ -603,7 +631,7 @@ def test_data_that_is_moved_by_less_than_its_length_keeps_every_byte(
 
 @pytest.mark.parametrize("room", [0, 4096])
 def test_a_header_of_any_length_finds_its_room(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedsim.recording.transcript, "_BYTES_PER_ROUND", room)
+    monkeypatch.setattr(fedsim.recording.recorder, "_BYTES_PER_ROUND", room)
     failures = {100 + client: f"client {client} says: " + 'ä"\\\n' * 2000 for client in range(30)}
     config = {f"fact {i}": "x" * 50 for i in range(100)}
     updates = streamed(tmp_path, 3, 3, failures=failures, config=config)
@@ -618,9 +646,9 @@ def test_a_header_of_any_length_finds_its_room(room: int, tmp_path: Path, monkey
 def test_a_header_that_is_a_byte_too_long_finds_its_room(tmp_path_factory: pytest.TempPathFactory, extra: int) -> None:
     folder = tmp_path_factory.mktemp("edge")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedsim.recording.transcript, "_BYTES_PER_ROUND", 700)
-        patch.setattr(fedsim.recording.transcript, "_BYTES_PER_REPLY", 0)
-        patch.setattr(fedsim.recording.transcript, "_BYTES_PER_TENSOR", 100)
+        patch.setattr(fedsim.recording.recorder, "_BYTES_PER_ROUND", 700)
+        patch.setattr(fedsim.recording.recorder, "_BYTES_PER_REPLY", 0)
+        patch.setattr(fedsim.recording.recorder, "_BYTES_PER_TENSOR", 100)
         updates = streamed(folder, 2, 2, failures={7: "x" * extra})
     assert_recorded(folder, updates)
     length = int.from_bytes((folder / PATH.format(1)).read_bytes()[:8], "little")
@@ -629,7 +657,7 @@ def test_a_header_that_is_a_byte_too_long_finds_its_room(tmp_path_factory: pytes
 
 def test_many_metrics_find_their_room(tmp_path: Path) -> None:
     update = an_update(1, 0)
-    update = Update(**{**vars(update), "metrics": {f"metric {i}": i / 3 for i in range(5000)}})
+    update = replace(update, metrics={f"metric {i}": i / 3 for i in range(5000)})
     Recorder(tmp_path).write(1, iter([update]), expected=1)
     assert_recorded(tmp_path, [update])
 
@@ -729,7 +757,9 @@ def test_types_of_all_widths_come_back_to_the_bit_and_where_their_width_wants_th
     folder = tmp_path_factory.mktemp("mixed")
     odd = {"half": torch.tensor([1.5, -0.0, float("nan")]).bfloat16(), "flag": torch.tensor([True])}
     updates = [
-        Update(round=1, client=client, before=states[0], after={**state, **odd}, num_examples=1)
+        Update(
+            round=1, client=client, before=states[0], payload=Payload.dense({**state, **odd}, "weights"), num_examples=1
+        )
         for client, state in enumerate(states)
     ]
     Recorder(folder).write(1, iter(updates), expected=expected)
@@ -754,19 +784,21 @@ def test_types_of_all_widths_come_back_to_the_bit_and_where_their_width_wants_th
 def test_a_type_that_the_format_does_not_know_is_one_sentence(dtype: torch.dtype, tmp_path: Path) -> None:
     after = {"odd one": torch.zeros(2).to(dtype)}
     with pytest.raises(FedsimError, match="odd one"):
-        Recorder(tmp_path).write(1, [Update(round=1, client=0, before={}, after=after, num_examples=1)])
+        Recorder(tmp_path).write(
+            1, [Update(round=1, client=0, before={}, payload=Payload.dense(after, "weights"), num_examples=1)]
+        )
     assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_fills_up_while_data_is_moved_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.recording.transcript, "_BYTES_PER_ROUND", 0)
+    monkeypatch.setattr(fedsim.recording.recorder, "_BYTES_PER_ROUND", 0)
 
     def full(self: Any, room: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fedsim.recording.transcript._RoundFile, "_move", full)
+    monkeypatch.setattr(fedsim.recording.recorder._RoundFile, "_move", full)
     with pytest.raises(RunError, match="No space left on device"):
         streamed(tmp_path, 40, 1)
     assert not list(tmp_path.iterdir())
@@ -922,20 +954,34 @@ def test_a_reply_of_another_form_is_named(tmp_path: Path, change: dict[str, Any]
 
 @pytest.mark.parametrize("after", [{"w": torch.ones(1)}, {"w": torch.ones(())}, {}], ids=["one", "scalar", "none"])
 def test_a_tensor_of_one_element_is_never_spread_over_another(after: dict[str, torch.Tensor]) -> None:
-    update = Update(round=1, client=0, before={"w": torch.zeros(3)}, after=after, num_examples=1)
+    update = Update(
+        round=1, client=0, before={"w": torch.zeros(3)}, payload=Payload.dense(after, "weights"), num_examples=1
+    )
     with pytest.raises(TranscriptError, match=r"round 1, client 0: of 'w', \(3,\), it sent"):
         _ = update.pseudo_gradient
 
 
 def test_a_client_below_0_is_not_recorded(tmp_path: Path) -> None:
-    update = Update(round=1, client=-1, before={"w": torch.zeros(3)}, after={"w": torch.ones(3)}, num_examples=1)
+    update = Update(
+        round=1,
+        client=-1,
+        before={"w": torch.zeros(3)},
+        payload=Payload.dense({"w": torch.ones(3)}, "weights"),
+        num_examples=1,
+    )
     with pytest.raises(RunError, match="client -1, below 0"):
         Recorder(tmp_path).write(1, [update])
 
 
 def test_a_file_with_a_client_below_0_or_twice_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     updates = [
-        Update(round=1, client=k, before={"w": torch.zeros(3)}, after={"w": torch.ones(3)}, num_examples=1)
+        Update(
+            round=1,
+            client=k,
+            before={"w": torch.zeros(3)},
+            payload=Payload.dense({"w": torch.ones(3)}, "weights"),
+            num_examples=1,
+        )
         for k in (0, 1)
     ]
     real = Header.plain
