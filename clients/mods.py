@@ -6,7 +6,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from fedsim.defense import Defense, a_defense, kind, overrides, replaced
+from clients.memory import as_it_was_after_failure, memory_of
+from fedsim.defense import Defense, Memory, a_defense, kind, overrides, remembers, replaced
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.errors import PluginError, RunError
 from fedsim.wire.messages import State, as_received, as_sent, non_finite
@@ -18,9 +19,11 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         app = ClientApp(mods=[as_mod(GaussianNoise(clip=1.0, noise_multiplier=0.1))])
 
     The hooks on batches and gradients act inside local training and need fedsim's own ClientApp.
+    A defense that asks for a memory has it in the `Context.state` of its client's node, under the name of its class.
     What `on_update` hands back untouched is sent untouched, to the bit. A reply is refused, and so
     becomes an error of this client, if an array in it was never broadcast as it is and so cannot be
-    defended, if it has several records of arrays, or if the defended update is NaN or infinite.
+    defended, if it has several records of arrays, if the defended update is NaN or infinite, or if another mod
+    keeps its memory under the same name.
 
     Args:
         rng: source of the defense's randomness; None draws a fresh seed from the operating system.
@@ -38,10 +41,16 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
     source = rng or torch.Generator()
     if rng is None:
         source.seed()
+    key = f"{type(defense).__module__}.{type(defense).__qualname__}"
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        with as_it_was_after_failure(context.state):
+            return defend(message, context, call_next)
+
+    def defend(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         sent = next(iter(message.content.array_records.values()), None)
         before = {} if sent is None else state_in(sent)
+        kept = context.state.get(key)
         reply = call_next(message, context)
         if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
             return reply
@@ -50,17 +59,25 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
                 f"{type(defense).__name__}: the reply has {len(reply.content.array_records)} records of arrays, but "
                 "an update is defended as a whole; send one"
             )
-        for key, record in reply.content.array_records.items():
-            reply.content[key] = record_of(defended(defense, before, state_in(record), source))
+        if remembers(defense) and context.state.get(key) is not kept:
+            raise RunError(f"{key}: two mods of this class would share one memory; derive a class for each")
+        for name, record in reply.content.array_records.items():
+            with memory_of(defense, key, context.state) as memory:
+                reply.content[name] = record_of(defended(defense, before, state_in(record), source, memory))
         return reply
 
     return mod
 
 
-def defended(defense: Defense, before: State, after: State, rng: torch.Generator) -> State:
+def defended(
+    defense: Defense, before: State, after: State, rng: torch.Generator, memory: Memory | None = None
+) -> State:
     """What a client sends instead of `after`, having received `before`.
 
     Gradients in `after` are what the defense acts on as they are; of all else it acts on the difference to `before`.
+
+    Args:
+        memory: see `clients.memory.memory_of`.
 
     Raises:
         RunError: a tensor in `after` was not in `before`, or of another form, or is there twice, or the defended update
@@ -86,7 +103,7 @@ def defended(defense: Defense, before: State, after: State, rng: torch.Generator
             )
     floats = {key: tensor for key, tensor in rest.items() if tensor.is_floating_point()}
     update = {key: tensor - before[key] for key, tensor in floats.items()} | dict(gradient)
-    sent = replaced(defense, "on_update", update, rng)
+    sent = replaced(defense, "on_update", update, rng, memory)
     if broken := non_finite(sent):
         raise RunError(f"{name}: the update of '{broken[0]}' is NaN or infinite")
     changed = {key: value for key, value in sent.items() if value is not update[key]}
