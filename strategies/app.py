@@ -112,8 +112,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     most, there = config.federation.evaluate_examples, experiment.data.public_test_size
     if most is not None and most < there:
         log.info("the server evaluates on %d of %d test examples, the same in each round", most, there)
-    memory = ClientMemory(start.clients if start else {})
-    logical = _logical(experiment, folder, grid, nodes, memory)
+    logical = _logical(experiment, folder, grid, nodes, ClientMemory(start.clients if start else {}))
     with _little_garbage(), _attacker(experiment, folder) as attack:
         for number in range(done + 1, config.federation.rounds + 1):
             tell("rounds", number - 1, config.federation.rounds)
@@ -121,7 +120,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
             rows += measured
             folder.write_table(folder.metrics, METRICS, rows)
             keep(number, arrays, measured[0])
-            reached = Checkpoint.of(number, arrays, strategy.strategy, fresh, memory.kept)
+            reached = Checkpoint.of(number, arrays, strategy.strategy, fresh, logical.memory.kept)
             reached.save(folder.checkpoint, recording.fsync, partial(folder.announce, folder.checkpoint))
             if reached.lost != lost:
                 lost = reached.lost
