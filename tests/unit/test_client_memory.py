@@ -200,11 +200,12 @@ def test_who_fails_or_is_not_accepted_or_not_asked_keeps_what_it_had(nodes: int)
     nodes=st.integers(1, 4),
     together=st.integers(1, 4),
     size=st.sampled_from([1, 20, 1 << 20]),
+    room=st.sampled_from([0, 1 << 20]),
     data=st.data(),
 )
 @settings(max_examples=40, deadline=None)
 def test_each_client_counts_the_rounds_in_which_it_was_accepted(
-    rounds: list[set[int]], nodes: int, together: int, size: int, data: st.DataObject
+    rounds: list[set[int]], nodes: int, together: int, size: int, room: int, data: st.DataObject
 ) -> None:
     """Alone or in a group, that may fail after some of its members have changed their state."""
     fails = data.draw(st.sets(st.tuples(st.integers(0, 4), st.integers(0, 7))))
@@ -227,6 +228,7 @@ def test_each_client_counts_the_rounds_in_which_it_was_accepted(
     expected = dict.fromkeys(range(8), 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", size)
+        patch.setattr(fedsim.engines.cohort, "_MEMORY_BYTES", room)  # what comes before its turn waits on disk
         for number, clients in enumerate(rounds):
             now["round"] = number
             expected |= {client: expected[client] + 1 for client in clients}
