@@ -44,29 +44,30 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
     key = f"{type(defense).__module__}.{type(defense).__qualname__}"
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        with as_it_was_after_failure(context.state):
-            return defend(message, context, call_next)
-
-    def defend(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         sent = next(iter(message.content.array_records.values()), None)
         before = {} if sent is None else state_in(sent)
-        kept = context.state.get(key)
-        reply = call_next(message, context)
-        if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
+        with as_it_was_after_failure(context.state):
+            kept = context.state.get(key)
+            reply = call_next(message, context)
+            if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
+                return reply
+            _check_can_be_defended(reply, defense)
+            if remembers(defense) and context.state.get(key) is not kept:
+                raise RunError(f"{key}: two mods of this class would share one memory; derive a class for each")
+            for name, record in reply.content.array_records.items():
+                with memory_of(defense, key, context.state) as memory:
+                    reply.content[name] = record_of(defended(defense, before, state_in(record), source, memory))
             return reply
-        if len(reply.content.array_records) > 1:
-            raise RunError(
-                f"{type(defense).__name__}: the reply has {len(reply.content.array_records)} records of arrays, but "
-                "an update is defended as a whole; send one"
-            )
-        if remembers(defense) and context.state.get(key) is not kept:
-            raise RunError(f"{key}: two mods of this class would share one memory; derive a class for each")
-        for name, record in reply.content.array_records.items():
-            with memory_of(defense, key, context.state) as memory:
-                reply.content[name] = record_of(defended(defense, before, state_in(record), source, memory))
-        return reply
 
     return mod
+
+
+def _check_can_be_defended(reply: Message, defense: Defense) -> None:
+    if (count := len(reply.content.array_records)) > 1:
+        raise RunError(
+            f"{type(defense).__name__}: the reply has {count} records of arrays, but an update is defended as a whole; "
+            "send one"
+        )
 
 
 def defended(

@@ -348,8 +348,7 @@ def play_cohort(
                 states[client] = RecordDict(dict(kept.get(client, {})))  # `ahead` may have got half way with another
                 reply = clock.run(partial(alone, client, states[client]), waiting=place + 1 < len(clients))
                 clock.answered += reply is not None
-            for name, record in _remembering(reply, states[client]).items():
-                answers[f"{client}/{name}"] = record
+            answers.update({f"{client}/{name}": r for name, r in _remembering(reply, states[client]).items()})
     return Message(answers, reply_to=message)
 
 
