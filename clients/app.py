@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from clients.memory import memory_of
 from clients.mods import defended
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT, play_cohort
@@ -63,7 +64,7 @@ def train(message: Message, context: Context) -> Message:
     settings = _settings(message)
     (share,) = _shares(experiment, message, [client], settings)
     if settings.sends == "gradient":
-        return Message(RecordDict(_gradient(experiment, message, share, settings)), reply_to=message)
+        return Message(RecordDict(_gradient(experiment, message, share, settings, context.state)), reply_to=message)
     after, loss = local_update(
         model,
         _state(message),
@@ -75,10 +76,14 @@ def train(message: Message, context: Context) -> Message:
         loss=experiment.dataset.task.loss,
         order=share.order,
     )
-    return Message(RecordDict(_reply(experiment, message, share, _on_cpu(after), loss)), reply_to=message)
+    return Message(
+        RecordDict(_reply(experiment, message, share, _on_cpu(after), loss, context.state)), reply_to=message
+    )
 
 
-def _gradient(experiment: Experiment, message: Message, share: Share, settings: LocalTraining) -> dict[str, Any]:
+def _gradient(
+    experiment: Experiment, message: Message, share: Share, settings: LocalTraining, state: RecordDict
+) -> dict[str, Any]:
     """The records that a FedSGD client sends: the gradient of its mini-batch of this round, defended, and its size."""
     assert share.order is not None
     (index,) = share.order
@@ -94,17 +99,21 @@ def _gradient(experiment: Experiment, message: Message, share: Share, settings: 
         loss=experiment.dataset.task.loss,
     )
     batch = Share(inputs=share.inputs[index], labels=share.labels[index], key=share.key)
-    return _reply(experiment, message, batch, _on_cpu(gradient, "gradient") | _on_cpu(beside), loss)
+    return _reply(experiment, message, batch, _on_cpu(gradient, "gradient") | _on_cpu(beside), loss, state)
 
 
-def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:
-    """The replies of those of `clients` who can train at once; the others are left to `train`."""
+def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mapping[int, Mapping[str, Any]]:
+    """The replies of those clients who can train at once; the others are left to `train`.
+
+    Args:
+        states: `Context.state` by client.
+    """
     if message.metadata.message_type != MessageType.TRAIN:
         return {}
     experiment = _experiment(message)
     if experiment.together == 1:
         return {}
-    present = [client for client in clients if not _straggles(experiment, message, client)]
+    present = [client for client in states if not _straggles(experiment, message, client)]
     if not present:
         return {}
     try:
@@ -116,12 +125,12 @@ def _train_together(message: Message, clients: Sequence[int]) -> Mapping[int, Ma
             return {}
         updates = local_updates(experiment.model, _state(message), shares, settings, experiment.dataset.task.loss)
         return {
-            client: _reply(experiment, message, share, _on_cpu(update[0]), update[1])
+            client: _reply(experiment, message, share, _on_cpu(update[0]), update[1], states[client])
             for client, share, update in zip(present, shares, updates, strict=True)
             if update is not None
         }
     except (Exception, SystemExit) as error:  # `train` will find out whose fault it is, and fail that client alone
-        log.debug("clients %s could not train at once: %r", clients, error)
+        log.debug("clients %s could not train at once: %r", list(states), error)
         return {}
 
 
@@ -193,10 +202,13 @@ def _on_cpu(state: State, kind: Kind = "weights") -> Payload:
     return Payload.dense({name: tensor.cpu() for name, tensor in state.items()}, kind)
 
 
-def _reply(experiment: Experiment, message: Message, share: Share, payload: Payload, loss: float) -> dict[str, Any]:
-    """The records that the client sends, its updates defended."""
+def _reply(
+    experiment: Experiment, message: Message, share: Share, payload: Payload, loss: float, state: RecordDict
+) -> dict[str, Any]:
+    """The records that the client sends, its updates defended; what its defenses keep goes to `state`."""
     for place, defense in enumerate(experiment.defenses):
-        payload = defended(defense, _state(message), payload, generator(*share.key, "update", place))
+        with memory_of(defense, str(place), state) as memory:
+            payload = defended(defense, _state(message), payload, generator(*share.key, "update", place), memory)
     metrics = MetricRecord({"num-examples": len(share.labels), "train_loss": loss})
     return {"arrays": record_of(payload.arrays()), "metrics": metrics}
 

@@ -6,7 +6,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from fedsim.defense import Defense, a_defense, kind, overrides, replaced_update
+from clients.memory import as_it_was_after_failure, memory_of
+from fedsim.defense import Defense, Memory, a_defense, kind, overrides, remembers, replaced_update
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.errors import PluginError, RunError
 from fedsim.wire.messages import State, non_finite
@@ -19,10 +20,12 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         app = ClientApp(mods=[as_mod(GaussianNoise(clip=1.0, noise_multiplier=0.1))])
 
     The hooks on batches and gradients act inside local training and need fedsim's own ClientApp.
+    A defense that asks for a memory has it in the `Context.state` of its client's node, under the name of its class.
     What `on_update` hands back untouched is sent untouched, to the bit; a `Payload` is decoded at the server by
     `strategies.curious.Curious`. A reply is refused, and so
     becomes an error of this client, if an array in it was never broadcast as it is and so cannot be
-    defended, if it has several records of arrays, or if the defended update is NaN or infinite.
+    defended, if it has several records of arrays, if the defended update is NaN or infinite, or if another mod
+    keeps its memory under the same name.
 
     Args:
         rng: source of the defense's randomness; None draws a fresh seed from the operating system.
@@ -40,30 +43,45 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
     source = rng or torch.Generator()
     if rng is None:
         source.seed()
+    key = f"{type(defense).__module__}.{type(defense).__qualname__}"
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         broadcast = next(iter(message.content.array_records.values()), None)
         before = {} if broadcast is None else state_in(broadcast)
-        reply = call_next(message, context)
-        if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
+        with as_it_was_after_failure(context.state):
+            kept = context.state.get(key)
+            reply = call_next(message, context)
+            if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
+                return reply
+            _check_can_be_defended(reply, defense)
+            if remembers(defense) and context.state.get(key) is not kept:
+                raise RunError(f"{key}: two mods of this class would share one memory; derive a class for each")
+            for name, record in reply.content.array_records.items():
+                sent = Payload.from_arrays(state_in(record), before)
+                with memory_of(defense, key, context.state) as memory:
+                    reply.content[name] = record_of(defended(defense, before, sent, source, memory).arrays())
             return reply
-        if len(reply.content.array_records) > 1:
-            raise RunError(
-                f"{type(defense).__name__}: the reply has {len(reply.content.array_records)} records of arrays, but "
-                "an update is defended as a whole; send one"
-            )
-        for key, record in reply.content.array_records.items():
-            sent = Payload.from_arrays(state_in(record), before)
-            reply.content[key] = record_of(defended(defense, before, sent, source).arrays())
-        return reply
 
     return mod
 
 
-def defended(defense: Defense, before: State, payload: Payload, rng: torch.Generator) -> Payload:
+def _check_can_be_defended(reply: Message, defense: Defense) -> None:
+    if (count := len(reply.content.array_records)) > 1:
+        raise RunError(
+            f"{type(defense).__name__}: the reply has {count} records of arrays, but an update is defended as a whole; "
+            "send one"
+        )
+
+
+def defended(
+    defense: Defense, before: State, payload: Payload, rng: torch.Generator, memory: Memory | None = None
+) -> Payload:
     """What a client sends instead of `payload`, having received `before`.
 
     Gradients and deltas are what the defense acts on as they are; of weights it acts on the difference to `before`.
+
+    Args:
+        memory: see `clients.memory.memory_of`.
 
     Raises:
         RunError: a tensor was not in `before`, or of another form, or the defended update is not one: other names or
@@ -73,7 +91,7 @@ def defended(defense: Defense, before: State, payload: Payload, rng: torch.Gener
     weights, rest = _weights(name, before, payload), payload.values("delta", before)
     rest = {**rest, **payload.values("gradient", before)}
     update = {key: tensor - before[key] for key, tensor in weights.items()} | rest
-    sent = replaced_update(defense, update, rng)
+    sent = replaced_update(defense, update, rng, memory)
     values = sent.values("delta", before) if isinstance(sent, Payload) else sent
     if broken := non_finite(values):
         raise RunError(f"{name}: the update of '{broken[0]}' is NaN or infinite")

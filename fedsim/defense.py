@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import inspect
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,9 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "on_update": ("update",),
 }
 """The hooks of a defense and what each is handed, besides `rng`."""
+
+Memory = MutableMapping[str, Tensor]
+"""Tensors by name that a client keeps for one defense from round to round, for `on_update` to read and change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,10 @@ class Defense(ABC):
 
     Each hook is handed copies, and what it returns is checked: tensors of the same names and shapes as those that
     it got. A client whose defense fails sends nothing.
+
+    A defense that goes on from earlier rounds gives its `on_update` a further parameter, `*, rng, memory`: tensors by
+    name of this client and this defense alone, none in the client's first round. What is in it on return is there
+    again in the next round that the client takes part in; a round in which the client fails leaves it as it was.
     """
 
     paper: ClassVar[Paper]
@@ -107,13 +115,26 @@ def a_defense(thing: Any) -> Defense:
     if not any(overrides(thing, hook) for hook in HOOKS):
         raise PluginError(f"{name}: overrides none of {', '.join(HOOKS)}, so it defends nothing")
     for hook, given in HOOKS.items():
+        keywords = ["rng", "memory"] if hook == "on_update" and remembers(thing) else ["rng"]
+        signature = inspect.signature(getattr(thing, hook))
+        if "memory" not in keywords and "memory" in signature.parameters:
+            raise PluginError(f"{name}: '{hook}' asks for 'memory', which is for on_update alone; leave it out")
         try:
-            inspect.signature(getattr(thing, hook)).bind(*given, rng=None)
+            signature.bind(*given, **dict.fromkeys(keywords))
         except TypeError as error:
-            raise PluginError(
-                f"{name}: '{hook}' cannot be called as {hook}({', '.join(given)}, rng=...) ({error})"
-            ) from error
+            called = f"{hook}({', '.join([*given, *(f'{keyword}=...' for keyword in keywords)])})"
+            raise PluginError(f"{name}: '{hook}' cannot be called as {called} ({error})") from error
     return thing
+
+
+def remembers(defense: Defense) -> bool:
+    """Whether the `on_update` of `defense` asks for a `Memory`."""
+    return _asks_for_memory(type(defense))
+
+
+@cache
+def _asks_for_memory(cls: type[Defense]) -> bool:
+    return "memory" in inspect.signature(cls.on_update).parameters
 
 
 def overrides(defense: Defense, hook: str) -> bool:
@@ -135,8 +156,13 @@ def replaced(defense: Defense, hook: str, state: State, rng: torch.Generator) ->
     return _fitting(f"{type(defense).__name__}.{hook}", state, given, getattr(defense, hook)(dict(given), rng=rng))
 
 
-def replaced_update(defense: Defense, update: State, rng: torch.Generator) -> State | Payload:
+def replaced_update(
+    defense: Defense, update: State, rng: torch.Generator, memory: Memory | None = None
+) -> State | Payload:
     """`replaced` for `on_update`, which may hand back a payload of the update.
+
+    Args:
+        memory: of a defense that `remembers`; None for all others.
 
     Raises:
         RunError: as from `replaced`, or the payload is not one of the update.
@@ -144,7 +170,8 @@ def replaced_update(defense: Defense, update: State, rng: torch.Generator) -> St
     if not overrides(defense, "on_update"):
         return update
     where, given = f"{type(defense).__name__}.on_update", {name: tensor.clone() for name, tensor in update.items()}
-    got = defense.on_update(dict(given), rng=rng)
+    keywords: dict[str, Any] = {"rng": rng} if memory is None else {"rng": rng, "memory": memory}
+    got = defense.on_update(dict(given), **keywords)
     if not isinstance(got, Payload):
         return _fitting(where, update, given, got)
     _check_names(where, update, got.tensors)

@@ -21,8 +21,10 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedsim.auditing.workers import beside
+from fedsim.defense import remembers
 from fedsim.engines.arrays import Held, record_of, state_in
 from fedsim.engines.cohort import CohortGrid
+from fedsim.engines.memory import ClientMemory
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
 from fedsim.errors import PayloadError, RunError, one_line, what_it_said
 from fedsim.experiments.build import Experiment, resolve
@@ -100,7 +102,8 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     plan = Plan(rounds=recording.rounds, clients=recording.clients, every=recording.every)
     strategy = Curious(experiment.new_strategy(), Recorder(folder.transcript, plan, resume, recording.fsync))
     fresh, lost = opaque(strategy.strategy), list[str]()
-    start = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
+    remembering = any(map(remembers, experiment.defenses))
+    start = Checkpoint.load(folder.checkpoint, strategy.strategy, remembering=remembering) if resume else None
     done = start.round if start else 0
     arrays = start.arrays if start else record_of(experiment.initial_state())
     rows = [row for row in measurements(folder) if int(row["round"]) <= done] if start else []
@@ -110,7 +113,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     most, there = config.federation.evaluate_examples, experiment.data.public_test_size
     if most is not None and most < there:
         log.info("the server evaluates on %d of %d test examples, the same in each round", most, there)
-    logical = _logical(experiment, folder, grid, nodes)
+    logical = _logical(experiment, folder, grid, nodes, ClientMemory(start.clients if start else {}))
     with _little_garbage(), _attacker(experiment, folder) as attack:
         for number in range(done + 1, config.federation.rounds + 1):
             tell("rounds", number - 1, config.federation.rounds)
@@ -118,7 +121,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
             rows += measured
             folder.write_table(folder.metrics, METRICS, rows)
             keep(number, arrays, measured[0])
-            reached = Checkpoint.of(number, arrays, strategy.strategy, fresh)
+            reached = Checkpoint.of(number, arrays, strategy.strategy, fresh, logical.memory.kept)
             reached.save(folder.checkpoint, recording.fsync, partial(folder.announce, folder.checkpoint))
             if reached.lost != lost:
                 lost = reached.lost
@@ -146,14 +149,15 @@ def _keeper(experiment: Experiment, folder: RunFolder) -> Callable[[int, ArrayRe
     return keep
 
 
-def _logical(experiment: Experiment, folder: RunFolder, grid: Grid, expected: int) -> CohortGrid:
+def _logical(experiment: Experiment, folder: RunFolder, grid: Grid, expected: int, memory: ClientMemory) -> CohortGrid:
     """A node for each client, over nodes that are ready to work."""
     clients, simulation = experiment.config.federation.clients, _simulation(experiment)
     nodes = wait_for_nodes(grid, expected)
     check_nodes(grid, nodes, simulation)
     watched = _STEPS if experiment.config.federation.engine != "flower" else 0  # that starts a process for each message
+    together = experiment.together
     return CohortGrid(
-        grid, clients, simulation, nodes, together=experiment.together, parking=folder.path, steps=watched
+        grid, clients, simulation, nodes, together=together, parking=folder.path, steps=watched, memory=memory
     )
 
 
@@ -167,7 +171,7 @@ def _round(
         _check_asked(messages, experiment)
         failed: set[int] = set()
         answers = grid.send_and_receive(messages, timeout=federation.timeout)
-        checked = _checked(tracked(answers, "clients", len(messages)), messages, experiment.model)
+        checked = _checked(tracked(answers, "clients", len(messages)), messages, experiment.model, grid.memory)
         replies = _watched(checked, number, failed)
         aggregate, _ = strategy.aggregate_train(number, replies)
         if aggregate is None:
@@ -209,13 +213,20 @@ def _check_asked(messages: Iterable[Message], experiment: Experiment) -> None:
                 )
 
 
-def _checked(replies: Iterable[Message], messages: Iterable[Message], model: nn.Module) -> Iterator[Message]:
-    """Pass `replies` on; one that is no answer to what was sent becomes an error reply of its client."""
+def _checked(
+    replies: Iterable[Message], messages: Iterable[Message], model: nn.Module, memory: ClientMemory
+) -> Iterator[Message]:
+    """Pass `replies` on; one that is no answer to what was sent becomes an error reply of its client.
+
+    Who answers as it should remembers what came with its reply; all others remember what they did before.
+    """
     asked = {message.metadata.dst_node_id: message for message in messages}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for reply in replies:
         message = asked[reply.metadata.src_node_id]
         wrong = None if reply.has_error() else _what_is_wrong(reply.content, message.content, parameters)
+        if wrong is None and not reply.has_error():
+            memory.accept(reply.metadata.src_node_id)
         yield reply if wrong is None else Message(Error(code=_WRONG, reason=one_line(wrong)), reply_to=message)
 
 

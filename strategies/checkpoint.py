@@ -1,9 +1,10 @@
-"""Where a federation stood after a whole round: the global model and what its strategy remembers.
+"""Where a federation stood after a whole round: the global model, what its strategy and what its clients remember.
 
-Flower keeps neither. Strategies hold their memory (FedAdam's moments, an adaptive clipping norm) in
+Flower keeps none of them. Strategies hold their memory (FedAdam's moments, an adaptive clipping norm) in
 attributes; arrays, numbers and texts among them, in lists, tuples and dicts of any depth, also those of a
 wrapped strategy, are saved. Nothing is unpickled. An attribute that is of another kind, and no longer what
 it was when the strategy was made, is named: such a run cannot go on as if it had never stopped.
+What clients remember is arrays alone, see `fedsim.engines.memory`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
+from fedsim.engines.memory import Kept
 from fedsim.errors import RunError
 from fedsim.recording.sealed import Arrays, read_sealed, write_sealed
 
@@ -34,14 +36,15 @@ class _CannotBeSaved(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a federation after round `round`; later rounds do not change it.
+    """The state of a federation after round `round`; later rounds change nothing in it but `clients`.
 
     Attributes:
         round: the last whole round.
         arrays: the global model after it.
         memory: what the strategy remembers, by attribute; arrays are in `tensors`.
-        tensors: copies of the arrays to be written.
+        tensors: copies of the arrays to be written, without those of `clients`.
         lost: what it remembers and no checkpoint can hold.
+        clients: what each client remembers. Not a copy, for it may be large.
     """
 
     round: int
@@ -49,28 +52,38 @@ class Checkpoint:
     memory: Mapping[str, Any]
     tensors: Arrays
     lost: list[str] = field(default_factory=list)
+    clients: dict[int, Kept] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, number: int, arrays: ArrayRecord, strategy: Strategy, fresh: Mapping[str, bytes | None] | None = None
+        cls,
+        number: int,
+        arrays: ArrayRecord,
+        strategy: Strategy,
+        fresh: Mapping[str, bytes | None] | None = None,
+        clients: dict[int, Kept] | None = None,
     ) -> Checkpoint:
         """Note where the federation stands.
 
         Args:
             fresh: what `opaque` said of the strategy before the first round.
+            clients: what each client remembers.
         """
         memory, tensors, now = _looked_at(strategy)
         lost = [path for path, content in now.items() if content is None or (fresh or {}).get(path) != content]
         tensors |= {f"model/{name}": array.numpy() for name, array in arrays.items()}
         copies = {key: np.array(value, order="C") for key, value in tensors.items()}
-        return cls(number, arrays, memory, copies, lost)
+        return cls(number, arrays, memory, copies, lost, {} if clients is None else clients)
 
     @classmethod
-    def load(cls, path: Path, strategy: Strategy) -> Checkpoint | None:
+    def load(cls, path: Path, strategy: Strategy, *, remembering: bool = False) -> Checkpoint | None:
         """Read the last checkpoint and put its memory back into `strategy`; None where there is none.
 
+        Args:
+            remembering: whether clients go on from what they remember.
+
         Raises:
-            RunError: the file is damaged, or lacks what the strategy remembered.
+            RunError: the file is damaged, or lacks what the strategy or the clients remembered.
         """
         if not path.is_file():
             return None
@@ -80,9 +93,15 @@ class Checkpoint:
                 f"{path}: does not hold {_listed(lost, strategy)}, so going on would give another run than one that "
                 "nobody interrupted; begin it again with --overwrite, or keep only arrays, numbers and texts there"
             )
+        if remembering and "clients" not in header:
+            raise RunError(
+                f"{path}: does not hold what clients remember, which their defenses go on from; "
+                "begin the run again with --overwrite"
+            )
+        clients = _clients(header.get("clients", {}), stored, path)
         _restore(strategy, header["memory"], stored)
         arrays = ArrayRecord({name: Array(stored[f"model/{name}"]) for name in header["model"]})
-        return cls(header["round"], arrays, header["memory"], stored)
+        return cls(header["round"], arrays, header["memory"], stored, clients=clients)
 
     def save(self, path: Path, durable: bool = False, announce: Callable[[str], None] | None = None) -> None:
         """Write the checkpoint in one step; see `write_sealed`.
@@ -91,7 +110,16 @@ class Checkpoint:
             RunError: the disk is full or the folder cannot be written.
         """
         header = {"round": self.round, "model": list(self.arrays), "memory": self.memory, "lost": self.lost}
-        write_sealed(path, header, self.tensors, durable=durable, announce=announce)
+        header["clients"] = {
+            client: {key: list(arrays) for key, arrays in kept.items()} for client, kept in self.clients.items()
+        }
+        theirs = {
+            _place(client, record, name): array
+            for client, kept in self.clients.items()
+            for record, arrays in enumerate(kept.values())
+            for name, array in arrays.items()
+        }
+        write_sealed(path, header, {**self.tensors, **theirs}, durable=durable, announce=announce)
 
     def warn(self, strategy: Strategy) -> None:
         """Say what is lost, if anything."""
@@ -198,6 +226,31 @@ def _decoded(saved: Mapping[str, Any], stored: Arrays) -> Any:
         return parts if kind == "list" else tuple(parts)
     items = {key: _decoded(item, stored) for key, item in saved["items"]}
     return ArrayRecord({name: Array(array) for name, array in items.items()}) if kind == "record" else items
+
+
+def _place(client: int, record: int, name: str) -> str:
+    """What an array is called that a client remembers in the record of this number."""
+    return f"client/{client}/{record}/{name}"
+
+
+def _clients(named: Mapping[str, Mapping[str, list[str]]], stored: Arrays, path: Path) -> dict[int, Kept]:
+    """What each client remembers, taken out of `stored`.
+
+    Raises:
+        RunError: something that is `named` is not there.
+    """
+    try:
+        return {
+            int(client): {
+                key: {name: stored.pop(_place(int(client), record, name)) for name in names}
+                for record, (key, names) in enumerate(kept.items())
+            }
+            for client, kept in named.items()
+        }
+    except KeyError as error:
+        raise RunError(
+            f"{path}: lacks {error}, which a client remembers; begin the run again with --overwrite"
+        ) from error
 
 
 def _restore(strategy: Strategy, memory: Mapping[str, Any], stored: Arrays) -> None:

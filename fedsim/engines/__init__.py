@@ -4,6 +4,7 @@
 `flower` on a SuperLink and SuperNodes (`deployed` is what runs there, `processes` starts and ends them,
 `guard` ends them when nobody else can).
 
-All share `cohort` (one message carries the broadcast once and many clients' work), `arrays` (which
-wait in memory or on disk) and `readiness` (are the nodes there, alike, and able to work?).
+All share `cohort` (one message carries the broadcast once and many clients' work), `memory` (what clients keep
+from round to round), `arrays` (which wait in memory or on disk) and `readiness` (are the nodes there, alike, and able
+to work?).
 """

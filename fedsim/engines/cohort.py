@@ -32,13 +32,14 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedsim.engines.arrays import Parking, hold
+from fedsim.engines.memory import MEMORY, ClientMemory, states_in, with_state
 from fedsim.engines.readiness import in_a_line
 from fedsim.errors import one_line, what_it_said
 
@@ -75,6 +76,8 @@ class CohortGrid(Grid):
         parking: folder for the replies of large rounds; None is the system's for temporary files.
         steps: how many messages a round is cut into at least, of eight clients or more each: replies come with the
             message that they were in, and somebody may be waiting for a sign.
+        memory: what clients keep from round to round, likewise never seen by the strategy. What comes with a reply
+            counts once whoever asked for it calls `memory.accept`.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class CohortGrid(Grid):
         together: int = 1,
         parking: Path | None = None,
         steps: int = 0,
+        memory: ClientMemory | None = None,
     ) -> None:
         self._physical = physical
         self._clients = clients
@@ -95,6 +99,7 @@ class CohortGrid(Grid):
         self._together = together
         self._parking = parking
         self._steps = steps
+        self.memory = memory or ClientMemory()
         self._replies: dict[str, Message] = {}
         self._sent = 0
         self._late: dict[str, int] = {}
@@ -138,10 +143,11 @@ class CohortGrid(Grid):
         read again as often as somebody wants them.
         """
         messages = list(messages)
-        if messages and len(messages) * _size(messages[0].content) > _MUCH:
+        if messages and self._bytes(messages) > _MUCH:
             gc.collect()  # Flower's records refer to themselves, so those of the last round are still about
         parking = Parking(self._parking, _MEMORY_BYTES)
         for message, reply in self._exchange(messages, timeout, parking):
+            self.memory.bring(_client(message), reply)
             yield _reply(reply, message)
             _park(reply, parking)
 
@@ -168,12 +174,16 @@ class CohortGrid(Grid):
         orders: list[list[Message]] = []
         for _, group in groupby(messages, key=lambda m: (id(m.content), m.metadata.message_type)):
             alike = list(group)
-            fewest = max(len(self._nodes), -(-len(alike) * _size(alike[0].content) // _MESSAGE_BYTES))
+            fewest = max(len(self._nodes), -(-self._bytes(alike) // _MESSAGE_BYTES))
             fewest = max(fewest, min(self._steps, len(alike) // _FEW))
             length = -(-len(alike) // fewest)
             length += -length % self._together
             orders += [alike[start : start + length] for start in range(0, len(alike), length)]
         return orders
+
+    def _bytes(self, alike: Sequence[Message]) -> int:
+        """About as many as the replies to messages with the content of the first will have."""
+        return len(alike) * _size(alike[0].content) + self.memory.size(map(_client, alike))
 
     def _pack(self, order: Sequence[Message], node: int, seconds: float) -> Message:
         job = ConfigRecord(
@@ -185,7 +195,9 @@ class CohortGrid(Grid):
                 "seconds": seconds,
             }
         )
-        content = RecordDict({**order[0].content, "simulation": self._simulation, _ORDER: job})
+        trains = order[0].metadata.message_type.split(".")[0] == MessageType.TRAIN
+        memory = self.memory.packed(map(_client, order)) if trains else {}
+        content = RecordDict({**order[0].content, "simulation": self._simulation, _ORDER: job, **memory})
         return Message(content, dst_node_id=node, message_type=COHORT)
 
 
@@ -289,7 +301,10 @@ class _Work:
 
 
 def play_cohort(
-    app: ClientApp, message: Message, context: Context, ahead: Callable[[Message, Sequence[int]], Replies] | None = None
+    app: ClientApp,
+    message: Message,
+    context: Context,
+    ahead: Callable[[Message, Mapping[int, RecordDict]], Replies] | None = None,
 ) -> Message:
     """Let `app` answer for every logical client that a cohort message names.
 
@@ -298,40 +313,42 @@ def play_cohort(
     time that is left, or twice what one took so far where that is more; then it is interrupted.
 
     Args:
-        ahead: called with the message to one client and all who can work together with it; those
-            for whom it returns the records of a reply are not asked one by one.
+        ahead: called with the message to one client and all who can work together with it, each with its
+            `Context.state`; those for whom it returns the records of a reply are not asked one by one.
     """
     order: dict[str, Any] = dict(message.content[_ORDER])
-    shared = {key: record for key, record in message.content.items() if key != _ORDER}
+    kept = states_in(message.content)
+    shared = {key: r for key, r in message.content.items() if key != _ORDER and not key.startswith(MEMORY)}
     clients, together = order["clients"], order["together"]
     on_its_way = max(0.0, time.time() - message.metadata.created_at)  # or waiting for this node to be free
     clock = _Clock(order["seconds"] - on_its_way)
     answers = RecordDict()
 
-    def alone(client: int) -> Mapping[str, Any]:
+    def alone(client: int, state: RecordDict) -> Mapping[str, Any]:
         own = Context(
             run_id=context.run_id,
             node_id=client,
             node_config={"partition-id": client, "num-partitions": order["num-partitions"]},
-            state=RecordDict(),
+            state=state,
             run_config=context.run_config,
         )
         return _answer(app, _logical(message, shared, client, order["message-type"]), own)
 
     for start in range(0, len(clients), together):
         group = clients[start : start + together]
+        states = {client: RecordDict(dict(kept.get(client, {}))) for client in group}
         done: Replies = {}
         if ahead:
             first = _logical(message, shared, group[0], order["message-type"])
-            done = clock.run(partial(ahead, first, group), waiting=True) or {}
+            done = clock.run(partial(ahead, first, states), waiting=True) or {}
             clock.answered += len(done)
         for place, client in enumerate(group, start):
             reply = done.get(client)
             if reply is None:
-                reply = clock.run(partial(alone, client), waiting=place + 1 < len(clients))
+                states[client] = RecordDict(dict(kept.get(client, {})))  # `ahead` may have got half way with another
+                reply = clock.run(partial(alone, client, states[client]), waiting=place + 1 < len(clients))
                 clock.answered += reply is not None
-            for name, record in (_error(_TOO_LATE) if reply is None else reply).items():
-                answers[f"{client}/{name}"] = record
+            answers.update({f"{client}/{name}": r for name, r in _remembering(reply, states[client]).items()})
     return Message(answers, reply_to=message)
 
 
@@ -407,6 +424,16 @@ def _answer(app: ClientApp, message: Message, context: Context) -> Mapping[str, 
     if reply.has_error():
         return _error(reply.error.reason or "no reason given")
     return reply.content
+
+
+def _remembering(reply: Mapping[str, Any] | None, state: RecordDict) -> Mapping[str, Any]:
+    """What a client answers, with what it keeps; who fails keeps what it had."""
+    if reply is None:
+        return _error(_TOO_LATE)
+    try:
+        return reply if "error" in reply else with_state(reply, state)
+    except ValueError as error:
+        return _error(str(error))
 
 
 def _error(reason: str) -> dict[str, Any]:

@@ -22,12 +22,15 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from clients.memory import memory_of
+from clients.mods import defended
 from fedsim.attack import KNOWLEDGE, Attack, Knowledge, Paper, PartialRecords, Records
 from fedsim.datasets import Dataset
-from fedsim.defense import Defense, Guarantee
+from fedsim.defense import Defense, Guarantee, remembers
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError
 from fedsim.experiments.config import load_config
 from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
@@ -465,7 +468,11 @@ def state() -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", DEFENSES)
 def test_a_defense_keeps_shapes_and_inputs_and_follows_its_generator(name: str) -> None:
     defense: Defense = registry.build("defenses", name, {}, "defense")
-    for hook in (defense.on_gradient, defense.on_update):
+
+    def update(given: dict[str, Tensor], *, rng: torch.Generator) -> Any:
+        return defense.on_update(given, rng=rng, **({"memory": {}} if remembers(defense) else {}))
+
+    for hook in (defense.on_gradient, update):
         given = state()
         first, again = hook(given, rng=generator(1)), hook(given, rng=generator(1))
         assert {k: (v.shape, v.dtype) for k, v in first.items()} == {k: (v.shape, v.dtype) for k, v in given.items()}
@@ -477,6 +484,22 @@ def test_a_defense_keeps_shapes_and_inputs_and_follows_its_generator(name: str) 
     batch, targets = defense.on_batch(inputs.clone(), labels, rng=generator(1))
     assert batch.dtype == inputs.dtype
     assert len(batch) == len(targets)
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_what_a_defense_keeps_can_be_carried_from_round_to_round(name: str) -> None:
+    defense: Defense = registry.build("defenses", name, {}, "defense")
+    before = {name: torch.zeros_like(tensor) for name, tensor in state().items()}
+
+    def rounds() -> list[dict[str, Tensor]]:
+        kept, sent = RecordDict(), []
+        for number in range(3):
+            with memory_of(defense, "0", kept) as memory:
+                sent.append(dict(defended(defense, before, state(), generator(number), memory)))
+        return sent
+
+    for one, again in zip(rounds(), rounds(), strict=True):
+        assert all(torch.equal(one[key], again[key]) for key in one), "it keeps something elsewhere"
 
 
 @pytest.mark.parametrize("name", DEFENSES)
