@@ -22,7 +22,9 @@ from fedsim.errors import FedsimError, RunError, what_it_said
 from fedsim.experiments.build import Experiment
 from fedsim.randomness import generator, numpy_generator, one_thread
 from fedsim.training.cohort import Share, local_updates, pays
-from fedsim.training.loop import LocalTraining, batches_of_round, evaluate, local_gradient, local_update
+from fedsim.training.loop import evaluate, local_gradient, local_update
+from fedsim.training.sampling import batches_of_round
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, as_sent
 
 log = logging.getLogger("fedsim." + __name__)

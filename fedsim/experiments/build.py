@@ -25,7 +25,9 @@ from fedsim.models.checks import a_network, check_model, within_memory
 from fedsim.plugins import registry
 from fedsim.randomness import seeded
 from fedsim.training.cohort import fits, group_size
-from fedsim.training.loop import LocalTraining, batches_of_round, state_of, statistics_of
+from fedsim.training.model_state import state_of, statistics_of
+from fedsim.training.sampling import batches_of_round
+from fedsim.training.settings import LocalTraining
 
 
 def data_folder() -> Path | None:

@@ -19,7 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsim.defense import Defense, overrides
 from fedsim.randomness import generator
 from fedsim.task import Loss
-from fedsim.training.loop import LocalTraining, batches, check_broadcast
+from fedsim.training.model_state import check_broadcast
+from fedsim.training.sampling import batches
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 
 TOLERANCE = 1e-4

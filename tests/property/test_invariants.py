@@ -18,7 +18,7 @@ from fedsim.errors import ConfigError
 from fedsim.partitions.shares import Dirichlet, Iid
 from fedsim.randomness import numpy_generator, seed_for
 from fedsim.recording.transcript import Plan
-from fedsim.training.loop import LocalTraining
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 
 partitions = st.just(Iid()) | st.builds(Dirichlet, alpha=st.floats(1e-3, 1e3), min_examples=st.integers(0, 3))

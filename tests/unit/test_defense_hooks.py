@@ -22,7 +22,9 @@ from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
-from fedsim.training.loop import LocalTraining, local_gradient, local_update, state_of
+from fedsim.training.loop import local_gradient, local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, as_received, as_sent
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")

@@ -26,7 +26,7 @@ from fedsim.metrics import psnr
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.task import squared_error
-from fedsim.training.loop import state_of
+from fedsim.training.model_state import state_of
 from fedsim.wire.messages import State, Update
 
 Record = Callable[[Sequence[Update]], Transcript]

@@ -37,7 +37,10 @@ from fedsim.randomness import generator
 from fedsim.recording.transcript import Recorder, Transcript, hash_state
 from fedsim.task import Task
 from fedsim.training.cohort import fits
-from fedsim.training.loop import LocalTraining, batches_of_round, local_gradient, local_update, state_of
+from fedsim.training.loop import local_gradient, local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.sampling import batches_of_round
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update, as_received, as_sent
 
 SHAPE = (1, 4, 4)

@@ -47,7 +47,10 @@ from fedsim.metrics import match, psnr
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.task import squared_error
-from fedsim.training.loop import LocalTraining, batches, local_update, state_of
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.sampling import batches
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update
 
 SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35

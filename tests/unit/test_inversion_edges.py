@@ -25,7 +25,9 @@ from fedsim.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.findings import Reconstruction
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Recorder, Transcript
-from fedsim.training.loop import LocalTraining, local_update, state_of
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update
 
 SHAPE = (1, 6, 6)

@@ -29,7 +29,9 @@ from fedsim.models.sme import SmeCnn
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Recorder, Transcript
 from fedsim.task import Task
-from fedsim.training.loop import LocalTraining, local_update, state_of
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update
 
 SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35
