@@ -6,7 +6,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from fedsim.defense import Defense, a_defense, kind, overrides, replaced
+from fedsim.defense import INSIDE, Defense, a_defense, kind, overrides, replaced
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.errors import PluginError, RunError
 from fedsim.wire.messages import State, as_received, as_sent, non_finite
@@ -17,7 +17,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
 
         app = ClientApp(mods=[as_mod(GaussianNoise(clip=1.0, noise_multiplier=0.1))])
 
-    The hooks on batches and gradients act inside local training and need fedsim's own ClientApp.
+    The other hooks act inside local training and need fedsim's own ClientApp.
     What `on_update` hands back untouched is sent untouched, to the bit. A reply is refused, and so
     becomes an error of this client, if an array in it was never broadcast as it is and so cannot be
     defended, if it has several records of arrays, or if the defended update is NaN or infinite.
@@ -29,7 +29,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         PluginError: it is no defense, does nothing, or acts inside local training.
     """
     a_defense(defense)
-    for hook in ("on_batch", "on_gradient"):
+    for hook in INSIDE:
         if overrides(defense, hook):
             raise PluginError(
                 f"{type(defense).__name__}: '{hook}' acts inside local training, where a mod cannot call it; "

@@ -1,7 +1,7 @@
-"""The interface of a client-side defense: three hooks, each the identity by default.
+"""The interface of a client-side defense: hooks, each the identity by default.
 
-`on_batch` and `on_gradient` act inside local training, `on_update` on what the client is about to
-send. A defense that overrides only `on_update` also works in any other Flower app, as a mod
+`sampling`, `on_batch`, `on_examples` and `on_gradient` act inside local training, in this order; `on_update` acts on
+what the client is about to send. A defense that overrides only `on_update` also works in any other Flower app, as a mod
 (`clients.mods.as_mod`).
 """
 
@@ -18,15 +18,36 @@ import torch
 from torch import Tensor
 
 from fedsim.attack import Paper
-from fedsim.errors import PluginError, RunError
+from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.wire.messages import State
 
 HOOKS: Mapping[str, tuple[str, ...]] = {
     "on_batch": ("inputs", "labels"),
+    "on_examples": ("gradients", "expected"),
     "on_gradient": ("gradient",),
     "on_update": ("update",),
 }
 """The hooks of a defense and what each is handed, besides `rng`."""
+
+INSIDE = ("sampling", "on_batch", "on_examples", "on_gradient")
+"""What acts inside local training, and so needs fedsim's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson:
+    """Poisson sampling: whether an example is in a batch is drawn for each example and each step by itself.
+
+    So batches differ in size, and may be empty. What differential privacy gains by sampling is proved for it.
+
+    Attributes:
+        rate: probability of each example to be in a batch, above 0 and at most 1.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"rate of Poisson sampling: expected a probability above 0, at most 1, got {self.rate}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +74,59 @@ class Defense(ABC):
     """Base of all defenses: a frozen dataclass whose fields are its strengths.
 
     Each hook is handed copies, and what it returns is checked: tensors of the same names and shapes as those that
-    it got. A client whose defense fails sends nothing.
+    it got. A client whose defense fails sends nothing. Each hook draws from an `rng` of its own, and inside local
+    training no other defense changes what it draws.
     """
 
     paper: ClassVar[Paper]
 
+    def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
+        """How the examples of each local step are drawn: `Poisson` sampling, or None where this defense does not mind.
+
+        The number of steps remains that of `[training]`. A run is refused whose defenses ask for different sampling,
+        or whose batches are not drawn anew: `batches = "fixed"`, or clients that send the gradient of one mini-batch.
+
+        Args:
+            num_examples: N, what the client holds.
+            batch_size: B of `[training]`; `Poisson(rate=min(1, batch_size / num_examples))` expects as many.
+        """
+        del num_examples, batch_size
+        return None
+
     def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Replace a mini-batch before its forward pass. `inputs` is `example ...` in model units.
 
-        There may be more or fewer examples than before, of the same shape, with a label each.
+        There may be more or fewer examples than before, of the same shape, with a label each; as many as before if
+        any defense sees one gradient an example or asks for Poisson sampling. An empty batch of that is not shown.
         """
         del rng
         return inputs, labels
 
+    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+        """Make one gradient of those of the single examples of a mini-batch; the default is sum / `expected`.
+
+        DP-SGD clips the gradient of each example, all tensors together, sums over the examples, adds noise of the
+        sum's scale, and divides by `expected`. A run is refused in which two defenses do this, or a layer mixes
+        examples: BatchNorm that normalises by the batch.
+
+        Args:
+            gradients: by parameter `example ...`, the gradient of each example's own loss; parameters that are not
+                trained are left out. There are no examples in an empty batch of Poisson sampling. They take
+                examples x parameters numbers of memory.
+            expected: expected number of examples, rate x N under Poisson sampling, otherwise as many as there are.
+
+        Returns:
+            By parameter the gradient that takes the place of the batch's mean gradient, in the parameter's shape. The
+            slope of a proximal term is added to it.
+        """
+        del rng
+        return {name: each.sum(0) / expected for name, each in gradients.items()}
+
     def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
-        """Replace the mean gradient of a mini-batch before the optimizer's step."""
+        """Replace the mean gradient of a mini-batch, or what `on_examples` made, before the optimizer's step.
+
+        Under Poisson sampling it is the sum over the batch divided by its expected size.
+        """
         del rng
         return gradient
 
@@ -96,20 +155,25 @@ def a_defense(thing: Any) -> Defense:
     for method in dir(cls):
         if method.startswith("_") or hasattr(Defense, method) or not callable(getattr(cls, method)):
             continue
-        near = difflib.get_close_matches(method, [*HOOKS, "guarantee"], n=1, cutoff=0.5 if method[:2] == "on" else 0.8)
+        known = (*HOOKS, "sampling", "guarantee")
+        near = difflib.get_close_matches(method, known, n=1, cutoff=0.5 if method[:2] == "on" else 0.8)
         if near or method.startswith("on_"):
             meant = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(HOOKS)}"
             raise PluginError(f"{name}: '{method}' is no hook of a defense and would never be called, {meant}")
-    if not any(overrides(thing, hook) for hook in HOOKS):
-        raise PluginError(f"{name}: overrides none of {', '.join(HOOKS)}, so it defends nothing")
+    if not any(overrides(thing, hook) for hook in (*HOOKS, "sampling")):
+        raise PluginError(f"{name}: overrides none of sampling, {', '.join(HOOKS)}, so it defends nothing")
     for hook, given in HOOKS.items():
-        try:
-            inspect.signature(getattr(thing, hook)).bind(*given, rng=None)
-        except TypeError as error:
-            raise PluginError(
-                f"{name}: '{hook}' cannot be called as {hook}({', '.join(given)}, rng=...) ({error})"
-            ) from error
+        _check_call(thing, name, hook, given, rng=None)
+    _check_call(thing, name, "sampling", ("num_examples", "batch_size"))
     return thing
+
+
+def _check_call(thing: Defense, name: str, hook: str, given: tuple[str, ...], **named: None) -> None:
+    try:
+        inspect.signature(getattr(thing, hook)).bind(*given, **named)
+    except TypeError as error:
+        form = ", ".join((*given, *(f"{key}=..." for key in named)))
+        raise PluginError(f"{name}: '{hook}' cannot be called as {hook}({form}) ({error})") from error
 
 
 def overrides(defense: Defense, hook: str) -> bool:
@@ -127,9 +191,28 @@ def replaced(defense: Defense, hook: str, state: State, rng: torch.Generator) ->
     """
     if not overrides(defense, hook):
         return state
-    where = f"{type(defense).__name__}.{hook}"
     given = {name: tensor.clone() for name, tensor in state.items()}
     got = getattr(defense, hook)(dict(given), rng=rng)
+    _check_state(f"{type(defense).__name__}.{hook}", got, state)
+    kept = {name for name in state if got[name] is given[name] and torch.equal(given[name], state[name])}
+    return {name: tensor if name in kept else got[name].detach().to(tensor) for name, tensor in state.items()}
+
+
+def of_examples(
+    defense: Defense, gradients: State, expected: float, parameters: State, rng: torch.Generator
+) -> dict[str, Tensor]:
+    """The gradient that `defense.on_examples` makes of `gradients`, `example ...` of each of `parameters`.
+
+    Raises:
+        RunError: the hook returned something else than one tensor of numbers for each parameter, of its shape.
+    """
+    got = defense.on_examples(dict(gradients), expected, rng=rng)
+    _check_state(f"{type(defense).__name__}.on_examples", got, parameters)
+    return {name: got[name].detach().to(parameter) for name, parameter in parameters.items()}
+
+
+def _check_state(where: str, got: Any, state: State) -> None:
+    """Whether a hook returned a tensor of numbers for each of `state`, of its shape."""
     if not isinstance(got, Mapping):
         raise RunError(f"{where}: expected a dict of tensors by name back, got {kind(got)}")
     if other := sorted(set(state) ^ set(got), key=str):
@@ -141,8 +224,6 @@ def replaced(defense: Defense, hook: str, state: State, rng: torch.Generator) ->
                 f"{where}: expected '{name}' as a floating tensor of shape {tuple(tensor.shape)} back, "
                 f"got {kind(got[name])}"
             )
-    kept = {name for name in state if got[name] is given[name] and torch.equal(given[name], state[name])}
-    return {name: tensor if name in kept else got[name].detach().to(tensor) for name, tensor in state.items()}
 
 
 def replaced_batch(defense: Defense, inputs: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.defense import Defense, replaced, replaced_batch
+from fedsim.defense import Defense
 from fedsim.errors import RunError
 from fedsim.progress import tracked
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import seeded
 from fedsim.task import Loss
+from fedsim.training.gradients import put_gradient
+from fedsim.training.hooks import Hooks
 from fedsim.training.model_state import check_broadcast, load_state, state_of, statistics_of
 from fedsim.training.modes import forward, frozen, set_evaluation_modes, set_modes
-from fedsim.training.sampling import batches
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, non_finite
 
@@ -36,55 +37,37 @@ def local_update(
 ) -> tuple[dict[str, Tensor], float]:
     """Train from `before` on a client's data and return (w_T, mean training loss).
 
-    `model` only lends its architecture; its weights are overwritten. All randomness (batch order,
-    dropout, defenses) follows from `key`.
+    `model` only lends its architecture; its weights are overwritten. All randomness (batch order, dropout,
+    defenses) follows from `key`. Where Poisson sampling left every batch empty, the loss is that of w_T on all data.
 
     Args:
         inputs: `example ...` in model units.
         labels: `example`, class indices or targets.
         loss: what is minimised.
         order: the examples of each step, `batches_of_round` where batches go on from round to round; None
-            draws them by `key`.
+            draws them by `key`, as the defenses ask.
         before_step: called before each step, while `model` holds the weights so far.
 
     Raises:
+        ConfigError: the defenses do not go together, or not with these settings or this model.
         RunError: the weights became NaN or infinite, or a batch of one example was to be normalised.
     """
-    check_broadcast(model, before)
-    load_state(model, before)
-    set_modes(model, settings)
-    parameters = dict(model.named_parameters())
-    anchors = {name: p.detach().clone() for name, p in parameters.items()} if settings.proximal_mu else {}
-    optimizer = new_optimizer(model, settings)
-    if order is None:
-        order = batches(len(inputs), settings, generator(*key, "order"))
-    noise = generator(*key, "defense")
-    losses: list[Tensor] = []
+    _start(model, before, settings)
+    hooks = Hooks(defenses, model, settings, len(inputs), key)
+    optimizer, pull = new_optimizer(model, settings), _proximal_term(model, settings)
+    losses: list[Tensor | None] = []
     with seeded(*key, "dropout"), frozen(model, settings):
-        for index in order:
+        for index in hooks.order(order):
             if before_step is not None:
                 before_step()
-            batch, targets = _defended_batch(inputs[index], labels[index], defenses, noise)
-            objective = loss(forward(model, batch), targets)
-            losses.append(objective.detach())
-            for name, anchor in anchors.items():
-                objective = objective + settings.proximal_mu / 2 * (parameters[name] - anchor).square().sum()
             optimizer.zero_grad(set_to_none=True)
-            objective.backward()  # type: ignore[no-untyped-call]
-            if defenses:
-                _defend_gradient(parameters, defenses, noise)
+            losses.append(put_gradient(model, inputs[index], labels[index], loss, hooks, pull))
             optimizer.step()
     after = state_of(model, statistics=settings.batch_norm_statistics == "shared")
-    if broken := non_finite(after):
-        if spoilt := non_finite(before):
-            raise RunError(
-                f"the model that was broadcast is NaN or infinite in {spoilt[0]}; lower the step size in [strategy]"
-            )
-        raise RunError(
-            f"local training diverged: {broken[0]} is NaN or infinite after {len(losses)} steps; "
-            "lower training.learning_rate"
-        )
-    return after, torch.stack(losses).mean().item()
+    _check_weights(before, after, len(losses))
+    if known := [some for some in losses if some is not None]:
+        return after, torch.stack(known).mean().item()
+    return after, evaluate(model, after, inputs, labels, loss)["loss"]
 
 
 def local_gradient(
@@ -111,19 +94,15 @@ def local_gradient(
         it (BatchNorm's running statistics after this batch); the mini-batch's mean loss.
 
     Raises:
+        ConfigError: the defenses do not go together, or not with these settings or this model.
         RunError: the gradient is NaN or infinite, or a batch of one example was to be normalised.
     """
-    check_broadcast(model, before)
-    load_state(model, before)
-    set_modes(model, settings)
+    _start(model, before, settings)
     model.zero_grad(set_to_none=True)
-    noise = generator(*key, "defense")
+    hooks = Hooks(defenses, model, settings, len(inputs), key)
     with seeded(*key, "dropout"), frozen(model, settings):
-        batch, targets = _defended_batch(inputs, labels, defenses, noise)
-        objective = loss(forward(model, batch), targets)
-        objective.backward()  # type: ignore[no-untyped-call]
-        if defenses:
-            _defend_gradient(dict(model.named_parameters()), defenses, noise)
+        mean = put_gradient(model, inputs, labels, loss, hooks)
+    assert mean is not None
     # A shared parameter travels under each of its names, and each has to take the server's step.
     slopes = {name: (p, p.grad) for name, p in model.named_parameters(remove_duplicate=False)}
     gradient = {name: torch.zeros_like(p) if g is None else g.detach().clone() for name, (p, g) in slopes.items()}
@@ -133,7 +112,7 @@ def local_gradient(
             f"training diverged: the gradient of {broken[0]} is NaN or infinite; lower strategy.learning_rate"
         )
     kept = state_of(model, statistics=settings.batch_norm_statistics == "shared")
-    return gradient, {name: tensor for name, tensor in kept.items() if name not in gradient}, objective.item()
+    return gradient, {name: tensor for name, tensor in kept.items() if name not in gradient}, mean.item()
 
 
 @torch.no_grad()
@@ -184,17 +163,33 @@ def new_optimizer(model: nn.Module, settings: LocalTraining) -> torch.optim.Opti
     return kind(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
 
-def _defended_batch(
-    batch: Tensor, targets: Tensor, defenses: Sequence[Defense], noise: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    for defense in defenses:
-        batch, targets = replaced_batch(defense, batch, targets, noise)
-    return batch, targets
+def _start(model: nn.Module, before: State, settings: LocalTraining) -> None:
+    """Put the broadcast into `model`, and its layers into the modes of local training."""
+    check_broadcast(model, before)
+    load_state(model, before)
+    set_modes(model, settings)
 
 
-def _defend_gradient(parameters: dict[str, nn.Parameter], defenses: Sequence[Defense], noise: torch.Generator) -> None:
-    gradient: State = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    for defense in defenses:
-        gradient = replaced(defense, "on_gradient", gradient, noise)
-    for name, value in gradient.items():
-        parameters[name].grad = value
+def _proximal_term(model: nn.Module, settings: LocalTraining) -> Callable[[], list[Tensor]]:
+    """Returns FedProx's penalty at the weights of the moment, a summand for each parameter, if there is a penalty."""
+    parameters = list(model.parameters()) if settings.proximal_mu else []
+    anchors = [parameter.detach().clone() for parameter in parameters]
+
+    def summands() -> list[Tensor]:
+        pairs = zip(parameters, anchors, strict=True)
+        return [settings.proximal_mu / 2 * (parameter - anchor).square().sum() for parameter, anchor in pairs]
+
+    return summands
+
+
+def _check_weights(before: State, after: State, steps: int) -> None:
+    broken = non_finite(after)
+    if not broken:
+        return
+    if spoilt := non_finite(before):
+        raise RunError(
+            f"the model that was broadcast is NaN or infinite in {spoilt[0]}; lower the step size in [strategy]"
+        )
+    raise RunError(
+        f"local training diverged: {broken[0]} is NaN or infinite after {steps} steps; lower training.learning_rate"
+    )

@@ -39,6 +39,14 @@ def set_evaluation_modes(model: nn.Module, state: State) -> None:
             module.train()
 
 
+def mixing_layer(model: nn.Module, settings: LocalTraining) -> str | None:
+    """The first layer by which, trained so, one example changes what the model makes of another; None without any."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (settings.batch_norm == "train" or module.running_mean is None):
+            return f"layer '{name}' ({type(module).__name__})"
+    return None
+
+
 def normalise_by_batch(model: nn.Module) -> list[_BatchNorm]:
     """Put `model` into evaluation mode, but for its BatchNorm layers, which are returned."""
     model.eval()

@@ -21,6 +21,12 @@ def batches(count: int, settings: LocalTraining, order: torch.Generator) -> Iter
             yield index
 
 
+def poisson_batches(count: int, rate: float, steps: int, order: torch.Generator) -> Iterator[Tensor]:
+    """The examples of each of `steps` local steps, each there with probability `rate`, drawn from `order`."""
+    for _ in range(steps):
+        yield (torch.rand(count, generator=order, dtype=torch.float64) < rate).nonzero().flatten()
+
+
 def batches_of_round(
     count: int, settings: LocalTraining, *, seed: int, client: int, number: int
 ) -> tuple[Tensor, ...] | None:
