@@ -163,17 +163,19 @@ def a_defense(thing: Any) -> Defense:
     if not any(overrides(thing, hook) for hook in (*HOOKS, "sampling")):
         raise PluginError(f"{name}: overrides none of sampling, {', '.join(HOOKS)}, so it defends nothing")
     for hook, given in HOOKS.items():
-        _check_call(thing, name, hook, given, rng=None)
-    _check_call(thing, name, "sampling", ("num_examples", "batch_size"))
-    return thing
-
-
-def _check_call(thing: Defense, name: str, hook: str, given: tuple[str, ...], **named: None) -> None:
+        try:
+            inspect.signature(getattr(thing, hook)).bind(*given, rng=None)
+        except TypeError as error:
+            raise PluginError(
+                f"{name}: '{hook}' cannot be called as {hook}({', '.join(given)}, rng=...) ({error})"
+            ) from error
     try:
-        inspect.signature(getattr(thing, hook)).bind(*given, **named)
+        inspect.signature(thing.sampling).bind("num_examples", "batch_size")
     except TypeError as error:
-        form = ", ".join((*given, *(f"{key}=..." for key in named)))
-        raise PluginError(f"{name}: '{hook}' cannot be called as {hook}({form}) ({error})") from error
+        raise PluginError(
+            f"{name}: 'sampling' cannot be called as sampling(num_examples, batch_size) ({error})"
+        ) from error
+    return thing
 
 
 def overrides(defense: Defense, hook: str) -> bool:
@@ -192,27 +194,21 @@ def replaced(defense: Defense, hook: str, state: State, rng: torch.Generator) ->
     if not overrides(defense, hook):
         return state
     given = {name: tensor.clone() for name, tensor in state.items()}
-    got = getattr(defense, hook)(dict(given), rng=rng)
-    _check_state(f"{type(defense).__name__}.{hook}", got, state)
-    kept = {name for name in state if got[name] is given[name] and torch.equal(given[name], state[name])}
-    return {name: tensor if name in kept else got[name].detach().to(tensor) for name, tensor in state.items()}
+    return _fitting(f"{type(defense).__name__}.{hook}", state, given, getattr(defense, hook)(dict(given), rng=rng))
 
 
-def of_examples(
-    defense: Defense, gradients: State, expected: float, parameters: State, rng: torch.Generator
-) -> dict[str, Tensor]:
+def of_examples(defense: Defense, gradients: State, expected: float, parameters: State, rng: torch.Generator) -> State:
     """The gradient that `defense.on_examples` makes of `gradients`, `example ...` of each of `parameters`.
 
     Raises:
         RunError: the hook returned something else than one tensor of numbers for each parameter, of its shape.
     """
     got = defense.on_examples(dict(gradients), expected, rng=rng)
-    _check_state(f"{type(defense).__name__}.on_examples", got, parameters)
-    return {name: got[name].detach().to(parameter) for name, parameter in parameters.items()}
+    return _fitting(f"{type(defense).__name__}.on_examples", parameters, parameters, got)
 
 
-def _check_state(where: str, got: Any, state: State) -> None:
-    """Whether a hook returned a tensor of numbers for each of `state`, of its shape."""
+def _fitting(where: str, state: State, given: State, got: Any) -> State:
+    """What a hook that was `given` copies of `state` got from them, checked."""
     if not isinstance(got, Mapping):
         raise RunError(f"{where}: expected a dict of tensors by name back, got {kind(got)}")
     if other := sorted(set(state) ^ set(got), key=str):
@@ -224,6 +220,8 @@ def _check_state(where: str, got: Any, state: State) -> None:
                 f"{where}: expected '{name}' as a floating tensor of shape {tuple(tensor.shape)} back, "
                 f"got {kind(got[name])}"
             )
+    kept = {name for name in state if got[name] is given[name] and torch.equal(given[name], state[name])}
+    return {name: tensor if name in kept else got[name].detach().to(tensor) for name, tensor in state.items()}
 
 
 def replaced_batch(defense: Defense, inputs: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -243,8 +241,8 @@ def replaced_batch(defense: Defense, inputs: Tensor, labels: Tensor, rng: torch.
     if not (alike and batch.ndim and len(batch)):
         raise RunError(f"{where}: expected inputs of shape (example, {_sizes(inputs)}) back, got {kind(batch)}")
     probabilities = not labels.is_floating_point() and targets.is_floating_point() and targets.ndim == 2
-    plain = targets.is_floating_point() == labels.is_floating_point() and targets.ndim == 1
-    if not (plain or probabilities) or len(targets) != len(batch):
+    plain = targets.is_floating_point() == labels.is_floating_point() and targets.shape[1:] == labels.shape[1:]
+    if not (targets.ndim and (plain or probabilities)) or len(targets) != len(batch):
         raise RunError(f"{where}: expected one label for each of {len(batch)} inputs back, got {kind(targets)}")
     return batch.to(inputs), targets.to(labels) if plain else targets.to(inputs)
 

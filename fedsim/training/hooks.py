@@ -92,7 +92,7 @@ class Hooks:
                 )
         return inputs, labels
 
-    def examples(self, gradients: State, parameters: State) -> dict[str, Tensor]:
+    def examples(self, gradients: State, parameters: State) -> State:
         """The gradient that the one defense that sees those of single examples makes of them."""
         ((defense, rng),) = self._on["on_examples"]
         there = len(next(iter(gradients.values())))
