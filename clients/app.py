@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from clients.mods import defended
+from fedsim.defense import keyed
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT, play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
@@ -193,8 +194,8 @@ def _state(message: Message) -> State:
 def _reply(experiment: Experiment, message: Message, share: Share, after: State, loss: float) -> dict[str, Any]:
     """The records that the client sends, its updates defended."""
     after = {name: tensor.cpu() for name, tensor in after.items()}
-    for place, defense in enumerate(experiment.defenses):
-        after = defended(defense, _state(message), after, generator(*share.key, "update", place))
+    for defense, own in keyed(experiment.defenses):
+        after = defended(defense, _state(message), after, generator(*share.key, "defense", "on_update", *own))
     metrics = MetricRecord({"num-examples": len(share.labels), "train_loss": loss})
     return {"arrays": record_of(after), "metrics": metrics}
 

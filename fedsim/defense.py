@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -74,8 +74,8 @@ class Defense(ABC):
     """Base of all defenses: a frozen dataclass whose fields are its strengths.
 
     Each hook is handed copies, and what it returns is checked: tensors of the same names and shapes as those that
-    it got. A client whose defense fails sends nothing. Each hook draws from an `rng` of its own, and inside local
-    training no other defense changes what it draws.
+    it got. A client whose defense fails sends nothing. Each hook draws from an `rng` of its own, so that no other
+    hook and no other defense changes what it draws.
     """
 
     paper: ClassVar[Paper]
@@ -176,6 +176,18 @@ def a_defense(thing: Any) -> Defense:
             f"{name}: 'sampling' cannot be called as sampling(num_examples, batch_size) ({error})"
         ) from error
     return thing
+
+
+def keyed(defenses: Sequence[Defense]) -> list[tuple[Defense, tuple[str, int]]]:
+    """Each of `defenses` with the end of its key: the name of its class, and how many of that name come before it.
+
+    So what it draws depends on no defense of another name.
+    """
+    names = [type(defense).__name__ for defense in defenses]
+    return [
+        (defense, (name, names[:place].count(name)))
+        for place, (defense, name) in enumerate(zip(defenses, names, strict=True))
+    ]
 
 
 def overrides(defense: Defense, hook: str) -> bool:

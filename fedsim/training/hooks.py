@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from fedsim.defense import Defense, Poisson, kind, of_examples, overrides, replaced, replaced_batch
+from fedsim.defense import Defense, Poisson, keyed, kind, of_examples, overrides, replaced, replaced_batch
 from fedsim.errors import ConfigError, RunError
 from fedsim.randomness import generator
 from fedsim.training.modes import mixing_layer
@@ -19,9 +18,6 @@ from fedsim.wire.messages import State
 
 class Hooks:
     """What the defenses of a client do inside local training, each hook with randomness of its own.
-
-    The key of a hook has the name of the defense's class and how many of that name come before it in the list. So it
-    depends on no other hook and on no defense of another name.
 
     Attributes:
         sees_examples: whether a defense is to be shown one gradient an example.
@@ -46,13 +42,10 @@ class Hooks:
         self._on: dict[str, list[tuple[Defense, torch.Generator]]] = {
             hook: [] for hook in ("on_batch", "on_examples", "on_gradient")
         }
-        before: Counter[str] = Counter()
-        for defense in defenses:
-            name = type(defense).__name__
+        for defense, own in keyed(defenses):
             for hook, users in self._on.items():
                 if overrides(defense, hook):
-                    users.append((defense, generator(*key, "defense", hook, name, before[name])))
-            before[name] += 1
+                    users.append((defense, generator(*key, "defense", hook, *own)))
         self.sees_examples = bool(self._on["on_examples"])
         self._check_examples(model)
         self._asker, self.sampling = _asked(defenses, count, settings.batch_size)

@@ -368,6 +368,34 @@ def test_two_defenses_of_one_class_draw_different_numbers() -> None:
     assert alone.__dict__["drawn"] == one.__dict__["drawn"]
 
 
+class Adds(Defense):
+    """Adds noise to each update."""
+
+    paper = PAPER
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+        return {name: tensor + torch.randn(tensor.shape, generator=rng) for name, tensor in update.items()}
+
+
+class AddsToo(Adds):
+    """Likewise, by another name."""
+
+
+def test_another_defense_changes_no_noise_on_the_update(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    def sent(*names: str) -> State:
+        defenses = [{"name": f"{__name__}:{name}"} for name in names]
+        tables: dict[str, Any] = {"federation": {"clients": 1, "rounds": 1}, "defense": defenses, "attack": []}
+        run = serial_run(tiny_config(**tables), tmp_path / "-".join(("run", *names)))
+        return Transcript(run.path).update(1, 0).pseudo_gradient
+
+    plain, one, other, both = sent(), sent("Adds"), sent("AddsToo"), sent("AddsToo", "Adds")
+    for name, start in plain.items():
+        torch.testing.assert_close(both[name] - start, (one[name] - start) + (other[name] - start), rtol=0, atol=1e-4)
+        assert not torch.allclose(one[name], other[name])
+
+
 # A federation.
 
 TABLES: dict[str, Any] = {"defense": [{"name": f"{__name__}:Private"}], "attack": []}
