@@ -18,7 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedsim.attack import Attack, Knowledge
 from fedsim.errors import AttackError, TranscriptError
 from fedsim.task import Loss
-from fedsim.training.loop import dropping, statistics_of
+from fedsim.training.model_state import statistics_of
+from fedsim.training.modes import dropping
 from fedsim.wire.messages import State, Update, by_name
 from fedsim.wire.payloads import Payload
 

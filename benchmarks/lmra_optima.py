@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedsim.auditing.audit import open_audit
 from fedsim.experiments.config import AttackFile, check
-from fedsim.training.loop import forward, load_state, set_evaluation_modes
+from fedsim.training.model_state import load_state
+from fedsim.training.modes import forward, set_evaluation_modes
 from fedsim.wire.messages import State
 
 NOBODY = check(AttackFile, {"attack": [{"name": "shared-model"}]}, "lmra_optima")

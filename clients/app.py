@@ -16,6 +16,7 @@ from torch import nn
 
 from clients.memory import memory_of
 from clients.mods import defended
+from fedsim.defense import keyed
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT, play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
@@ -23,7 +24,9 @@ from fedsim.errors import FedsimError, RunError, what_it_said
 from fedsim.experiments.build import Experiment
 from fedsim.randomness import generator, numpy_generator, one_thread
 from fedsim.training.cohort import Share, local_updates, pays
-from fedsim.training.loop import LocalTraining, batches_of_round, evaluate, local_gradient, local_update
+from fedsim.training.loop import evaluate, local_gradient, local_update
+from fedsim.training.sampling import batches_of_round
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.payloads import Kind, Payload, State
 
 log = logging.getLogger("fedsim." + __name__)
@@ -206,9 +209,10 @@ def _reply(
     experiment: Experiment, message: Message, share: Share, payload: Payload, loss: float, state: RecordDict
 ) -> dict[str, Any]:
     """The records that the client sends, its updates defended; what its defenses keep goes to `state`."""
-    for place, defense in enumerate(experiment.defenses):
-        with memory_of(defense, str(place), state) as memory:
-            payload = defended(defense, _state(message), payload, generator(*share.key, "update", place), memory)
+    for defense, own in keyed(experiment.defenses):
+        rng = generator(*share.key, "defense", "on_update", *own)
+        with memory_of(defense, "-".join(map(str, own)), state) as memory:
+            payload = defended(defense, _state(message), payload, rng, memory)
     metrics = MetricRecord({"num-examples": len(share.labels), "train_loss": loss})
     return {"arrays": record_of(payload.arrays()), "metrics": metrics}
 

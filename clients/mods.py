@@ -7,7 +7,7 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from clients.memory import as_it_was_after_failure, memory_of
-from fedsim.defense import Defense, Memory, a_defense, kind, overrides, remembers, replaced_update
+from fedsim.defense import INSIDE, Defense, Memory, a_defense, kind, overrides, remembers, replaced_update
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.errors import PluginError, RunError
 from fedsim.wire.messages import State, non_finite
@@ -19,7 +19,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
 
         app = ClientApp(mods=[as_mod(GaussianNoise(clip=1.0, noise_multiplier=0.1))])
 
-    The hooks on batches and gradients act inside local training and need fedsim's own ClientApp.
+    The other hooks act inside local training and need fedsim's own ClientApp.
     A defense that asks for a memory has it in the `Context.state` of its client's node, under the name of its class.
     What `on_update` hands back untouched is sent untouched, to the bit; a `Payload` is decoded at the server by
     `strategies.curious.Curious`. A reply is refused, and so
@@ -34,7 +34,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         PluginError: it is no defense, does nothing, or acts inside local training.
     """
     a_defense(defense)
-    for hook in ("on_batch", "on_gradient"):
+    for hook in INSIDE:
         if overrides(defense, hook):
             raise PluginError(
                 f"{type(defense).__name__}: '{hook}' acts inside local training, where a mod cannot call it; "

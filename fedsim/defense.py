@@ -1,7 +1,7 @@
-"""The interface of a client-side defense: three hooks, each the identity by default.
+"""The interface of a client-side defense: hooks, each the identity by default.
 
-`on_batch` and `on_gradient` act inside local training, `on_update` on what the client is about to
-send. A defense that overrides only `on_update` also works in any other Flower app, as a mod
+`sampling`, `on_batch`, `on_examples` and `on_gradient` act inside local training, in this order; `on_update` acts on
+what the client is about to send. A defense that overrides only `on_update` also works in any other Flower app, as a mod
 (`clients.mods.as_mod`).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from abc import ABC
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from fedsim.attack import Paper
-from fedsim.errors import PluginError, RunError
+from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.wire.payloads import Payload, State
 
 HOOKS: Mapping[str, tuple[str, ...]] = {
     "on_batch": ("inputs", "labels"),
+    "on_examples": ("gradients", "expected"),
     "on_gradient": ("gradient",),
     "on_update": ("update",),
 }
@@ -31,6 +32,25 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
 
 Memory = MutableMapping[str, Tensor]
 """Tensors by name that a client keeps for one defense from round to round, for `on_update` to read and change."""
+INSIDE = ("sampling", "on_batch", "on_examples", "on_gradient")
+"""What acts inside local training, and so needs fedsim's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson:
+    """Poisson sampling: whether an example is in a batch is drawn for each example and each step by itself.
+
+    So batches differ in size, and may be empty. What differential privacy gains by sampling is proved for it.
+
+    Attributes:
+        rate: probability of each example to be in a batch, above 0 and at most 1.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"rate of Poisson sampling: expected a probability above 0, at most 1, got {self.rate}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +77,8 @@ class Defense(ABC):
     """Base of all defenses: a frozen dataclass whose fields are its strengths.
 
     Each hook is handed copies, and what it returns is checked: tensors of the same names and shapes as those that
-    it got. A client whose defense fails sends nothing.
+    it got. A client whose defense fails sends nothing. Each hook draws from an `rng` of its own, so that no other
+    hook and no other defense changes what it draws.
 
     A defense that goes on from earlier rounds gives its `on_update` a further parameter, `*, rng, memory`: tensors by
     name of this client and this defense alone, none in the client's first round. What is in it on return is there
@@ -66,16 +87,53 @@ class Defense(ABC):
 
     paper: ClassVar[Paper]
 
+    def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
+        """How the examples of each local step are drawn: `Poisson` sampling, or None where this defense does not mind.
+
+        The number of steps remains that of `[training]`. A run is refused whose defenses ask for different sampling,
+        or whose batches are not drawn anew: `batches = "fixed"`, or clients that send the gradient of one mini-batch.
+
+        Args:
+            num_examples: N, what the client holds.
+            batch_size: B of `[training]`; `Poisson(rate=min(1, batch_size / num_examples))` expects as many.
+        """
+        del num_examples, batch_size
+        return None
+
     def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Replace a mini-batch before its forward pass. `inputs` is `example ...` in model units.
 
-        There may be more or fewer examples than before, of the same shape, with a label each.
+        There may be more or fewer examples than before, of the same shape, with a label each; as many as before if
+        any defense sees one gradient an example or asks for Poisson sampling. An empty batch of that is not shown.
         """
         del rng
         return inputs, labels
 
+    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+        """Make one gradient of those of the single examples of a mini-batch; the default is sum / `expected`.
+
+        DP-SGD clips the gradient of each example, all tensors together, sums over the examples, adds noise of the
+        sum's scale, and divides by `expected`. A run is refused in which two defenses do this, or a layer mixes
+        examples: BatchNorm that normalises by the batch.
+
+        Args:
+            gradients: by parameter `example ...`, the gradient of each example's own loss; parameters that are not
+                trained are left out. There are no examples in an empty batch of Poisson sampling. They take
+                examples x parameters numbers of memory.
+            expected: expected number of examples, rate x N under Poisson sampling, otherwise as many as there are.
+
+        Returns:
+            By parameter the gradient that takes the place of the batch's mean gradient, in the parameter's shape. The
+            slope of a proximal term is added to it.
+        """
+        del rng
+        return {name: each.sum(0) / expected for name, each in gradients.items()}
+
     def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
-        """Replace the mean gradient of a mini-batch before the optimizer's step."""
+        """Replace the mean gradient of a mini-batch, or what `on_examples` made, before the optimizer's step.
+
+        Under Poisson sampling it is the sum over the batch divided by its expected size.
+        """
         del rng
         return gradient
 
@@ -108,12 +166,13 @@ def a_defense(thing: Any) -> Defense:
     for method in dir(cls):
         if method.startswith("_") or hasattr(Defense, method) or not callable(getattr(cls, method)):
             continue
-        near = difflib.get_close_matches(method, [*HOOKS, "guarantee"], n=1, cutoff=0.5 if method[:2] == "on" else 0.8)
+        known = (*HOOKS, "sampling", "guarantee")
+        near = difflib.get_close_matches(method, known, n=1, cutoff=0.5 if method[:2] == "on" else 0.8)
         if near or method.startswith("on_"):
             meant = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(HOOKS)}"
             raise PluginError(f"{name}: '{method}' is no hook of a defense and would never be called, {meant}")
-    if not any(overrides(thing, hook) for hook in HOOKS):
-        raise PluginError(f"{name}: overrides none of {', '.join(HOOKS)}, so it defends nothing")
+    if not any(overrides(thing, hook) for hook in (*HOOKS, "sampling")):
+        raise PluginError(f"{name}: overrides none of sampling, {', '.join(HOOKS)}, so it defends nothing")
     for hook, given in HOOKS.items():
         keywords = ["rng", "memory"] if hook == "on_update" and remembers(thing) else ["rng"]
         signature = inspect.signature(getattr(thing, hook))
@@ -124,6 +183,12 @@ def a_defense(thing: Any) -> Defense:
         except TypeError as error:
             called = f"{hook}({', '.join([*given, *(f'{keyword}=...' for keyword in keywords)])})"
             raise PluginError(f"{name}: '{hook}' cannot be called as {called} ({error})") from error
+    try:
+        inspect.signature(thing.sampling).bind("num_examples", "batch_size")
+    except TypeError as error:
+        raise PluginError(
+            f"{name}: 'sampling' cannot be called as sampling(num_examples, batch_size) ({error})"
+        ) from error
     return thing
 
 
@@ -135,6 +200,18 @@ def remembers(defense: Defense) -> bool:
 @cache
 def _asks_for_memory(cls: type[Defense]) -> bool:
     return "memory" in inspect.signature(cls.on_update).parameters
+
+
+def keyed(defenses: Sequence[Defense]) -> list[tuple[Defense, tuple[str, int]]]:
+    """Each of `defenses` with the end of its key: the name of its class, and how many of that name come before it.
+
+    So what it draws depends on no defense of another name.
+    """
+    names = [type(defense).__name__ for defense in defenses]
+    return [
+        (defense, (name, names[:place].count(name)))
+        for place, (defense, name) in enumerate(zip(defenses, names, strict=True))
+    ]
 
 
 def overrides(defense: Defense, hook: str) -> bool:
@@ -154,6 +231,16 @@ def replaced(defense: Defense, hook: str, state: State, rng: torch.Generator) ->
         return state
     given = {name: tensor.clone() for name, tensor in state.items()}
     return _fitting(f"{type(defense).__name__}.{hook}", state, given, getattr(defense, hook)(dict(given), rng=rng))
+
+
+def of_examples(defense: Defense, gradients: State, expected: float, parameters: State, rng: torch.Generator) -> State:
+    """The gradient that `defense.on_examples` makes of `gradients`, `example ...` of each of `parameters`.
+
+    Raises:
+        RunError: the hook returned something else than one tensor of numbers for each parameter, of its shape.
+    """
+    got = defense.on_examples(dict(gradients), expected, rng=rng)
+    return _fitting(f"{type(defense).__name__}.on_examples", parameters, parameters, got)
 
 
 def replaced_update(
@@ -220,8 +307,8 @@ def replaced_batch(defense: Defense, inputs: Tensor, labels: Tensor, rng: torch.
     if not (alike and batch.ndim and len(batch)):
         raise RunError(f"{where}: expected inputs of shape (example, {_sizes(inputs)}) back, got {kind(batch)}")
     probabilities = not labels.is_floating_point() and targets.is_floating_point() and targets.ndim == 2
-    plain = targets.is_floating_point() == labels.is_floating_point() and targets.ndim == 1
-    if not (plain or probabilities) or len(targets) != len(batch):
+    plain = targets.is_floating_point() == labels.is_floating_point() and targets.shape[1:] == labels.shape[1:]
+    if not (targets.ndim and (plain or probabilities)) or len(targets) != len(batch):
         raise RunError(f"{where}: expected one label for each of {len(batch)} inputs back, got {kind(targets)}")
     return batch.to(inputs), targets.to(labels) if plain else targets.to(inputs)
 

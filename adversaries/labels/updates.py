@@ -13,7 +13,8 @@ from adversaries.labels.last_layer import LastLayer, apportioned, last_bias, spe
 from adversaries.scene import known_steps
 from fedsim.attack import Knowledge
 from fedsim.errors import RunError, TranscriptError
-from fedsim.training.loop import LocalTraining, local_update
+from fedsim.training.loop import local_update
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update, by_name
 
 log = logging.getLogger("fedsim." + __name__)

@@ -25,7 +25,7 @@ from fedsim.findings import Finding, LocalModel
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
 from fedsim.training.alone import train_alone
-from fedsim.training.loop import load_state
+from fedsim.training.model_state import load_state
 from fedsim.wire.messages import by_name
 
 log = logging.getLogger("fedsim." + __name__)

@@ -16,7 +16,7 @@ from adversaries.scene import normalising_by_batch
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
 from fedsim.errors import AttackError, ConfigError, first_line
 from fedsim.recording.transcript import Transcript
-from fedsim.training.loop import load_state, statistics_of
+from fedsim.training.model_state import load_state, statistics_of
 from fedsim.wire.messages import State, Update, by_name, non_finite
 
 

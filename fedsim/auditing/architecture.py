@@ -14,7 +14,7 @@ from fedsim.models.checks import a_network
 from fedsim.plugins import registry
 from fedsim.randomness import seeded_by
 from fedsim.task import Task
-from fedsim.training.loop import dropping
+from fedsim.training.modes import dropping
 
 
 @dataclass(frozen=True)

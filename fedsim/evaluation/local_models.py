@@ -24,7 +24,9 @@ from fedsim.findings import LocalModel
 from fedsim.recording.header import hash_state
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Loss
-from fedsim.training.loop import evaluate, forward, load_state, set_evaluation_modes
+from fedsim.training.loop import evaluate
+from fedsim.training.model_state import load_state
+from fedsim.training.modes import forward, set_evaluation_modes
 from fedsim.wire.messages import State
 
 log = logging.getLogger(__name__)

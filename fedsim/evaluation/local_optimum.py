@@ -10,8 +10,9 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.errors import ConfigError, DataError, RunError
 from fedsim.task import Loss, squared_error
-from fedsim.training.alone import BATCH, ITERATIONS, normalise_by_batch, train_alone
-from fedsim.training.loop import forward, load_state, statistics_of
+from fedsim.training.alone import BATCH, ITERATIONS, train_alone
+from fedsim.training.model_state import load_state, statistics_of
+from fedsim.training.modes import forward, normalise_by_batch
 from fedsim.wire.messages import State, by_name, non_finite
 
 METHOD = f"gradient-descent-in-its-valley-{ITERATIONS}"

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from fedsim.errors import DataError
 from fedsim.evaluation.local_optimum import state_for
 from fedsim.randomness import one_thread
-from fedsim.training.loop import LocalTraining, forward, frozen, load_state, set_evaluation_modes, set_modes
+from fedsim.training.model_state import load_state
+from fedsim.training.modes import forward, frozen, set_evaluation_modes, set_modes
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update, by_name
 
 AT_BROADCAST, ON_LINE = "l_sim", "l_sim_line"

@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedsim.datasets import Column, Examples
 from fedsim.errors import AttackError, ConfigError, DataError
 from fedsim.randomness import Key, generator, numpy_generator
-from fedsim.training.loop import forward, load_state, set_evaluation_modes
+from fedsim.training.model_state import load_state
+from fedsim.training.modes import forward, set_evaluation_modes
 from fedsim.wire.messages import State
 
 MASKS = 1000

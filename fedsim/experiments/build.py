@@ -25,7 +25,10 @@ from fedsim.models.checks import a_network, check_model, within_memory
 from fedsim.plugins import registry
 from fedsim.randomness import seeded
 from fedsim.training.cohort import fits, group_size
-from fedsim.training.loop import LocalTraining, batches_of_round, state_of, statistics_of
+from fedsim.training.hooks import Hooks
+from fedsim.training.model_state import state_of, statistics_of
+from fedsim.training.sampling import batches_of_round
+from fedsim.training.settings import LocalTraining
 
 
 def data_folder() -> Path | None:
@@ -56,8 +59,9 @@ class Experiment:
     def check(self) -> None:
         """Make everything once, so that every error in the file shows before work starts."""
         build_attacks(self.config)
-        parts = (self.training, self.defenses, self.data.train(0), self.initial_state(), self.new_strategy())
+        parts = (self.training, self.data.train(0), self.initial_state(), self.new_strategy())
         del parts
+        Hooks(self.defenses, self.model, self.training, len(self.data.train(0)[1]), ("check",))
         sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
         check_model(self.model, self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
 

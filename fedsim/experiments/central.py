@@ -19,7 +19,9 @@ from fedsim.experiments.states import States
 from fedsim.files import in_one_step
 from fedsim.progress import tracked
 from fedsim.randomness import generator, one_thread, seeded
-from fedsim.training.loop import evaluate, forward, frozen, load_state, new_optimizer, set_modes, state_of
+from fedsim.training.loop import evaluate, new_optimizer
+from fedsim.training.model_state import load_state, state_of
+from fedsim.training.modes import forward, frozen, set_modes
 from fedsim.wire.messages import non_finite
 
 log = logging.getLogger(__name__)

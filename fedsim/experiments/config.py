@@ -82,7 +82,7 @@ class StrategyTable(PluginTable):
 
 
 class TrainingTable(Table):
-    """[training]: see `fedsim.training.loop.LocalTraining`, which checks the values.
+    """[training]: see `fedsim.training.settings.LocalTraining`, which checks the values.
 
     `batches` left out is `reshuffled`; that is written nowhere, so that runs and states made before there was a
     choice stay what they are. `sends` is declared by the strategy's class; `resolve` writes it down where that is

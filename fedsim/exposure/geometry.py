@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.task import Loss
-from fedsim.training.loop import LocalTraining, forward, load_state, local_update, set_modes
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import load_state
+from fedsim.training.modes import forward, set_modes
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 
 Numbers = NDArray[np.float64]

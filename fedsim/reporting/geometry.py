@@ -12,7 +12,7 @@ from fedsim.exposure.geometry import Geometry, geometry
 from fedsim.randomness import one_thread
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.figures import Line, Panel, Style
-from fedsim.training.loop import batches_of_round
+from fedsim.training.sampling import batches_of_round
 
 
 def recorded(

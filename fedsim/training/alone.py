@@ -9,11 +9,10 @@ from statistics import fmean
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.errors import RunError
 from fedsim.randomness import generator
-from fedsim.training.loop import forward
+from fedsim.training.modes import forward, normalise_by_batch
 from fedsim.wire.messages import non_finite
 
 ITERATIONS, BATCH = 300, 2048
@@ -112,12 +111,3 @@ def _descend(
             lowest = min(lowest, level)
         optimizer.step()
     return curve
-
-
-def normalise_by_batch(model: nn.Module) -> list[_BatchNorm]:
-    """Put `model` into evaluation mode, but for its BatchNorm layers, which are returned."""
-    model.eval()
-    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
-    for layer in layers:
-        layer.train()
-    return layers

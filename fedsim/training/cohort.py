@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from fedsim.defense import Defense, overrides
+from fedsim.defense import INSIDE, Defense, overrides
 from fedsim.randomness import generator
 from fedsim.task import Loss
-from fedsim.training.loop import LocalTraining, batches, check_broadcast
+from fedsim.training.model_state import check_broadcast
+from fedsim.training.sampling import batches
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 
 TOLERANCE = 1e-4
@@ -53,7 +55,6 @@ def fits(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense])
     inside local training. Clients who send gradients are left to the loop, so that those are the same to the bit
     whoever else takes part.
     """
-    hooks = ("on_batch", "on_gradient")
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return (
         settings.optimizer == "sgd"
@@ -61,7 +62,7 @@ def fits(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense])
         and trained == list(model.state_dict())  # nothing frozen, shared or counted along
         and all(type(m) in _KNOWN and not (m._forward_hooks or m._forward_pre_hooks) for m in model.modules())
         and sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST
-        and not any(overrides(defense, hook) for defense in defenses for hook in hooks)
+        and not any(overrides(defense, hook) for defense in defenses for hook in INSIDE)
     )
 
 

@@ -30,7 +30,7 @@ from clients.memory import memory_of
 from clients.mods import defended
 from fedsim.attack import KNOWLEDGE, Attack, Knowledge, Paper, PartialRecords, Records
 from fedsim.datasets import Dataset
-from fedsim.defense import Defense, Guarantee, remembers
+from fedsim.defense import Defense, Guarantee, Poisson, of_examples, remembers
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError
 from fedsim.experiments.config import load_config
 from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
@@ -481,6 +481,12 @@ def test_a_defense_keeps_shapes_and_inputs_and_follows_its_generator(name: str) 
         zero = hook({k: torch.zeros_like(v) for k, v in given.items()}, rng=generator(1))
         assert all(torch.isfinite(v).all() for v in zero.values())
     inputs, labels = torch.rand((3, 1, 8, 8), generator=generator("x")), torch.tensor([1, 2, 3])
+    sampling = defense.sampling(100, 10)
+    assert sampling is None or isinstance(sampling, Poisson)
+    for count in (3, 0):  # Poisson sampling may leave a batch empty
+        each = {name: torch.randn(count, *tensor.shape, generator=generator(2)) for name, tensor in state().items()}
+        made = of_examples(defense, each, 3.0, state(), generator(1))
+        assert all(torch.isfinite(tensor).all() for tensor in made.values())
     batch, targets = defense.on_batch(inputs.clone(), labels, rng=generator(1))
     assert batch.dtype == inputs.dtype
     assert len(batch) == len(targets)

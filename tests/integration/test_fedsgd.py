@@ -33,7 +33,9 @@ from fedsim.reporting.evidence import read_recording
 from fedsim.reporting.geometry import recorded as geometry_of
 from fedsim.reporting.page import _recorded_facts, write_report
 from fedsim.training.cohort import TOLERANCE
-from fedsim.training.loop import batches_of_round, dropping, local_update
+from fedsim.training.loop import local_update
+from fedsim.training.modes import dropping
+from fedsim.training.sampling import batches_of_round
 from fedsim.wire.messages import Update
 from strategies.curious import Curious
 from strategies.fedsgd import FedSgd

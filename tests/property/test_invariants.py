@@ -18,7 +18,7 @@ from fedsim.errors import ConfigError
 from fedsim.partitions.shares import Dirichlet, Iid
 from fedsim.randomness import numpy_generator, seed_for
 from fedsim.recording.recorder import Plan
-from fedsim.training.loop import LocalTraining
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 

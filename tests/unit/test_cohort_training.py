@@ -22,7 +22,9 @@ from fedsim.models.sme import SmeCnn
 from fedsim.randomness import seeded
 from fedsim.task import Task
 from fedsim.training.cohort import TOLERANCE, Share, fits, local_updates
-from fedsim.training.loop import LocalTraining, local_update, state_of
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")

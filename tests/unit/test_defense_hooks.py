@@ -22,7 +22,9 @@ from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
-from fedsim.training.loop import LocalTraining, local_gradient, local_update, state_of
+from fedsim.training.loop import local_gradient, local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 from fedsim.wire.payloads import Kind, Payload
 
@@ -135,14 +137,18 @@ def net() -> nn.Module:
     return Mlp(hidden=(4,)).build(Task((6,), 3))
 
 
+def trained_by(*defenses: Defense) -> State:
+    inputs, labels = torch.rand((4, 6), generator=generator("x")), torch.tensor([0, 1, 2, 0])
+    settings = LocalTraining(local_steps=2, batch_size=4, learning_rate=0.1)
+    return local_update(net(), state_of(net()), inputs, labels, settings, key=("k",), defenses=defenses)[0]
+
+
 def trained(defense: Defense, sends: str) -> State:
     inputs, labels = torch.rand((4, 6), generator=generator("x")), torch.tensor([0, 1, 2, 0])
-    model = net()
     if sends == "weights":
-        settings = LocalTraining(local_steps=2, batch_size=4, learning_rate=0.1)
-        return local_update(model, state_of(net()), inputs, labels, settings, key=("k",), defenses=[defense])[0]
+        return trained_by(defense)
     settings = LocalTraining(local_steps=1, batch_size=4, learning_rate=0.1, sends="gradient")
-    return local_gradient(model, state_of(net()), inputs, labels, settings, key=("k",), defenses=[defense])[0]
+    return local_gradient(net(), state_of(net()), inputs, labels, settings, key=("k",), defenses=[defense])[0]
 
 
 @pytest.mark.parametrize("sends", ["weights", "gradient"])
@@ -210,6 +216,18 @@ def test_a_batch_may_be_of_other_size_and_of_probabilities() -> None:
     assert trained(Hooks(batch=mix), "weights").keys() == state_of(net()).keys()
 
 
+def test_a_batch_of_probabilities_goes_through_the_next_defense() -> None:
+    def spread(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs, torch.full((len(labels), 3), 1 / 3)
+
+    alone, before_another = (trained_by(Hooks(batch=spread), *others) for others in ([], [Hooks()]))
+    assert all(torch.equal(before_another[name], tensor) for name, tensor in alone.items())
+    with pytest.raises(RunError, match="expected one label for each of 4 inputs back, got float32 of shape"):
+        trained_by(Hooks(batch=spread), Hooks(batch=lambda inputs, labels: (inputs, labels[:, :2])))
+    with pytest.raises(RunError, match="expected one label for each of 4 inputs back, got int64 of shape"):
+        trained_by(Hooks(batch=lambda inputs, labels: (inputs, torch.tensor(0))))
+
+
 # Plug-ins that could never defend anything.
 
 
@@ -246,7 +264,7 @@ class NoRng(Defense):
 @pytest.mark.parametrize(
     ("thing", "expected"),
     [
-        (Idle(), "Idle: overrides none of on_batch, on_gradient, on_update, so it defends nothing"),
+        (Idle(), "Idle: overrides none of sampling, on_batch, on_examples, on_gradient, on_update, so it defends"),
         (Plural(), "Plural: 'on_updates' is no hook of a defense and would never be called, did you mean 'on_update'?"),
         (OneTooMany(), "OneTooMany: 'on_gradients' is no hook of a defense"),
         (Camel(), "Camel: 'onUpdate' is no hook of a defense and would never be called, did you mean 'on_update'?"),

@@ -72,7 +72,18 @@ def test_the_page_of_signatures_is_what_the_code_says() -> None:
     spec.loader.exec_module(module)
     told = module.PAGE.read_text(encoding="utf-8")
     assert told == module.page(), "the interface has changed: run python docs/plugin_interface.py"
-    for name in (*KNOWLEDGE, "single_update", "on_batch", "on_gradient", "on_update", "num_examples", "assign", "Task"):
+    for name in (
+        *KNOWLEDGE,
+        "single_update",
+        "sampling",
+        "on_batch",
+        "on_examples",
+        "on_gradient",
+        "on_update",
+        "num_examples",
+        "assign",
+        "Task",
+    ):
         assert re.search(rf"\b{name}\b", told), name
 
 

@@ -27,7 +27,7 @@ from fedsim.randomness import generator
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import squared_error
-from fedsim.training.loop import state_of
+from fedsim.training.model_state import state_of
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 

@@ -39,7 +39,10 @@ from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.training.cohort import fits
-from fedsim.training.loop import LocalTraining, batches_of_round, local_gradient, local_update, state_of
+from fedsim.training.loop import local_gradient, local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.sampling import batches_of_round
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload, State
 

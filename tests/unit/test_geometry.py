@@ -14,7 +14,9 @@ from fedsim.randomness import generator
 from fedsim.reporting.figures import draw, style
 from fedsim.reporting.geometry import panels
 from fedsim.task import Task, squared_error
-from fedsim.training.loop import LocalTraining, local_update, state_of
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.settings import LocalTraining
 
 
 def client(count: int = 12) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

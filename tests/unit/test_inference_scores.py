@@ -25,7 +25,7 @@ from fedsim.findings import Inference, Representatives
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seeded
 from fedsim.task import Task, squared_error
-from fedsim.training.loop import state_of
+from fedsim.training.model_state import state_of
 from fedsim.wire.messages import State
 
 FEATURES = 5

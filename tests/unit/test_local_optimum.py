@@ -22,7 +22,8 @@ from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seeded
 from fedsim.task import Task, squared_error
 from fedsim.training.alone import train_alone
-from fedsim.training.loop import evaluate, state_of
+from fedsim.training.loop import evaluate
+from fedsim.training.model_state import state_of
 
 EXAMPLES, FEATURES = 200, 5
 REGRESSION, CLASSES = Task((FEATURES,), 0), Task((FEATURES,), 3)

@@ -17,7 +17,9 @@ from fedsim.evaluation.scoring import score
 from fedsim.evaluation.similarity import Message
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction
-from fedsim.training.loop import LocalTraining, load_state, local_update, state_of
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import load_state, state_of
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 

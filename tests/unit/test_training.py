@@ -26,7 +26,9 @@ from fedsim.errors import ConfigError, RunError
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seed_for, seeded
 from fedsim.task import Task, squared_error
-from fedsim.training.loop import LocalTraining, evaluate, load_state, local_update, state_of
+from fedsim.training.loop import evaluate, local_update
+from fedsim.training.model_state import load_state, state_of
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update, by_name, non_finite
 from fedsim.wire.payloads import Payload
 

@@ -15,7 +15,7 @@ from fedsim.evaluation.zest import draw_references, model_outputs, pieces_of, si
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import seeded
 from fedsim.task import Task
-from fedsim.training.loop import state_of
+from fedsim.training.model_state import state_of
 
 FEATURES, OUTPUTS = 6, 3
 

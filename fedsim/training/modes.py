@@ -1,0 +1,88 @@
+"""Modes of layers: what normalises by what, what drops, what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedsim.errors import RunError
+from fedsim.training.settings import LocalTraining
+from fedsim.wire.messages import State
+
+
+def set_modes(model: nn.Module, settings: LocalTraining) -> None:
+    """Put every layer of `model` into the mode that `settings` ask for."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train(settings.batch_norm == "train")
+            if module.num_batches_tracked is not None:
+                module.num_batches_tracked.zero_()
+        elif isinstance(module, _DropoutNd):
+            module.train(settings.dropout)
+
+
+def dropping(network: nn.Module) -> list[_DropoutNd]:
+    """The dropout layers of `network` that drop anything in training."""
+    return [layer for layer in network.modules() if isinstance(layer, _DropoutNd) and layer.p]
+
+
+def set_evaluation_modes(model: nn.Module, state: State) -> None:
+    """Put `model` into evaluation mode, but BatchNorm layers whose running statistics are not in `state`."""
+    model.eval()
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and f"{name}.running_mean".removeprefix(".") not in state:
+            module.train()
+
+
+def mixing_layer(model: nn.Module, settings: LocalTraining) -> str | None:
+    """The first layer by which, trained so, one example changes what the model makes of another; None without any."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (settings.batch_norm == "train" or module.running_mean is None):
+            return f"layer '{name}' ({type(module).__name__})"
+    return None
+
+
+def normalise_by_batch(model: nn.Module) -> list[_BatchNorm]:
+    """Put `model` into evaluation mode, but for its BatchNorm layers, which are returned."""
+    model.eval()
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    for layer in layers:
+        layer.train()
+    return layers
+
+
+@contextmanager
+def frozen(model: nn.Module, settings: LocalTraining) -> Iterator[None]:
+    """Keep scale and shift of BatchNorm layers from being trained, where `settings` ask for it."""
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    held = [p for layer in layers for p in layer.parameters() if p.requires_grad and settings.batch_norm == "frozen"]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
+
+
+def forward(model: nn.Module, batch: Tensor) -> Tensor:
+    """What `model` makes of `batch`.
+
+    Raises:
+        RunError: BatchNorm was to normalise one example by itself.
+    """
+    try:
+        outputs: Tensor = model(batch)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise RunError(
+            "a batch of one example has no statistics to normalise it by; choose a training.batch_size that "
+            "leaves no single example over, more test examples, or batch_norm = 'eval'"
+        ) from error
+    return outputs

@@ -1,0 +1,434 @@
+"""Hooks inside local training: Poisson sampling, randomness of their own, and engines that treat them alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from clients.mods import as_mod
+from fedsim.attack import Paper
+from fedsim.defense import INSIDE, Defense, Poisson, a_defense
+from fedsim.errors import ConfigError, PluginError, RunError
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.models.mlp import Mlp
+from fedsim.randomness import generator, seeded
+from fedsim.recording.transcript import Transcript
+from fedsim.task import Task
+from fedsim.training.cohort import fits
+from fedsim.training.hooks import Hooks
+from fedsim.training.loop import evaluate, local_gradient, local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.sampling import poisson_batches
+from fedsim.training.settings import LocalTraining
+from fedsim.wire.messages import State
+
+KEY = (3, "train", 1, 0)
+PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled(Defense):
+    """Asks for Poisson sampling."""
+
+    rate: float = 0.4
+
+    paper = PAPER
+
+    def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
+        return Poisson(rate=self.rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Private(Defense):
+    """DP-SGD: as many examples expected as in a batch, clipping and noise."""
+
+    clip: float = 0.1
+    noise: float = 1.0
+
+    paper = PAPER
+
+    def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
+        return Poisson(rate=min(1, batch_size / num_examples))
+
+    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+        norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()]).norm(dim=0)
+        factors = (self.clip / norms).clamp(max=1)
+        sums = {name: torch.einsum("e,e...->...", factors, each) for name, each in gradients.items()}
+        scale = self.noise * self.clip
+        return {n: (s + scale * torch.randn(s.shape, generator=rng)) / expected for n, s in sums.items()}
+
+
+class Draws(Defense):
+    """Notes what each of its hooks draws first."""
+
+    paper = PAPER
+
+    def __init__(self) -> None:
+        self.__dict__["drawn"] = {}
+
+    def note(self, hook: str, rng: torch.Generator) -> None:
+        self.__dict__["drawn"].setdefault(hook, torch.rand(3, generator=rng).tolist())
+
+    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        self.note("on_batch", rng)
+        return inputs, labels
+
+    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+        self.note("on_examples", rng)
+        return super().on_examples(gradients, expected, rng=rng)
+
+    def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+        self.note("on_gradient", rng)
+        return gradient
+
+
+class Noisy(Defense):
+    """Draws at each hook that others may share."""
+
+    paper = PAPER
+
+    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        return inputs + torch.randn(inputs.shape, generator=rng), labels
+
+    def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+        return {name: g + torch.randn(g.shape, generator=rng) for name, g in gradient.items()}
+
+
+class Spy(nn.Module):
+    """Notes the first number of each example that it sees."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.batches: list[list[float]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.batches.append(x.flatten(1)[:, 0].tolist())
+        out: Tensor = self.inner(x)
+        return out
+
+
+def net() -> nn.Module:
+    with seeded("test-model"):
+        return Mlp(hidden=(6,)).build(Task((1, 2, 2), 3))
+
+
+def some_data(count: int = 10) -> tuple[Tensor, Tensor]:
+    rng = generator("some data")
+    return torch.randn(count, 1, 2, 2, generator=rng), torch.randint(0, 3, (count,), generator=rng)
+
+
+def sgd(**how: Any) -> LocalTraining:
+    length = {} if "local_steps" in how else {"local_epochs": 2}
+    return LocalTraining(**{**length, "batch_size": 4, "learning_rate": 0.1, **how})
+
+
+def train(*defenses: Defense, key: Any = KEY, model: nn.Module | None = None, **how: Any) -> tuple[State, float]:
+    model = model or net()
+    inputs, labels = some_data()
+    return local_update(model, state_of(model), inputs, labels, sgd(**how), key=key, defenses=defenses)
+
+
+def equal(left: State, right: State) -> bool:
+    return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
+
+
+# Poisson sampling.
+
+
+@given(rate=st.floats(0.02, 1), count=st.integers(1, 40), seed=st.integers(0, 99))
+def test_each_example_is_drawn_at_the_rate_that_was_asked_for(rate: float, count: int, seed: int) -> None:
+    """Within 5.5 standard deviations, which a right rate leaves once in 26 million draws."""
+    steps = 200
+    drawn = torch.zeros(count)
+    for index in poisson_batches(count, rate, steps, generator("poisson", seed)):
+        assert torch.equal(index, index.unique())
+        drawn[index] += 1
+    deviation = math.sqrt(steps * rate * (1 - rate) * count)
+    assert abs(drawn.sum().item() - steps * count * rate) <= 5.5 * deviation
+
+
+def test_examples_are_drawn_independently_of_each_other_and_of_the_step() -> None:
+    steps, rate = 20_000, 0.3
+    there = torch.zeros(steps, 3, dtype=torch.float64)
+    for step, index in enumerate(poisson_batches(3, rate, steps, generator("poisson"))):
+        there[step, index] = 1
+    centred = there - rate
+    bound = 5.5 * rate * (1 - rate) * math.sqrt(steps)
+    for left, right in ((0, 1), (0, 2), (1, 2)):
+        assert abs((centred[:, left] * centred[:, right]).sum().item()) < bound
+    assert abs((centred[1:] * centred[:-1]).sum(0)).max().item() < bound
+
+
+@pytest.mark.parametrize("how", [{"local_epochs": 3}, {"local_steps": 7}])
+def test_the_number_of_steps_is_that_of_the_settings(how: dict[str, int]) -> None:
+    order = Hooks([Sampled()], net(), sgd(**how), 10, KEY).order(None)
+    assert len(list(order)) == sgd(**how).steps(10)
+
+
+def test_the_sample_follows_the_key_and_nothing_else() -> None:
+    def drawn(*defenses: Defense, key: Any = KEY) -> list[list[float]]:
+        spy = Spy(net())
+        train(*defenses, key=key, model=spy)
+        return spy.batches
+
+    first = drawn(Sampled())
+    torch.manual_seed(99)
+    assert first == drawn(Sampled())
+    assert [len(batch) for batch in first] == [len(batch) for batch in drawn(Noisy(), Sampled())]
+    assert first != drawn(Sampled(), key=(3, "train", 2, 0))
+    assert len({len(batch) for batch in first}) > 1
+
+
+def test_the_gradient_of_a_poisson_batch_is_its_sum_divided_by_the_expected_size() -> None:
+    class Mean(Sampled):
+        def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+            assert expected == pytest.approx(4)
+            return super().on_examples(gradients, expected, rng=rng)
+
+    (inputs, labels), start = some_data(), state_of(net())
+    (index,) = poisson_batches(10, 0.4, 1, generator(*KEY, "order"))
+    assert len(index) not in (0, 4)
+    model = net()
+    total = cross_entropy(model(inputs[index]), labels[index], reduction="sum")
+    slopes = torch.autograd.grad(total, list(model.parameters()))
+    for defense in (Sampled(), Mean()):
+        after, loss = train(defense, local_steps=1)
+        assert loss == pytest.approx(total.item() / len(index))
+        for (name, before), slope in zip(start.items(), slopes, strict=True):
+            torch.testing.assert_close(after[name], before - 0.1 * slope / 4)
+
+
+# Empty batches.
+
+NEVER = 1e-12
+
+
+def test_a_step_on_an_empty_batch_is_noise_alone() -> None:
+    class Empty(Private):
+        def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
+            return Poisson(rate=NEVER)
+
+        def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+            assert {len(each) for each in gradients.values()} == {0}
+            return super().on_examples(gradients, 4, rng=rng)
+
+    start, noise = state_of(net()), generator(*KEY, "defense", "on_examples", "Empty", 0)
+    after, loss = train(Empty(), local_steps=1)
+    for name, before in start.items():
+        torch.testing.assert_close(after[name], before - 0.1 * 0.1 * torch.randn(before.shape, generator=noise) / 4)
+    inputs, labels = some_data()
+    assert loss == evaluate(net(), after, inputs, labels)["loss"]
+
+
+def test_an_empty_batch_without_noise_leaves_the_model_where_it_is() -> None:
+    assert equal(train(Sampled(rate=NEVER))[0], state_of(net()))
+
+
+def test_an_empty_batch_has_a_gradient_that_hooks_add_noise_to_and_is_shown_to_no_hook_on_batches() -> None:
+    class Adds(Draws):
+        on_examples = Defense.on_examples
+
+        def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+            assert not any(tensor.any() for tensor in gradient.values())
+            return {name: torch.ones_like(tensor) for name, tensor in gradient.items()}
+
+    defense = Adds()
+    after, _ = train(Sampled(rate=NEVER), defense, local_steps=1)
+    assert defense.__dict__["drawn"] == {}
+    for name, start in state_of(net()).items():
+        torch.testing.assert_close(after[name], start - 0.1)
+
+
+def test_the_proximal_term_pulls_on_an_empty_batch_too() -> None:
+    class Once(Sampled):
+        def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+            return {name: g + 1 for name, g in gradient.items()}
+
+    free, held = (train(Once(rate=NEVER), local_steps=3, proximal_mu=mu)[0] for mu in (0.0, 5.0))
+    for name, start in state_of(net()).items():
+        assert ((held[name] - start).abs() < (free[name] - start).abs()).all()
+
+
+# Where sampling cannot be.
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, math.nan])
+def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match=r"^rate of Poisson sampling: expected a probability above 0"):
+        Poisson(rate=rate)
+
+
+def test_fixed_batches_refuse_poisson_sampling() -> None:
+    expected = r"^defense: Sampled asks for Poisson sampling, but training.batches is 'fixed'; set it to 'reshuffled'"
+    with pytest.raises(ConfigError, match=expected):
+        train(Sampled(), batches="fixed")
+    (inputs, labels), model = some_data(), net()
+    with pytest.raises(ConfigError, match=r"Sampled asks for Poisson sampling, but the batches of each step are given"):
+        local_update(
+            model, state_of(model), inputs, labels, sgd(), key=KEY, defenses=[Sampled()], order=[torch.arange(3)]
+        )
+
+
+def test_clients_who_send_gradients_refuse_poisson_sampling() -> None:
+    (inputs, labels), model = some_data(), net()
+    with pytest.raises(ConfigError, match=r"clients who send gradients take one fixed mini-batch; choose a strategy"):
+        local_gradient(
+            model,
+            state_of(model),
+            inputs,
+            labels,
+            sgd(local_steps=1, sends="gradient"),
+            key=KEY,
+            defenses=[Sampled()],
+        )
+
+
+def test_defenses_that_ask_for_different_sampling_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Sampled asks for Poisson\(rate=0.4\) and Private for Poisson\(rate=0.5\)"):
+        train(Sampled(), Private(), batch_size=5)
+    assert train(Sampled(), Private(), Noisy(), batch_size=4)
+
+
+def test_sampling_of_another_kind_is_refused() -> None:
+    class Odd(Defense):
+        paper = PAPER
+
+        def sampling(self, num_examples: int, batch_size: int) -> Any:
+            return 0.5
+
+    with pytest.raises(RunError, match=r"^Odd.sampling: expected fedsim.defense.Poisson or None back, got a float"):
+        train(Odd())
+
+
+def test_a_sampling_hook_without_its_arguments_is_refused() -> None:
+    class Bare(Defense):
+        paper = PAPER
+
+        def sampling(self) -> Poisson:  # type: ignore[override]
+            return Poisson(rate=0.5)
+
+    with pytest.raises(PluginError, match=r"'sampling' cannot be called as sampling\(num_examples, batch_size\)"):
+        a_defense(Bare())
+
+
+@pytest.mark.parametrize("hook", INSIDE)
+def test_what_acts_inside_local_training_is_no_mod_and_is_not_trained_at_once(hook: str) -> None:
+    inside = type("Inside", (Defense,), {"paper": PAPER, hook: lambda self, *given, rng=None: None})()
+    with pytest.raises(PluginError, match=f"Inside: '{hook}' acts inside local training"):
+        as_mod(inside)
+    assert fits(net(), sgd(), [])
+    assert not fits(net(), sgd(), [inside])
+
+
+# Randomness of each hook.
+
+
+def drawn_by(*others: Defense, first: bool) -> dict[str, list[float]]:
+    """What the hooks of `Draws` draw in a list with `others`."""
+    one = Draws()
+    train(*((one, *others) if first else (*others, one)), local_steps=1)
+    found: dict[str, list[float]] = one.__dict__["drawn"]
+    return found
+
+
+def test_each_hook_draws_from_a_key_of_its_own() -> None:
+    drawn = drawn_by(first=True)
+    assert list(drawn) == ["on_batch", "on_examples", "on_gradient"]
+    assert len({tuple(numbers) for numbers in drawn.values()}) == 3
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("others", [[Noisy()], [Sampled(rate=1.0)], [Noisy(), Noisy(), Sampled(rate=1.0)]])
+def test_another_defense_changes_no_defenses_randomness(others: list[Defense], first: bool) -> None:
+    assert drawn_by(*others, first=first) == drawn_by(first=True)
+
+
+def test_two_defenses_of_one_class_draw_different_numbers() -> None:
+    class Twin(Draws):
+        on_examples = Defense.on_examples
+
+    one, two = Twin(), Twin()
+    train(one, two, local_steps=1)
+    assert one.__dict__["drawn"]["on_gradient"] != two.__dict__["drawn"]["on_gradient"]
+    alone = Twin()
+    train(alone, local_steps=1)
+    assert alone.__dict__["drawn"] == one.__dict__["drawn"]
+
+
+class Adds(Defense):
+    """Adds noise to each update."""
+
+    paper = PAPER
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+        return {name: tensor + torch.randn(tensor.shape, generator=rng) for name, tensor in update.items()}
+
+
+class AddsToo(Adds):
+    """Likewise, by another name."""
+
+
+def test_another_defense_changes_no_noise_on_the_update(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    def sent(*names: str) -> State:
+        defenses = [{"name": f"{__name__}:{name}"} for name in names]
+        tables: dict[str, Any] = {"federation": {"clients": 1, "rounds": 1}, "defense": defenses, "attack": []}
+        run = serial_run(tiny_config(**tables), tmp_path / "-".join(("run", *names)))
+        return Transcript(run.path).update(1, 0).pseudo_gradient
+
+    plain, one, other, both = sent(), sent("Adds"), sent("AddsToo"), sent("AddsToo", "Adds")
+    for name, start in plain.items():
+        torch.testing.assert_close(both[name] - start, (one[name] - start) + (other[name] - start), rtol=0, atol=1e-4)
+        assert not torch.allclose(one[name], other[name])
+
+
+# A federation.
+
+TABLES: dict[str, Any] = {"defense": [{"name": f"{__name__}:Private"}], "attack": []}
+
+
+def test_clients_with_such_defenses_send_the_same_bytes_whether_or_not_others_train_at_once(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    together, alone = (
+        Transcript(serial_run(tiny_config(federation={"vectorise": way}, **TABLES), tmp_path / str(way)).path)
+        for way in (True, False)
+    )
+    for one, other in zip(together.updates(), alone.updates(), strict=True):
+        assert equal(one.after, other.after)
+    assert len(list(alone.updates())) == 8
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ({"training": {"batches": "fixed"}}, "asks for Poisson sampling, but training.batches is 'fixed'"),
+        (
+            {
+                "strategy": {"name": "fedsgd", "learning_rate": 0.1},
+                "training": {"local_epochs": None, "local_steps": 1, "learning_rate": 0.01, "sends": "gradient"},
+            },
+            "clients who send gradients take one fixed mini-batch",
+        ),
+        ({"model": {"batch_norm": True}}, "normalises by the batch and so mixes examples"),
+    ],
+)
+def test_an_experiment_that_a_defense_cannot_work_in_is_refused_before_it_starts(
+    tiny_config: Callable[..., Config], tables: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        Experiment(tiny_config(**TABLES, **tables)).check()
