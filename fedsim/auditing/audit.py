@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedsim import metrics
-from fedsim.attack import GLOBAL, KNOWLEDGE, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Progress
+from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Progress
 from fedsim.auditing.claims import Owed
 from fedsim.auditing.isolation import Isolation, attempt
 from fedsim.auditing.threat_model import (
@@ -90,6 +90,7 @@ from fedsim.findings import (
     read_about,
     save_finding,
 )
+from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
 from fedsim.plugins.code import UNREADABLE, code_hash, file_hash
 from fedsim.progress import tell, tracked
@@ -467,7 +468,7 @@ class Audit:
         granted = self.spec.adversary.knowledge.model_dump()
         for title in itertools.chain.from_iterable(self._stages()):
             plugin, attack = attacks[title]
-            known = {name: granted[name] for name in KNOWLEDGE if name in attack.declared()}
+            known = {name: granted[name] for name in FACTS if name in attack.declared()}
             found[title] = variant(plugin, dataclasses.asdict(attack), known, found.get(attack.builds_on or ""))
         return found
 

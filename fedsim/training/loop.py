@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,112 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedsim.defense import Defense, replaced, replaced_batch
-from fedsim.errors import ConfigError, RunError
+from fedsim.errors import RunError
 from fedsim.progress import tracked
 from fedsim.randomness import generator, seeded
 from fedsim.task import Loss
+from fedsim.training.settings import LocalTraining as LocalTraining
 from fedsim.wire.messages import State, non_finite
-
-_MOST = {"local_epochs": 10**6, "local_steps": 10**6, "batch_size": 10**9}
-"""What is beyond is a slip of the keyboard."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalTraining:
-    """How a client trains. One of `local_epochs` and `local_steps` is set.
-
-    A client who sends a gradient takes that of one mini-batch at w_t (FedSGD), and so no step itself: the server does,
-    by its own learning rate. What would change its steps is refused.
-
-    Attributes:
-        local_epochs: E, passes over the local data, each in a new order.
-        local_steps: number of optimizer steps instead; batches go on across epochs.
-        batch_size: B; the last batch of an epoch may be smaller.
-        batches: `reshuffled` cuts the local data into other batches each epoch, `fixed` into the same ones, in the
-            same order, for the whole federation; then, and where gradients are sent, a round goes on with the
-            batch after the last one of the round before. Otherwise each round begins a new epoch.
-        learning_rate: step size of the optimizer.
-        optimizer: `sgd`, `adam` or `adamw`.
-        momentum: of SGD.
-        weight_decay: L2 penalty (decoupled in `adamw`).
-        batch_norm: `train` normalises by the batch and updates running statistics, `eval`
-            normalises by the running statistics and leaves them alone, `frozen` does not train scale
-            and shift either. The count of batches, which does not travel, begins at 0 in each round.
-        batch_norm_statistics: whether running statistics travel, `shared`, or are `withheld`; then
-            they are in no message, and evaluation normalises by the batch.
-        dropout: whether dropout layers drop.
-        proximal_mu: weight of the proximal term; FedProx's server sets it.
-        sends: `weights` after local training, or the `gradient` of one mini-batch; FedSGD's server sets it.
-    """
-
-    local_epochs: int | None = None
-    local_steps: int | None = None
-    batch_size: int = 10
-    batches: Literal["reshuffled", "fixed"] = "reshuffled"
-    learning_rate: float = 0.01
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    batch_norm: Literal["train", "eval", "frozen"] = "train"
-    batch_norm_statistics: Literal["shared", "withheld"] = "shared"
-    dropout: bool = True
-    proximal_mu: float = 0.0
-    sends: Literal["weights", "gradient"] = "weights"
-
-    def __post_init__(self) -> None:
-        if self.sends == "gradient":
-            self._check_one_gradient()
-        if (self.local_epochs is None) == (self.local_steps is None):
-            raise ConfigError("training: set local_epochs or local_steps, exactly one of them")
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= most:
-                expected = "at least 1" if value < 1 else f"at most {most}"
-                raise ConfigError(f"training.{name}: expected {expected}, got {value}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"training.learning_rate: expected a finite value above 0, got {self.learning_rate}")
-        for name in ("momentum", "weight_decay", "proximal_mu"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
-                raise ConfigError(f"training.{name}: expected a finite value of at least 0, got {value}")
-        if self.momentum >= 1:
-            raise ConfigError(f"training.momentum: expected less than 1, or steps grow for ever, got {self.momentum}")
-        if self.momentum and self.optimizer != "sgd":
-            raise ConfigError(f"training.momentum: belongs to optimizer 'sgd', got '{self.optimizer}'")
-        if self.batch_norm_statistics == "withheld" and self.batch_norm != "train":
-            raise ConfigError(
-                f"training.batch_norm: '{self.batch_norm}' normalises by running statistics, but they are withheld; "
-                "set batch_norm_statistics to 'shared' or batch_norm to 'train'"
-            )
-
-    def _check_one_gradient(self) -> None:
-        if self.local_epochs is not None:
-            raise ConfigError(
-                "training.local_epochs: clients who send gradients take one mini-batch a round; "
-                "set local_steps = 1 instead"
-            )
-        if self.local_steps != 1:
-            raise ConfigError(
-                f"training.local_steps: clients who send gradients take one mini-batch a round, expected 1, "
-                f"got {self.local_steps}"
-            )
-        for name, expected in (("optimizer", "sgd"), ("momentum", 0.0), ("weight_decay", 0.0), ("proximal_mu", 0.0)):
-            if getattr(self, name) != expected:
-                raise ConfigError(
-                    f"training.{name}: clients who send gradients take no step themselves, expected {expected!r}, "
-                    f"got {getattr(self, name)!r}; leave it out"
-                )
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether a round's batches follow upon those of the round before; see `batches_of_round`."""
-        return self.batches == "fixed" or self.sends == "gradient"
-
-    def steps(self, num_examples: int) -> int:
-        """T, the optimizer steps of one round for a client with `num_examples`."""
-        if self.local_steps is not None:
-            return self.local_steps
-        return (self.local_epochs or 0) * math.ceil(num_examples / self.batch_size)
 
 
 def local_update(
