@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedsim import attack, datasets, defense, findings, partitions, task
+from fedsim import attack, datasets, defense, findings, knowledge, partitions, task
 from fedsim.plugins.makers import PRODUCTS
 from fedsim.recording import transcript
 from fedsim.wire import messages, payloads
@@ -23,7 +23,7 @@ NAME` tells the settings of a plug-in.
 PARTS = {
     "An attack": (
         "Derive a frozen dataclass from `Attack` and implement `_run`. Fields are settings.",
-        [attack.Attack, attack.Knowledge, attack.Records, attack.PartialRecords, attack.Paper],
+        [attack.Attack, knowledge.Knowledge, knowledge.Records, knowledge.PartialRecords, attack.Paper],
         [attack.single_update],
     ),
     "What the server saw": (
@@ -91,7 +91,8 @@ def _fields(cls: type) -> Iterable[str]:
     for name, kind in vars(cls).get("__annotations__", {}).items():
         kind = kind if isinstance(kind, str) else inspect.formatannotation(kind)
         if name in defaults and defaults[name].default is not dataclasses.MISSING:
-            yield f"{name}: {kind} = {defaults[name].default!r}"
+            about = defaults[name].metadata.get("fact")
+            yield f"{name}: {kind} = {defaults[name].default!r}" + (f"  # {about.about}" if about else "")
         elif name in defaults and defaults[name].default_factory is not dataclasses.MISSING:
             yield f"{name}: {kind} = ...  # has a default"
         elif name not in defaults and name in vars(cls):

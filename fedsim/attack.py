@@ -7,18 +7,32 @@ An attack sees a `Transcript` and a `Knowledge`, nothing else. Ground truth live
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self, final
+from dataclasses import dataclass
+from typing import ClassVar, Self, final
 
 import torch
-from torch import Tensor, nn
 
 from fedsim.errors import AttackError, KnowledgeError, PluginError, did_you_mean
 from fedsim.findings import Finding
+from fedsim.knowledge import FACTS, Knowledge, PartialRecords, Records
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State, Update, non_finite
+from fedsim.wire.messages import Update, non_finite
+
+__all__ = [
+    "GLOBAL",
+    "LAST_RETURNED",
+    "OPTIMAL",
+    "Attack",
+    "Knowledge",
+    "Paper",
+    "PartialRecords",
+    "Progress",
+    "Records",
+    "single_update",
+]
+"""What the author of an attack imports."""
 
 Progress = Callable[[int, int, Mapping[str, float]], None]
 """Called as `progress(iteration, iterations, values)`; values hold at least `objective`."""
@@ -27,105 +41,6 @@ Progress = Callable[[int, int, Mapping[str, float]], None]
 GLOBAL, LAST_RETURNED, OPTIMAL = "global", "last-returned", "optimal"
 """Model sources that are no attack: w_t of the last round, the victim's last w_T, and its optimal local model, which
 only the evaluator has. What reads one of them counts as no attack of its own in a report."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Records:
-    """Records of the victim that the adversary knows.
-
-    Attributes:
-        inputs: `record feature` or `record channel height width`, in model units.
-        labels: `record`, class indices, or targets of a regression.
-    """
-
-    inputs: Tensor
-    labels: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartialRecords(Records):
-    """Records of which one categorical column is not known.
-
-    Attributes:
-        inputs: `record feature`, in model units; zero at the column's features.
-        column: its name.
-        features: where its features are, one (0 or 1 in model units) a category.
-        categories: what it may hold.
-    """
-
-    column: str
-    features: slice
-    categories: tuple[str, ...]
-
-    def completed(self, category: int) -> Tensor:
-        """`record feature`, as if the column held `category`, an index into `categories`, in all records."""
-        inputs = self.inputs.clone()
-        inputs[:, self.features.start + category] = 1
-        return inputs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Knowledge:
-    """What the threat model grants the adversary besides the messages. None means withheld, or not declared.
-
-    Attributes:
-        model: builds the architecture that the server broadcasts the weights of.
-        loss: what clients minimise, `(logits, labels) -> mean loss`.
-        input_shape: shape of one example, `channel height width`.
-        num_classes: number of classes.
-        value_range: lowest and highest possible value of an input, in the units the model is fed
-            with: one pair, or one value a channel.
-        input_mean: mean of the inputs in those units, 0 where clients standardise.
-        input_std: standard deviation of the inputs in those units, 1 where clients standardise.
-        learning_rate: step size of the clients' local training.
-        local_epochs: E, passes of a client over its data in one round; 1 where it sends a gradient.
-        local_steps: T, steps of a client in one round, where it takes a number of them instead of passes; whoever
-            needs `local_epochs` makes do with it.
-        batch_size: B, examples in one local step.
-        optimizer: of the clients, `sgd`, `adam` or `adamw`.
-        momentum: of their SGD.
-        weight_decay: weight of the L2 penalty in their steps.
-        proximal_mu: weight of FedProx's proximal term in their steps.
-        labels: `example`, the victim's labels in ascending order; whoever cuts them into mini-batches shuffles them.
-        records: the victim's records, for an attack that asks where they come from.
-        partial_records: the victim's records without a sensitive attribute, for an attack that infers it.
-        models: by client, what the attack named by `Attack.builds_on` claims to be its local model.
-        device: where the attack computes.
-    """
-
-    model: Callable[[], nn.Module] | None = None
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    input_shape: tuple[int, ...] | None = None
-    num_classes: int | None = None
-    value_range: tuple[Sequence[float], Sequence[float]] | None = None
-    input_mean: Sequence[float] | None = None
-    input_std: Sequence[float] | None = None
-    learning_rate: float | None = None
-    local_epochs: int | None = None
-    local_steps: int | None = None
-    batch_size: int | None = None
-    optimizer: str | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    proximal_mu: float | None = None
-    labels: Tensor | None = None
-    records: Records | None = None
-    partial_records: PartialRecords | None = None
-    models: Mapping[int, State] | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def granted(self) -> list[str]:
-        """Names of what is granted, in the order of the fields."""
-        return [name for name in KNOWLEDGE if getattr(self, name) is not None]
-
-    def only(self, names: Set[str]) -> Knowledge:
-        """The same without what is granted but is not among `names`."""
-        withheld: dict[str, Any] = {name: None for name in self.granted() if name not in names}
-        return replace(self, **withheld)
-
-
-KNOWLEDGE = tuple(item.name for item in fields(Knowledge) if item.name not in ("models", "device"))
-"""Everything that a threat model can grant or withhold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,10 +138,9 @@ class Attack(ABC):
     def check(self, knowledge: Knowledge, granted: Sequence[str] = ()) -> None:
         """Raise KnowledgeError unless `knowledge`, or what will be `granted`, covers `needs`."""
         for where in ("needs", "uses"):
-            for name in sorted(getattr(self, where) - set(KNOWLEDGE)):
+            for name in sorted(getattr(self, where) - set(FACTS)):
                 raise PluginError(
-                    f"{type(self).__name__}.{where}: '{name}' is nothing that can be known, "
-                    f"{did_you_mean(name, KNOWLEDGE)}"
+                    f"{type(self).__name__}.{where}: '{name}' is nothing that can be known, {did_you_mean(name, FACTS)}"
                 )
         known = {*knowledge.granted(), *granted}
         missing = sorted(self.needs - known - ({"local_epochs"} if "local_steps" in known else set()))

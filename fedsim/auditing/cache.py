@@ -14,13 +14,14 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from fedsim.attack import KNOWLEDGE, Knowledge
+from fedsim.attack import Knowledge
 from fedsim.auditing.plan import Job, Named
 from fedsim.auditing.variants import variant
 from fedsim.errors import ConfigError, TranscriptError
 from fedsim.experiments.config import KnowledgeTable
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Finding, LocalModel, load_claim, load_finding, read_about, save_finding
+from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
 from fedsim.plugins.code import UNREADABLE, code_hash, file_hash
 from fedsim.recording.header import hash_state
@@ -101,7 +102,7 @@ class Cache:
         granted = self.granted.model_dump()
         for title in self.order:
             plugin, attack = attacks[title]
-            known = {name: granted[name] for name in KNOWLEDGE if name in attack.declared()}
+            known = {name: granted[name] for name in FACTS if name in attack.declared()}
             found[title] = variant(plugin, dataclasses.asdict(attack), known, found.get(attack.builds_on or ""))
         return found
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,22 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attack import KNOWLEDGE, Knowledge, PartialRecords, Records
 from fedsim.auditing.architecture import Architecture, WrittenOut
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, ConfigError, DataError, PluginError, first_line
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import AdversaryTable
+from fedsim.knowledge import FACTS, Knowledge, PartialRecords, Records, sent_as
 from fedsim.models.checks import unsized
 from fedsim.plugins import registry
 from fedsim.randomness import seed_for
 from fedsim.recording.header import DIFFERING, Header
 
-PRIVATE = ("labels", "records", "partial_records")
+PRIVATE = tuple(name for name, fact in FACTS.items() if fact.private)
 """What differs from victim to victim."""
+_SETTINGS = tuple(name for name, fact in FACTS.items() if fact.setting)
+"""The settings of local training, which a server sends along with its model."""
 
 
 def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path) -> Knowledge:
@@ -43,11 +44,11 @@ def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path
     own = _protocol(experiment) if experiment else {"loss": cross_entropy}
     written = adversary.knowledge.model_fields_set
     values: dict[str, Any] = {"device": _device(adversary.device)}
-    for name in KNOWLEDGE:
+    for name in FACTS:
         setting = getattr(adversary.knowledge, name)
         if name in PRIVATE or setting is False:
             continue
-        if setting is True and experiment is None and name in written and name not in own and name not in _SENT_AS:
+        if setting is True and experiment is None and name in written and name not in own and name not in _SETTINGS:
             raise ConfigError(
                 f"adversary.knowledge.{name}: a recording made elsewhere has none to grant; write it out, or leave the "
                 "key out"
@@ -79,7 +80,7 @@ def as_sent(
         AttackError: the rounds differ, or the clients of a round were not sent the same, and no value is written out.
     """
     values: dict[str, Any] = {}
-    for name in sorted(declared & set(_SENT_AS)):
+    for name in sorted(declared & set(_SETTINGS)):
         setting = getattr(adversary.knowledge, name)
         if setting is False:
             continue
@@ -113,42 +114,26 @@ def as_sent(
 
 def sent_along(headers: Sequence[Header]) -> list[str]:
     """Names of the protocol's facts that these headers tell."""
-    return [name for name in _SENT_AS if any(_said(header, name) is not None for header in headers)]
+    return [name for name in _SETTINGS if any(_said(header, name) is not None for header in headers)]
 
 
 def _differs(header: Header, name: str) -> bool:
     """Whether the server sent some clients another value of a fact than others."""
-    return bool({*str(header.config.get(DIFFERING, "")).split(", ")}.intersection(_SENT_AS[name]))
+    return bool({*str(header.config.get(DIFFERING, "")).split(", ")}.intersection(sent_as(name)))
 
 
 def _said(header: Header, name: str) -> Any:
     """What a header says of a fact; None where it says nothing."""
-    key = next((key for key in _SENT_AS[name] if key in header.config), None)
+    key = next((key for key in sent_as(name) if key in header.config), None)
     if key is None:
         return None
     value = header.config[key]
-    fits, expected = _EXPECTED[name]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    whole = isinstance(value, int) or name not in ("local_epochs", "local_steps", "batch_size")
-    if not ((isinstance(value, str) if name == "optimizer" else number and whole) and fits(value)):
+    if not FACTS[name].takes(value):
         raise ConfigError(
-            f"round {header.round}: the server sent {key} = {value!r}, expected {expected}; withhold it with "
-            f"adversary.knowledge.{name} = false"
+            f"round {header.round}: the server sent {key} = {value!r}, expected {FACTS[name].expected}; withhold it "
+            f"with adversary.knowledge.{name} = false"
         )
     return value.lower() if isinstance(value, str) else value
-
-
-_SENT_AS: Mapping[str, tuple[str, ...]] = {
-    "learning_rate": ("learning-rate", "learning_rate", "lr"),
-    "local_epochs": ("local-epochs", "local_epochs"),
-    "local_steps": ("local-steps", "local_steps"),
-    "batch_size": ("batch-size", "batch_size"),
-    "optimizer": ("optimizer",),
-    "momentum": ("momentum",),
-    "weight_decay": ("weight-decay", "weight_decay"),
-    "proximal_mu": ("proximal-mu", "proximal_mu"),
-}
-"""The protocol's facts, and what servers call them in the config that they send along; our own first, then Flower's."""
 
 
 def check_sent(experiment: Experiment | None, headers: Sequence[Header], victim: int) -> None:
@@ -278,65 +263,37 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
     The model is handed over as copies of a network: a method of the experiment would carry the data.
     """
     task, data, model = experiment.dataset.task, experiment.data, experiment.config.model
-    gradient = experiment.training.sends == "gradient"
     inputs: dict[str, Any] = {}
     if task.kind != "text":
         inputs["value_range"] = data.value_range()
         if data.standardise:
             inputs["input_mean"], inputs["input_std"] = data.moments()
-    return inputs | {
-        "model": Architecture(
-            model.name, model.settings, task, seed_for(experiment.seed, "model"), experiment.training.dropout
-        ),
-        "loss": task.loss,
-        "input_shape": task.input_shape,
-        "num_classes": task.num_classes or None,
-        # A gradient is one step on one batch, whatever that batch is of, and the server takes it.
-        "learning_rate": experiment.server_rate if gradient else experiment.training.learning_rate,
-        "local_epochs": 1 if gradient else experiment.training.local_epochs,
-        "local_steps": experiment.training.local_steps,
-        "batch_size": experiment.training.batch_size,
-        "optimizer": experiment.training.optimizer,
-        "momentum": experiment.training.momentum,
-        "weight_decay": experiment.training.weight_decay,
-        "proximal_mu": experiment.training.proximal_mu,
-    }
+    architecture = Architecture(
+        model.name, model.settings, task, seed_for(experiment.seed, "model"), experiment.training.dropout
+    )
+    about_the_task = {"loss": task.loss, "input_shape": task.input_shape, "num_classes": task.num_classes or None}
+    return inputs | {"model": architecture} | about_the_task | _settings(experiment)
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """The settings of local training; a gradient is one step on one batch, which the server takes."""
+    settings = {name: getattr(experiment.training, name) for name in _SETTINGS}
+    if experiment.training.sends == "gradient":
+        settings |= {"learning_rate": experiment.server_rate, "local_epochs": 1}
+    return settings
 
 
 def _written_out(name: str, setting: Any, beside: Path) -> Any:
     if name == "model":
         registry.load_object(setting, beside)
         return WrittenOut(setting)
-    fits, expected = _EXPECTED[name]
-    if not fits(setting):
-        raise ConfigError(f"adversary.knowledge.{name}: expected {expected}, got {setting}")
+    if not FACTS[name].fits(setting):
+        raise ConfigError(f"adversary.knowledge.{name}: expected {FACTS[name].expected}, got {setting}")
     if name == "value_range":
         return [setting[0]], [setting[1]]
     if name == "optimizer":
         return setting.lower()
     return tuple(setting) if name == "input_shape" else setting
-
-
-def _finite(values: Sequence[float]) -> bool:
-    return all(math.isfinite(value) for value in values)
-
-
-_EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "input_shape": (lambda sizes: len(sizes) > 0 and min(sizes) > 0, "sizes of at least 1"),
-    "num_classes": (lambda count: count >= 2, "at least 2"),
-    "value_range": (lambda ends: len(ends) == 2 and _finite(ends) and ends[0] < ends[1], "[lowest, highest]"),
-    "input_mean": (_finite, "finite values"),
-    "input_std": (lambda scales: _finite(scales) and min(scales, default=1) > 0, "finite values above 0"),
-    "learning_rate": (lambda rate: 0 < rate < math.inf, "a finite value above 0"),
-    "local_epochs": (lambda epochs: epochs >= 1, "at least 1"),
-    "local_steps": (lambda steps: steps >= 1, "at least 1"),
-    "batch_size": (lambda size: size >= 1, "at least 1"),
-    "optimizer": (lambda name: bool(name.strip()), "a name, as sgd or adam"),
-    "momentum": (lambda share: 0 <= share < math.inf, "a finite value of at least 0"),
-    "weight_decay": (lambda weight: 0 <= weight < math.inf, "a finite value of at least 0"),
-    "proximal_mu": (lambda weight: 0 <= weight < math.inf, "a finite value of at least 0"),
-}
-"""What a value that is written out must be."""
 
 
 def _device(name: str) -> torch.device:

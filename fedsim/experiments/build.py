@@ -132,7 +132,7 @@ class Experiment:
         """
         table, clients = self.config.strategy, self.config.federation.clients
         cls = registry.load("strategies", table.name)
-        sends(cls, table.name, claimed=self.config.sends)
+        sends(cls, table.name, claimed=self.config.training.sends)
         known = registry.parameters(cls)
         settings = dict.fromkeys((key for key in LEAST if key in known), 1) | table.settings
         strategy = registry.build("strategies", table.name, settings, "strategy")
@@ -148,7 +148,7 @@ class Experiment:
         """
         table = self.config.training
         settings = table.model_dump(exclude_none=True)
-        if self.config.sends == "weights":
+        if table.sends == "weights":
             return LocalTraining(**settings)
         rate = self.server_rate
         if table.learning_rate not in (TrainingTable().learning_rate, rate):
@@ -226,7 +226,7 @@ def _derived(base: type[Any], plugin: Any) -> Any:
 
 
 def resolve(config: Config) -> Config:
-    """The same experiment with every plug-in's default settings written out, and that clients send gradients.
+    """The same experiment with every plug-in's default settings written out, and what clients send.
 
     Raises:
         ConfigError: a plug-in refuses its settings, or the strategy's class contradicts what clients are said to send.
@@ -258,12 +258,14 @@ def resolve(config: Config) -> Config:
 
 
 def _by_the_strategy(config: Config) -> tuple[TrainingTable, StrategyTable]:
-    """[training] and [strategy] with what only the strategy's class tells, where its clients send gradients."""
+    """[training] and [strategy] with what clients send, and the default step size of a server of gradients."""
     training, strategy = config.training, config.strategy
     cls = registry.load("strategies", strategy.name)
-    if sends(cls, strategy.name, training.sends) == "weights":
+    declared = sends(cls, strategy.name, training.sends if "sends" in training.model_fields_set else None)
+    training = training.model_copy(update={"sends": declared})
+    if declared == "weights":
         return training, strategy
     rate = registry.parameters(cls).get("learning_rate")
     if rate is not None and isinstance(rate.default, int | float):
         strategy = StrategyTable(**{"learning_rate": rate.default} | strategy.model_dump())
-    return training.model_copy(update={"sends": "gradient"}), strategy
+    return training, strategy

@@ -13,13 +13,16 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
 from fedsim.errors import ConfigError, TrustError, did_you_mean, first_line
+from fedsim.knowledge import FACTS
 from fedsim.plugins.registry import explain
+from fedsim.training.settings import LocalTraining
 
 _T = TypeVar("_T", bound=BaseModel)
 
@@ -81,27 +84,29 @@ class StrategyTable(PluginTable):
     name: str = "fedavg"
 
 
-class TrainingTable(Table):
-    """[training]: see `fedsim.training.settings.LocalTraining`, which checks the values.
+def _derived(base: type[Table], **keys: tuple[Any, Any]) -> Any:
+    """The table `base` with `keys`, each with its type and its default, which are declared elsewhere."""
+    return create_model(base.__name__, __base__=base, __module__=__name__, __doc__=base.__doc__, **keys)  # type: ignore[call-overload]
 
-    `batches` left out is `reshuffled`; that is written nowhere, so that runs and states made before there was a
-    choice stay what they are. `sends` is declared by the strategy's class; `resolve` writes it down where that is
-    `gradient`, for a recording is attacked without loading the strategy. Then clients take one mini-batch a round:
-    `local_steps = 1`.
+
+class TrainingTable(Table):
+    """[training]: the fields of `fedsim.training.settings.LocalTraining`, which checks the values.
+
+    `sends` left out is what the strategy's class declares; `resolve` writes it down, for a recording is attacked
+    without loading the strategy. Clients that send a gradient take one mini-batch a round: `local_steps = 1`. The
+    proximal term is a setting of FedProx's server.
     """
 
-    local_epochs: int | None = None
-    local_steps: int | None = None
-    batch_size: int = 10
-    batches: Literal["reshuffled", "fixed"] | None = None
-    learning_rate: float = 0.01
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    batch_norm: Literal["train", "eval", "frozen"] = "train"
-    batch_norm_statistics: Literal["shared", "withheld"] = "shared"
-    dropout: bool = True
-    sends: Literal["weights", "gradient"] | None = None
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+
+if not TYPE_CHECKING:
+    _SETTINGS = {item.name: (get_type_hints(LocalTraining)[item.name], item.default) for item in fields(LocalTraining)}
+    del _SETTINGS["proximal_mu"]
+    TrainingTable = _derived(TrainingTable, **_SETTINGS)
 
 
 class FederationTable(Table):
@@ -168,7 +173,7 @@ class RecordingTable(Table):
 
 
 class KnowledgeTable(Table):
-    """[adversary.knowledge]: what the adversary is granted besides the messages.
+    """[adversary.knowledge]: what the adversary is granted besides the messages; a key for each of `FACTS`.
 
     `true` grants what the run itself holds, `false` withholds it; a recording made elsewhere has
     nothing to take from, so there the value is written out: `model = "module:callable"`,
@@ -177,24 +182,13 @@ class KnowledgeTable(Table):
     training examples; `partial_records` names the one column of a table that is withheld of them.
     """
 
-    model: bool | str = True
-    loss: bool = True
-    input_shape: bool | list[int] = True
-    num_classes: bool | int = True
-    value_range: bool | list[float] = True
-    input_mean: bool | list[float] = True
-    input_std: bool | list[float] = True
-    learning_rate: bool | float = True
-    local_epochs: bool | int = True
-    local_steps: bool | int = True
-    batch_size: bool | int = True
-    optimizer: bool | str = True
-    momentum: bool | float = True
-    weight_decay: bool | float = True
-    proximal_mu: bool | float = True
-    labels: bool = False
-    records: bool = False
-    partial_records: Literal[False] | str = False
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+if not TYPE_CHECKING:
+    KnowledgeTable = _derived(KnowledgeTable, **{name: (fact.key, fact.granted) for name, fact in FACTS.items()})
 
 
 class AdversaryTable(Table):
@@ -278,11 +272,6 @@ class Config(AttackFile):
     defense: list[PluginTable] = []
     recording: RecordingTable = RecordingTable()
     states: StatesTable = StatesTable()
-
-    @property
-    def sends(self) -> Literal["weights", "gradient"]:
-        """What clients send, once `fedsim.experiments.build.resolve` has asked the strategy's class."""
-        return self.training.sends or "weights"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

@@ -5,7 +5,6 @@ It is written from whatever the run folder holds; a bare recording will do.
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import re
@@ -18,7 +17,7 @@ import numpy as np
 import tomli_w
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedsim.attack import KNOWLEDGE, Knowledge, Paper
+from fedsim.attack import Paper
 from fedsim.auditing.audit import Audit
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, FedsimError
@@ -27,6 +26,7 @@ from fedsim.evaluation.texts import TEXTS, WORDS
 from fedsim.experiments.config import Config, PluginTable
 from fedsim.experiments.integrity import held_against_manifest
 from fedsim.experiments.run_folder import RunFolder, measurements, write_text
+from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
 from fedsim.reporting import figures
 from fedsim.reporting.evidence import (
@@ -47,7 +47,6 @@ PICTURES, ROUNDS = 12, 200
 """Most findings shown, and most rounds listed."""
 DELTA = 1e-5
 """The delta at which a defense's guarantee is stated."""
-_TRUTHS = {"labels": "labels", "records": "records", "partial_records": "all columns of records but one"}
 """What can be granted of the victims' data."""
 _STEPPING = ("learning_rate", "momentum", "weight_decay")
 
@@ -90,7 +89,7 @@ def write_report(
         headline=headline(leaks),
         accuracy=_final_accuracy(measured, audit),
         threats=threats,
-        truths=[_TRUTHS[item["name"]] for item in threats if item["granted"] and item["name"] in _TRUTHS],
+        truths=[of for item in threats if item["granted"] and (of := FACTS[item["name"]].victims)],
         made=_made(found),
         single=_single(found),
         found=found,
@@ -169,20 +168,18 @@ def _threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, 
     for item in found:
         handed.setdefault(str(item.about["attack"]), set()).update(item.about["granted"])
     table = audit.spec.adversary.knowledge if audit else None
-    open_to_all = {name for name in KNOWLEDGE if table is not None and getattr(table, name) is not False}
+    open_to_all = {name for name in FACTS if table is not None and getattr(table, name) is not False}
     if not found:
         handed = {title: open_to_all & cls.declared() for title, cls in attacks.items() if cls}
-    text = " ".join(re.sub(r"`[^`]*`, ", "", inspect.getdoc(Knowledge) or "").replace("`", "").split())
     threats = []
-    for name, after in zip(KNOWLEDGE, [*KNOWLEDGE[1:], "models"], strict=True):
-        about = re.search(rf" {name}: (.*?) {after}: ", text)
+    for name, fact in FACTS.items():
         having = [title for title, names in handed.items() if name in names]
         without = [title for title in handed if (cls := attacks.get(title)) and name in cls.declared() - handed[title]]
         needed = [title for title, cls in attacks.items() if cls and name in cls.needs]
         threats.append(
             {
                 "name": name,
-                "about": about[1].rstrip(".") if about else "",
+                "about": fact.about,
                 "granted": bool(having) or (name in open_to_all and not without),
                 "only": having if having and without else [],
                 "needed": needed,
@@ -244,7 +241,7 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
 def _local_training(config: Config) -> list[str]:
     training = config.training
     batches = f"B = {training.batch_size}" + (", the same batches each epoch" if training.batches == "fixed" else "")
-    if config.sends == "gradient":
+    if training.sends == "gradient":
         return ["none: clients send the gradient of one mini-batch a round", batches]
     epochs, steps = f"E = {training.local_epochs} local epochs", f"T = {training.local_steps} local steps"
     local = [epochs if training.local_epochs else steps, batches, training.optimizer]

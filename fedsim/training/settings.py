@@ -1,4 +1,4 @@
-"""How a client trains."""
+"""How a client trains: the settings, without torch, for an experiment file is checked by them."""
 
 from __future__ import annotations
 

@@ -28,12 +28,13 @@ from torch.nn.functional import cross_entropy
 
 from clients.memory import memory_of
 from clients.mods import defended
-from fedsim.attack import KNOWLEDGE, Attack, Knowledge, Paper, PartialRecords, Records
+from fedsim.attack import Attack, Knowledge, Paper, PartialRecords, Records
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense, Guarantee, Poisson, of_examples, remembers
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError
 from fedsim.experiments.config import load_config
 from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
+from fedsim.knowledge import FACTS
 from fedsim.models.mlp import Mlp
 from fedsim.models.text_cnn import TextCnn
 from fedsim.plugins import registry
@@ -385,7 +386,7 @@ def only(known: Knowledge, names: frozenset[str]) -> Knowledge:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_what_an_attack_declares_to_need_is_exactly_sufficient(name: str, transcript: Transcript) -> None:
     attack = attack_with(name)
-    assert attack.needs <= set(KNOWLEDGE)
+    assert attack.needs <= set(FACTS)
     further = {"labels"} if name == "idlg" else set()  # without them it reads one example's, and here are three
     known = known_to(name)
     run(name, transcript, only(known, attack.needs | further))
@@ -409,7 +410,7 @@ def test_an_attack_reads_what_it_declares_and_nothing_else(name: str, transcript
             return value
 
     shown = transcript.only(rounds_for(name, transcript))
-    everything = Watched(**{field: getattr(known, field) for field in (*KNOWLEDGE, "device")})
+    everything = Watched(**{field: getattr(known, field) for field in (*FACTS, "device")})
     whole = attack._run(shown, everything, 5, generator(0), lambda *_: None)
     if not attack.uses <= read:  # some facts serve to count labels that are withheld
         attack._run(shown, dataclasses.replace(everything, labels=None), 5, generator(0), lambda *_: None)

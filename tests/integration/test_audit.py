@@ -19,7 +19,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsim.attack import KNOWLEDGE
 from fedsim.auditing.architecture import Architecture
 from fedsim.auditing.audit import Audit, open_audit
 from fedsim.auditing.in_round import attack_round
@@ -31,6 +30,7 @@ from fedsim.experiments.build import Experiment, build_attacks
 from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.findings import Reconstruction, load_finding, save_finding
+from fedsim.knowledge import FACTS
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting import evidence
@@ -366,7 +366,7 @@ def test_what_an_attack_does_not_declare_is_neither_handed_over_nor_part_of_its_
         assert audit.run() == []
         [path] = (run / "findings" / "sra-gradient").glob("*.safetensors")
         about = load_finding(path)[1]
-        assert about["granted"] == [name for name in KNOWLEDGE if name in build_attacks(spec)[0][1].declared()]
+        assert about["granted"] == [name for name in FACTS if name in build_attacks(spec)[0][1].declared()]
         stamps.append((path.stat().st_mtime_ns, about["fingerprint"]))
         scores.append(audit.score())
     assert stamps[0] == stamps[1]

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attack import KNOWLEDGE, Knowledge
+from fedsim.attack import Knowledge
 from fedsim.experiments.run_folder import write_rows
 from fedsim.findings import Reconstruction
+from fedsim.knowledge import FACTS
 from fedsim.plugins.registry import load_object
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
@@ -73,7 +74,7 @@ def test_the_page_of_signatures_is_what_the_code_says() -> None:
     told = module.PAGE.read_text(encoding="utf-8")
     assert told == module.page(), "the interface has changed: run python docs/plugin_interface.py"
     for name in (
-        *KNOWLEDGE,
+        *FACTS,
         "single_update",
         "sampling",
         "on_batch",
