@@ -19,10 +19,10 @@ from statistics import fmean
 
 import torch
 from lmra_sweeps import ATTRIBUTE, HERE, settings
-from lmra_tables import interval
 
 from fedsim.evaluation.imputation import IMPUTED, Imputation
 from fedsim.evaluation.inferences import score_inference
+from fedsim.evaluation.statistics import mean_text
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, check
 from fedsim.findings import Inference
@@ -102,7 +102,7 @@ def main() -> None:
                 floor = fmean(best[client][metric][1] for client in values)
                 print(
                     f"  {run}, {attack}, {metric}: {fmean(values.values()):.3f}, floor {floor:.3f}, difference "
-                    f"{interval(gain)} (n = {len(gain)})"
+                    f"{mean_text(gain)} (n = {len(gain)})"
                 )
 
 

@@ -16,8 +16,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmra_tables import interval
-
+from fedsim.evaluation.statistics import mean_text
 from fedsim.experiments.run_folder import RunFolder, read_rows
 
 HERE = Path(__file__).parent
@@ -88,7 +87,7 @@ def table(runs: Mapping[int, Path], first: int | None) -> None:
             cell = columns.get(value, {})
             found = {place: score for place, (score, _) in cell.items()}
             floor = sum(guess for _, guess in cell.values()) / max(1, len(cell))
-            texts.append(f"{interval(found)} ({floor:.3f}; n = {len(cell)})" if cell else "")
+            texts.append(f"{mean_text(found)} ({floor:.3f}; n = {len(cell)})" if cell else "")
         print(f"| {attack} | {metric} | {' | '.join(texts)} |")
 
 

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from adversaries.engine.compiled import compiled
+from adversaries.engine.descent import Curves, Schedule, Trial, descend, diverged, steps_of
 from adversaries.engine.distances import Cosine, Distance, length
 from adversaries.engine.places import AtBroadcast, Place, Variable
 from adversaries.engine.priors import Prior, total_variation
@@ -51,9 +51,6 @@ MOMENTS = frozenset({"input_mean", "input_std"})
 """What dummy data are standardised with."""
 _SNAPSHOTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Fractions of the iterations after which the dummy data are kept for the report."""
-
-Schedule = Callable[[int, int], float]
-"""`(iteration, iterations) -> factor` of all step sizes."""
 
 
 def by_tenths(iteration: int, iterations: int) -> float:
@@ -214,9 +211,26 @@ class GradientInversion(Attack):
             scene = replace(scene, labels=labels.repeat(recipe.epochs))
         runs = [_Run(recipe, scene, shape, knowledge, self.iterations, rng) for _ in range(self.restarts)]
         evaluate = self._evaluator(recipe, scene, runs[0])
-        survivors = self._descend(runs, evaluate, where, progress)
-        best = min(survivors, key=lambda run: run.last("objective"))
-        return best.finding(self._merged)
+        consensus = torch.empty_like(runs[0].dummy)
+        trials = {run.trial(evaluate, consensus): run for run in runs}
+
+        def agree(left: Sequence[Trial]) -> None:
+            # A restart that has just diverged must not take the others with it.
+            torch.nanmean(torch.stack([trial.point() for trial in left]), 0, out=consensus)
+
+        left = descend(
+            list(trials),
+            self.iterations,
+            progress,
+            where=where,
+            patience=self.patience,
+            snapshots=_SNAPSHOTS,
+            before=agree,
+        )
+        if not left:
+            raise diverged(list(trials), where, "step_size")
+        best = min(left, key=lambda trial: trial.objective)
+        return trials[best].finding(best, self._merged)
 
     def _merged(self, data: Tensor, scene: Scene) -> Tensor:
         """One image an example, out of `epochs` of them; by default they are one already."""
@@ -248,32 +262,6 @@ class GradientInversion(Attack):
             return graphs[moving](values, around)
 
         return by_graph
-
-    def _descend(self, runs: list[_Run], evaluate: Evaluate, where: str, progress: Progress) -> list[_Run]:
-        """Move the dummy data of all restarts, and return those that did not diverge."""
-        keep = {round(part * self.iterations) for part in _SNAPSHOTS}
-        best, since = math.inf, 0
-        for iteration in range(self.iterations):
-            # A restart that has just diverged must not take the others with it.
-            consensus = torch.stack([run.dummy.detach() for run in runs]).nanmean(0)
-            for run in runs:
-                if iteration in keep:
-                    run.snapshot(iteration)
-                run.step(evaluate, consensus, iteration)
-            if iteration % max(1, self.iterations // 100) == 0 or iteration == self.iterations - 1:
-                runs = _not_diverged(runs, where, iteration)
-                values = {name: min(run.last(name) for run in runs) for name in runs[0].trace}
-                progress(iteration + 1, self.iterations, values)
-            if self.patience:
-                now = min(run.last("objective") for run in runs)
-                best, since = (now, 0) if now < 0.99 * best else (best, since + 1)
-                if since >= self.patience:
-                    log.info("%s: stopped after %d iterations, the objective stays at %.4g", where, iteration + 1, now)
-                    break
-        runs = _not_diverged(runs, where, iteration)
-        for run in runs:
-            run.snapshot(iteration + 1)
-        return runs
 
 
 Around = tuple[Tensor, Tensor]
@@ -337,108 +325,60 @@ class _Run:
         groups = [{"params": [self.dummy], "lr": recipe.step_size}]
         groups += [{"params": [self._own[name]], "lr": v.step_size} for name, v in self._variables.items()]
         self._optimizer = _optimizer(recipe, groups)
-        self._schedule = LambdaLR(self._optimizer, lambda iteration: recipe.schedule(iteration, iterations))
-        self.trace: dict[str, list[Tensor]] = {"objective": [], "l_sim": []}
-        if recipe.distance != Cosine():
-            self.trace["distance"] = []
-        self.trace |= {name: [] for name, value in self._own.items() if name != "label_logits"}
-        self._at: list[int] = []
-        self._data: list[Tensor] = []
 
     def values(self) -> dict[str, Tensor]:
         """What is optimised, the dummy data first."""
         return {"dummy": self.dummy, **self._own}
 
-    def moving(self, iteration: int) -> Moving:
-        """Names of the values whose slopes are computed in this iteration."""
-        due = (name for name in self._own if iteration % self._variables[name].every == 0)
-        return ("dummy", *due)
+    def trial(self, evaluate: Evaluate, consensus: Tensor) -> Trial:
+        """What moves it; `consensus` is filled with that of all restarts before each step."""
+        recipe, iterations = self._recipe, self._iterations
 
-    def first(self, name: str) -> float:
-        """The value of a curve before the first step."""
-        return self.trace[name][0].mean().item()
-
-    def last(self, name: str) -> float:
-        """The latest value of a curve."""
-        return self.trace[name][-1].mean().item()
-
-    def around(self, iteration: int, consensus: Tensor) -> Around:
-        """See `Around`."""
-        return consensus.new_tensor(self._recipe.emphasis(iteration, self._iterations)), consensus
-
-    def step(self, evaluate: Evaluate, consensus: Tensor, iteration: int) -> None:
-        """One iteration."""
-        noted: list[Tensor] = []
-        around, moving = self.around(iteration, consensus), self.moving(iteration)
-
-        def closure() -> Tensor:
+        def slopes(iteration: int) -> Curves:
             values = self.values()
-            objective, distance, l_sim, *slopes = evaluate(values, around, moving)
-            for name, slope in zip(moving, slopes, strict=True):  # the others keep the slope they had
-                values[name].grad = slope.sign() if self._recipe.signed and name == "dummy" else slope
-            if not noted:
-                noted.extend((objective, distance, l_sim))
-            return objective
+            due = (name for name in self._own if iteration % self._variables[name].every == 0)
+            moving = ("dummy", *due)
+            around = consensus.new_tensor(recipe.emphasis(iteration, iterations)), consensus
+            objective, distance, l_sim, *found = evaluate(values, around, moving)
+            for name, slope in zip(moving, found, strict=True):  # the others keep the slope they had
+                values[name].grad = slope.sign() if recipe.signed and name == "dummy" else slope
+            own = {name: value.mean() for name, value in self._own.items() if name != "label_logits"}
+            besides = {} if recipe.distance == Cosine() else {"distance": distance}
+            return {"objective": objective, "l_sim": l_sim, **besides, **own}
 
-        self.trace_variables()
-        self._optimizer.step(closure)  # type: ignore[arg-type]
-        for name, value in zip(("objective", "distance", "l_sim"), noted, strict=True):
-            if name in self.trace:
-                self.trace[name].append(value.clone())
+        return Trial(
+            step=steps_of(
+                self._optimizer,
+                slopes,
+                factor=lambda iteration: recipe.schedule(iteration, iterations),
+                project=self._project,
+            ),
+            point=lambda: self.dummy,
+            shown=self._scene.units.to_unit_range,
+        )
+
+    def _project(self) -> None:
+        """What follows a step: noise, then all values back into their ranges."""
         if self._recipe.noise:
             noise = torch.randn(self.dummy.shape, generator=self._rng).to(self.dummy)
-            self.dummy.add_(noise, alpha=self._recipe.noise * float(self._schedule.get_last_lr()[0]))
-        self._schedule.step()
+            self.dummy.add_(noise, alpha=self._recipe.noise * float(self._optimizer.param_groups[0]["lr"]))
         if self._recipe.bounded:
             self._scene.units.clamp_(self.dummy)
         for name, variable in self._variables.items():
             self._own[name].clamp_(variable.low, variable.high)
 
-    def trace_variables(self) -> None:
-        """Note the place's variables, a mean each, before they move."""
-        for name, value in self._own.items():
-            if name in self.trace:
-                self.trace[name].append(value.detach().mean().clone())
-
-    def snapshot(self, iteration: int) -> None:
-        """Keep the dummy data as they are after `iteration` steps."""
-        self._at.append(iteration)
-        self._data.append(self._scene.units.to_unit_range(self.dummy.detach()))
-
-    def finding(self, merged: Callable[[Tensor, Scene], Tensor]) -> Reconstruction:
+    def finding(self, trial: Trial, merged: Callable[[Tensor, Scene], Tensor]) -> Reconstruction:
         """What was reconstructed."""
-        data = [merged(images, self._scene) for images in self._data]
+        data = [merged(images, self._scene) for images in trial.snapshots.values()]
         logits = self._own.get("label_logits")
         labels = self._scene.labels[: self._scene.num_examples] if logits is None else logits.argmax(1)
         return Reconstruction(
             data=data[-1],
             labels=labels.cpu(),
-            trace={name: torch.stack(curve).float().cpu() for name, curve in self.trace.items()},
+            trace=trial.trace(),
             snapshots=torch.stack(data),
-            snapshot_iterations=torch.tensor(self._at),
+            snapshot_iterations=torch.tensor(list(trial.snapshots)),
         )
-
-
-def _not_diverged(runs: list[_Run], where: str, iteration: int) -> list[_Run]:
-    """The restarts whose objective is finite.
-
-    Raises:
-        AttackError: there is none.
-    """
-    kept = [run for run in runs if math.isfinite(run.last("objective")) and bool(run.dummy.isfinite().all())]
-    if not kept:
-        told = "NaN" if math.isnan(runs[0].last("objective")) else "infinite"
-        if not any(math.isfinite(run.first("objective")) for run in runs):
-            raise AttackError(
-                f"{where}: the objective is {told} before the first step, whatever the attack's step_size: at these "
-                "weights, most likely too large, the model makes NaN or infinite values; choose another round or victim"
-            )
-        raise AttackError(
-            f"{where}: the objective became {told} at iteration {iteration}; lower the attack's step_size"
-        )
-    if len(kept) < len(runs):
-        log.warning("%s: %d restarts diverged by iteration %d", where, len(runs) - len(kept), iteration)
-    return kept
 
 
 def check_choices(attack: Attack) -> None:

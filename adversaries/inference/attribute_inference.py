@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from operator import itemgetter
 from typing import ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import one_hot
 
+from adversaries.engine.descent import Curves, Trial, descend, diverged, following, steps_of
 from adversaries.engine.matching import check_positive
 from adversaries.local_models.model_sources import ModelAttack, known, losses, matched, outputs
 from adversaries.local_updates import PAPER, rounds_of
@@ -158,52 +159,35 @@ class GradientAttributeInference(Attack):
         records = knowledge.partial_records
         objective = self._objective(transcript, knowledge, victim)
         shape = (len(records.inputs), len(records.categories))
-        best: tuple[float, Tensor, Tensor] | None = None
+        where, total = f"client {victim}", self.restarts * self.iterations
+        ends: list[tuple[float, Trial]] = []
         for restart in range(self.restarts):
             logits = (self.start * torch.randn(shape, generator=rng)).to(knowledge.device, torch.float64)
-            curve = self._descend(objective, logits, (restart, progress), victim)
-            last = float(objective(logits)[0]) if curve[-1].isfinite() else math.nan
-            if logits.isfinite().all() and math.isfinite(last) and (best is None or last < best[0]):
-                best = last, logits, torch.stack(curve)
-        if best is None:
-            raise AttackError(
-                f"client {victim}: the objective became NaN or infinite; lower the attack's learning_rate"
-            )
+            trial = self._trial(objective, logits)
+            told = following(progress, restart * self.iterations, total)
+            descended = descend([trial], self.iterations, told, where=where, patience=self.patience)
+            ends.append((float(objective(logits)[0]) if descended else math.nan, trial))
+        sound = [end for end in ends if math.isfinite(end[0])]
+        if not sound:
+            raise diverged([trial for _, trial in ends], where, "learning_rate")
+        _, best = min(sound, key=itemgetter(0))
         return Inference(
             of="attribute",
             candidates=torch.arange(shape[1]),
-            scores=best[1].float().cpu(),
-            trace={"objective": best[2].float().cpu()},
+            scores=best.point().float().cpu(),
+            trace=best.trace(),
         )
 
-    def _descend(self, objective: Objective, logits: Tensor, told: tuple[int, Progress], victim: int) -> list[Tensor]:
-        """Move `logits` in place, and return the objective before each step."""
-        restart, progress = told
-        optimizer = torch.optim.LBFGS(
-            [logits],
-            lr=self.learning_rate,
-            max_iter=1,
-            tolerance_grad=0,
-            tolerance_change=0,
-        )
-        curve: list[Tensor] = []
-        best, since = math.inf, 0
-        for iteration in range(self.iterations):
-            noted: list[Tensor] = []
-            optimizer.step(partial(_evaluated, objective, logits, noted))  # type: ignore[no-untyped-call]
-            curve.append(noted[0])
-            if not curve[-1].isfinite():
-                break
-            now, done = float(curve[-1]), iteration + 1
-            best, since = (now, 0) if now < 0.99 * best else (best, since + 1)
-            stops = bool(self.patience) and since >= self.patience
-            if done % max(1, self.iterations // 100) == 0 or stops or done == self.iterations:
-                seen = restart * self.iterations + (self.iterations if stops else done)
-                progress(seen, self.restarts * self.iterations, {"objective": now})
-            if stops:
-                log.info("client %d: stopped after %d iterations, the objective stays at %.4g", victim, done, now)
-                break
-        return curve
+    def _trial(self, objective: Objective, logits: Tensor) -> Trial:
+        """What moves `logits`, in place."""
+        optimizer = torch.optim.LBFGS([logits], lr=self.learning_rate, max_iter=1, tolerance_grad=0, tolerance_change=0)
+
+        def slopes(iteration: int) -> Curves:
+            value, slope = objective(logits)
+            logits.grad = slope * len(logits)
+            return {"objective": value}
+
+        return Trial(step=steps_of(optimizer, slopes), point=lambda: logits)
 
     def _objective(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Objective:
         """The function from logits to 1 - the mean cosine and its slope."""
@@ -247,14 +231,6 @@ class GradientAttributeInference(Attack):
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """`logits -> (value, slope)`."""
-
-
-def _evaluated(objective: Objective, logits: Tensor, noted: list[Tensor]) -> Tensor:
-    """What L-BFGS minimises, its slope left with the logits; `noted` gets the objective itself."""
-    value, slope = objective(logits)
-    noted.append(value)
-    logits.grad = slope * len(logits)
-    return value * len(logits)
 
 
 def relaxed(records: PartialRecords, inputs: Tensor, logits: Tensor) -> Tensor:

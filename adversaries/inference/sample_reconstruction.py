@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
+from adversaries.engine.descent import Curves, Trial, descend, diverged, steps_of
 from adversaries.engine.matching import (
     MOMENTS,
     GradientInversion,
@@ -110,37 +109,24 @@ class ModelSampleReconstruction(ModelAttack):
         images.requires_grad_(True)
         kind = torch.optim.SGD if self.optimizer == "sgd" else torch.optim.Adam
         optimizer = kind([images], lr=self.learning_rate)
-        curve: list[Tensor] = []
-        best, since = math.inf, 0
-        for iteration in range(1, self.iterations + 1):
+
+        def slopes(iteration: int) -> Curves:
             logs = model(low + (high - low) * images).log_softmax(1).diagonal()
             # A sum, so that the step of one class does not depend on how many there are.
             missed = 1 - logs.exp() if self.objective == "probability" else -logs
             objective = missed.sum()
             if self.tv_weight and images.ndim == 4:
                 objective = objective + self.tv_weight * len(images) * total_variation(images)
-            optimizer.zero_grad()
-            objective.backward()
-            optimizer.step()
-            with torch.no_grad():
-                images.clamp_(0, 1)
-            curve.append(objective.detach() / len(classes))
-            now = float(curve[-1])
-            if not math.isfinite(now):
-                raise AttackError(
-                    f"{where}: the objective became NaN or infinite at iteration {iteration}; lower the attack's "
-                    "learning_rate"
-                )
-            best, since = (now, 0) if now < 0.99 * best else (best, since + 1)
-            stops = bool(self.patience) and since >= self.patience
-            if iteration % max(1, self.iterations // 100) == 0 or stops or iteration == self.iterations:
-                progress(self.iterations if stops else iteration, self.iterations, {"objective": now})
-            if stops:
-                log.info("%s: stopped after %d iterations, the objective stays at %.4g", where, iteration, now)
-                break
-        return Representatives(
-            data=images.detach().cpu(), labels=classes, trace={"objective": torch.stack(curve).cpu()}
+            (images.grad,) = torch.autograd.grad(objective, images)
+            return {"objective": objective / len(classes)}
+
+        trial = Trial(
+            step=steps_of(optimizer, slopes, project=lambda: images.data.clamp_(0, 1)),
+            point=images.detach,
         )
+        if not descend([trial], self.iterations, progress, where=where, patience=self.patience):
+            raise diverged([trial], where, "learning_rate")
+        return Representatives(data=images.detach().cpu(), labels=classes, trace=trial.trace())
 
 
 @dataclass(frozen=True, kw_only=True)

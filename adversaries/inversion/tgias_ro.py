@@ -15,8 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from adversaries.engine import aggregation
 from adversaries.engine.alignment import align
+from adversaries.engine.descent import Curves, Step, Trial, descend, diverged, steps_of
 from adversaries.engine.distances import SquaredL2
-from adversaries.engine.lbfgs import minimise
+from adversaries.engine.lbfgs import Slopes, minimise
 from adversaries.engine.matching import MOMENTS, by_cosine, check_choices, check_not_negative, check_positive
 from adversaries.engine.priors import BatchNormStatistics, total_variation
 from adversaries.engine.slopes import check_inputs, check_slope
@@ -224,34 +225,49 @@ class TemporalInversion(Attack):
         """Steps II and III: from the first estimate, `example ...` in standardised units, to the finding."""
         self._check(scenes, estimate)
         units = scenes[0].units
-        evaluate = self._objective(scenes)
-        adam = torch.optim.Adam([estimate], lr=self.step_size)
-        keep = {round(part * self.iterations) for part in _SNAPSHOTS}
-        kept, curve = {0: units.to_unit_range(estimate)}, []
-        for iteration in range(1, self.iterations + 1):
-            if self.optimizer == "adam":
-                values, slopes = evaluate(estimate.expand(len(scenes), *estimate.shape))
-                slope = self._aggregate(_of_length_one(slopes), scenes, iteration)
-                estimate.grad = self._smoothed(slope, estimate).sign()
-                adam.param_groups[0]["lr"] = self.step_size * by_cosine(iteration - 1, self.iterations)
-                adam.step()
-            else:
-                start = estimate.expand(len(scenes), *estimate.shape)
-                estimates, values = minimise(evaluate, start, steps=self.local_iterations, step_size=self.step_size)
-                estimate = self._aggregate(estimates, scenes, iteration)
-            if self.bounded:
-                units.clamp_(estimate)
-            curve.append(values[values.isfinite()].mean())
-            if iteration % max(1, self.iterations // 100) == 0 or iteration == self.iterations:
-                progress(iteration, self.iterations, {"objective": float(curve[-1])})
-            if iteration in keep:
-                kept[iteration] = units.to_unit_range(estimate)
+        trial = Trial(
+            step=self._step(scenes, estimate, self._objective(scenes)),
+            point=lambda: estimate,
+            shown=units.to_unit_range,
+        )
+        where = f"client {_client(scenes)}, {_told(scenes)}"
+        if not descend([trial], self.iterations, progress, where=where, snapshots=_SNAPSHOTS):
+            raise diverged([trial], where, "step_size")
         return Reconstruction(
-            data=kept[self.iterations],
+            data=trial.snapshots[self.iterations],
             labels=scenes[0].labels.cpu(),
-            trace={"objective": torch.stack(curve).float().cpu()},
-            snapshots=torch.stack(list(kept.values())),
-            snapshot_iterations=torch.tensor(list(kept)),
+            trace=trial.trace(),
+            snapshots=torch.stack(list(trial.snapshots.values())),
+            snapshot_iterations=torch.tensor(list(trial.snapshots)),
+        )
+
+    def _step(self, scenes: Sequence[Scene], estimate: Tensor, evaluate: Slopes) -> Step:
+        """One iteration, which moves `estimate` in place: of Algorithm 1, or of the proof of Theorem 1 with Adam."""
+        points = estimate.expand(len(scenes), *estimate.shape)
+
+        def bound() -> None:
+            if self.bounded:
+                scenes[0].units.clamp_(estimate)
+
+        def slopes(iteration: int) -> Curves:
+            values, each = evaluate(points)
+            slope = self._aggregate(_of_length_one(each), scenes, iteration + 1)
+            estimate.grad = self._smoothed(slope, estimate).sign()
+            return {"objective": values[values.isfinite()].mean()}
+
+        def local_steps(iteration: int) -> Curves:
+            estimates, values = minimise(evaluate, points, steps=self.local_iterations, step_size=self.step_size)
+            estimate.copy_(self._aggregate(estimates, scenes, iteration + 1))
+            bound()
+            return {"objective": values[values.isfinite()].mean()}
+
+        if self.optimizer == "lbfgs":
+            return local_steps
+        return steps_of(
+            torch.optim.Adam([estimate], lr=self.step_size),
+            slopes,
+            factor=lambda iteration: by_cosine(iteration, self.iterations),
+            project=bound,
         )
 
     def _aggregate(self, estimates: Tensor, scenes: Sequence[Scene], iteration: int) -> Tensor:
@@ -281,7 +297,7 @@ class TemporalInversion(Attack):
         rising = tuple(2 * (place + 1) / (count + 1) for place in range(count))
         return rising if self.layers == "increasing" else rising[::-1]
 
-    def _objective(self, scenes: Sequence[Scene]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    def _objective(self, scenes: Sequence[Scene]) -> Slopes:
         """The function `points -> (f_t, slopes)`, both `gradient ...`."""
         targets = [torch.stack(tensors).flatten(1) for tensors in zip(*(s.mean_gradient for s in scenes), strict=True)]
         weights = self._weights(targets)

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from adversaries.engine.descent import Curves, Trial, descend, following, steps_of
 from adversaries.engine.matching import check_choices
 from adversaries.local_updates import PAPER, LocalUpdates, Span, read_updates
 from fedsim.attack import Attack, Knowledge, Paper, Progress
@@ -162,20 +163,19 @@ class LocalModelReconstruction(Attack):
                 "record more rounds, or rounds that differ more"
             )
         final = _train(fresh, chosen.rate, pairs, None, chosen.epochs, told)
-        if not math.isfinite(final.errors[-1]):
+        if not len(final.errors):
             raise AttackError(f"{where}: the training of the mapping diverged; lower the attack's learning_rate")
-        errors = torch.tensor(chosen.errors)
-        validation = torch.tensor(chosen.validation).repeat_interleave(_EVERY)[: len(errors)]
-        return fresh, {"training_error": errors / constant, "validation_error": validation / constant}
+        validation = torch.tensor(chosen.validation).repeat_interleave(_EVERY)[: len(chosen.errors)]
+        return fresh, {"training_error": chosen.errors / constant, "validation_error": validation / constant}
 
     def _minimise(self, mapping: nn.Module, start: Tensor, where: str, told: _Told) -> tuple[Tensor, Tensor]:
         """Eq. 8, by the learning rate that gets lowest: where ||G||^2 was smallest on the way, and its curve."""
         mapping.requires_grad_(False)
-        runs = [_descend(mapping, start, rate, self.minimise_epochs, told) for rate in self._minimise_rates()]
-        found = [(theta, curve) for theta, curve in runs if curve.isfinite().all()]
+        tried = [_descend(mapping, start, rate, self.minimise_epochs, told) for rate in self._minimise_rates()]
+        found = [end for end in tried if end is not None]
         if not found:
             raise AttackError(f"{where}: minimising the mapping diverged; lower the attack's minimise_learning_rate")
-        return min(found, key=lambda run: float(run[1].min()))
+        return min(found, key=lambda end: float(end[1].min()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,18 +241,18 @@ class _Training:
 
     Attributes:
         rate: its learning rate.
-        errors: mean squared error by epoch; the last is NaN or infinite where it diverged.
+        errors: mean squared error by epoch; empty where it diverged.
         validation: that of the held-out messages, every `_EVERY` epochs.
     """
 
     rate: float
-    errors: list[float]
+    errors: Tensor
     validation: list[float]
 
     @property
     def lowest(self) -> float:
         """The lowest validation error; infinite where training diverged."""
-        return min(self.validation) if math.isfinite(self.errors[-1]) else math.inf
+        return min(self.validation) if len(self.errors) else math.inf
 
     @property
     def epochs(self) -> int:
@@ -261,56 +261,56 @@ class _Training:
 
 
 def _train(network: nn.Module, rate: float, seen: _Pairs, unseen: _Pairs | None, epochs: int, told: _Told) -> _Training:
-    """Train `network` on `seen`, all at once; it ends early where the error is not finite."""
-    optimizer = torch.optim.Adam(network.parameters(), lr=rate, fused=True)
-    errors: list[float] = []
+    """Eq. 7: train `network` on `seen`, all at once."""
+    weights = list(network.parameters())
     validation: list[float] = []
-    for epoch in range(epochs):
+
+    def slopes(epoch: int) -> Curves:
         if unseen is not None and epoch % _EVERY == 0:
             with torch.no_grad():
                 validation.append(float((network(unseen.inputs) - unseen.targets).square().mean()))
         error = (network(seen.inputs) - seen.targets).square().mean()
-        errors.append(error.item())
-        if not math.isfinite(errors[-1]):
-            break
-        optimizer.zero_grad()
-        error.backward()
-        optimizer.step()
-        told.step(errors[-1])
-    return _Training(rate=rate, errors=errors, validation=validation)
+        for weight, slope in zip(weights, torch.autograd.grad(error, weights), strict=True):
+            weight.grad = slope
+        return {"objective": error}
+
+    trial = Trial(
+        step=steps_of(torch.optim.Adam(weights, lr=rate, fused=True), slopes),
+        point=lambda: torch.cat([weight.detach().flatten() for weight in weights]),
+    )
+    sound = descend([trial], epochs, told.next(epochs), where="G")
+    return _Training(rate=rate, errors=trial.trace()["objective"] if sound else torch.empty(0), validation=validation)
 
 
-def _descend(mapping: nn.Module, start: Tensor, rate: float, steps: int, told: _Told) -> tuple[Tensor, Tensor]:
-    """The best theta and the objective by step, which ends early where it is not finite."""
+def _descend(mapping: nn.Module, start: Tensor, rate: float, steps: int, told: _Told) -> tuple[Tensor, Tensor] | None:
+    """Eq. 8: the best theta and the objective by step; None where it diverged."""
     theta = start.clone().requires_grad_()
-    optimizer = torch.optim.Adam([theta], lr=rate, fused=True)
     best, lowest = start, math.inf
-    curve: list[float] = []
-    for _ in range(steps):
+
+    def slopes(step: int) -> Curves:
+        nonlocal best, lowest
         objective = mapping(theta).square().mean()
-        curve.append(objective.item())
-        if curve[-1] < lowest:
-            best, lowest = theta.detach().clone(), curve[-1]
-        if not math.isfinite(curve[-1]):
-            break
-        optimizer.zero_grad()
-        objective.backward()
-        optimizer.step()
-        told.step(curve[-1])
-    return best, torch.tensor(curve)
+        if (now := objective.item()) < lowest:
+            best, lowest = theta.detach().clone(), now
+        (theta.grad,) = torch.autograd.grad(objective, theta)
+        return {"objective": objective}
+
+    trial = Trial(step=steps_of(torch.optim.Adam([theta], lr=rate, fused=True), slopes), point=theta.detach)
+    sound = descend([trial], steps, told.next(steps), where="theta")
+    return (best, trial.trace()["objective"]) if sound else None
 
 
 class _Told:
-    """Progress over all trainings, a hundred times in all."""
+    """Progress over all trainings, one after the other."""
 
     def __init__(self, progress: Progress, steps: int) -> None:
         self._progress, self._steps, self._taken = progress, steps, 0
 
-    def step(self, objective: float) -> None:
-        """One step more."""
-        self._taken += 1
-        if self._taken % max(1, self._steps // 100) == 0 and self._taken < self._steps:
-            self._progress(self._taken, self._steps, {"objective": objective})
+    def next(self, steps: int) -> Progress:
+        """That of the next training, of so many steps."""
+        told = following(self._progress, self._taken, self._steps)
+        self._taken += steps
+        return told
 
     def done(self, objective: float) -> None:
         """All is done, perhaps in fewer steps."""

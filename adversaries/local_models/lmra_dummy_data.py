@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from adversaries.engine.descent import Curves, Trial, descend, diverged, following, steps_of
 from adversaries.engine.matching import by_cosine, check_not_negative, check_positive
 from adversaries.local_models.input_span import InputSpan, first_layer, row_span
 from adversaries.local_models.model_sources import matched
@@ -132,26 +131,23 @@ class DummyDataReconstruction(Attack):
         warn_of_dropout(self, client.model, updates.where)
         client.look(torch.randn((self._examples(updates), *(knowledge.input_shape or ())), generator=rng))
         trained: list[Tensor] = []
-        curves: list[tuple[list[float], list[float]]] = []
+        curves: list[tuple[Tensor, Tensor]] = []
         for _ in range(self.sets):
-            told = partial(self._tell, progress, len(trained))
+            told = following(progress, len(trained) * self._steps, self.sets * self._steps)
             dummy, labels = self._start(client, rng)
             matching = self._match(client, dummy, labels, rng, told)
             model, losses = self._train(client, dummy, labels)
-            told(self._steps, {"objective": losses[-1]})
+            told(self._steps, self._steps, {"objective": losses[-1]})
             trained.append(model)
-            curves.append((matching, losses))
+            curves.append((matching, torch.tensor(losses)))
         found = torch.lerp(client.returned(), torch.stack(trained).mean(0), self.mix)
-        objective, training_loss = (torch.tensor(curve).mean(0) for curve in zip(*curves, strict=True))
+        objective, training_loss = (torch.stack(curve).mean(0) for curve in zip(*curves, strict=True))
         return LocalModel(state=updates.state(found), trace={"objective": objective, "training_loss": training_loss})
 
     @property
     def _steps(self) -> int:
         """Of one set of dummy data."""
         return self.iterations + self.training_iterations
-
-    def _tell(self, progress: Progress, done: int, step: int, values: Mapping[str, float]) -> None:
-        progress(done * self._steps + step, self.sets * self._steps, values)
 
     def _examples(self, updates: LocalUpdates) -> int:
         return self.examples or min(max(2, updates.last.num_examples), _MOST)
@@ -182,8 +178,8 @@ class DummyDataReconstruction(Attack):
         dummy: Tensor,
         labels: Tensor,
         rng: torch.Generator,
-        told: Callable[[int, Mapping[str, float]], None],
-    ) -> list[float]:
+        progress: Progress,
+    ) -> Tensor:
         """Move dummy data and labels until they move the models as the client does; returns the objective by step."""
         weight = 0.0 if client.classifies else self.length_weight
         _, longer = client.distance(client.moved[0], client.fed(dummy), client.labels(labels, 1.0), client.first)
@@ -193,9 +189,8 @@ class DummyDataReconstruction(Attack):
              {"params": [labels.requires_grad_()], "lr": self.label_step_size},
              {"params": [factor.requires_grad_()], "lr": _FACTOR_STEP_SIZE}]
         )  # fmt: skip
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: by_cosine(step, self.iterations))
-        curve: list[float] = []
-        for step in range(self.iterations):
+
+        def slopes(step: int) -> Curves:
             sharpness = self.sharpness ** (step / self.iterations)
             drawn = torch.randint(len(client.moved), (self.messages,), generator=rng).tolist()
             chosen = [client.moved[place] for place in [drawn[0] if step % 2 else 0, *drawn[1:]]]
@@ -209,16 +204,16 @@ class DummyDataReconstruction(Attack):
                 objective.backward()  # type: ignore[no-untyped-call]
                 total += objective.item()
             made.backward(data.grad)  # type: ignore[no-untyped-call]
-            if not math.isfinite(total):
-                raise AttackError(f"{client.where}: matching diverged at step {step + 1}; lower the attack's step_size")
-            optimizer.step()
-            schedule.step()
-            curve.append(total)
-            if step % max(1, self.iterations // 100) == 0:
-                told(step + 1, {"objective": total})
+            return {"objective": torch.tensor(total, dtype=torch.float64)}
+
+        trial = Trial(
+            step=steps_of(optimizer, slopes, factor=lambda step: by_cosine(step, self.iterations)), point=dummy.detach
+        )
+        if not descend([trial], self.iterations, progress, where=client.where):
+            raise diverged([trial], client.where, "step_size")
         dummy.requires_grad_(False)
         labels.requires_grad_(False)
-        return curve
+        return trial.trace()["objective"]
 
 
 class _Client:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL
 from fedsim.auditing.variants import named
+from fedsim.evaluation import statistics
 from fedsim.evaluation.imputation import IMPUTED
 
 LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
@@ -25,7 +25,6 @@ LESS_THAN_PUBLIC = "less than public data do"
 NOT_JUDGED = "not judged"
 FEWEST = 5
 """Victims without whom nothing is concluded: four may all be beyond the floor by chance, in 1 of 16 cases."""
-_CHANCE = 0.05
 _SHARES = {
     "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
     "attribute_balanced_accuracy", "local_accuracy", "recovered",
@@ -53,7 +52,6 @@ _NAMES = {
 }
 _OF_MODELS = {"parameter_distance", "zest", "local_loss", "local_accuracy", "local_mape"}
 """Metrics whose `ceiling` is no bound, but what the victim's optimal local model gets."""
-_DRAWS = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,12 +237,12 @@ def reading(item: Summary) -> tuple[str, str]:
             verdict = LESS_THAN_PUBLIC
         beyond = " beyond the floor" if verdict in (UNDECIDED, LESS_THAN_PUBLIC) else ""
         return verdict, "one victim only" if item.count == 1 else f"{told}{beyond}, {few}"
-    rare = float(stats.binom.sf(item.ahead - 1, item.count, 0.5)) <= _CHANCE
+    rare = statistics.more_than_half(item.ahead, item.count)
     if rare and item.gain > 0:
         return LEAKS, told
     if rare or item.gain > 0:
         return UNDECIDED, f"{told} beyond the floor"
-    behind = float(stats.binom.cdf(item.ahead, item.count, 0.5)) <= _CHANCE and item.gain < 0
+    behind = statistics.fewer_than_half(item.ahead, item.count) and item.gain < 0
     return (LESS_THAN_PUBLIC if behind and item.floor_guess == IMPUTED else GUESSING), f"{told} beyond the floor"
 
 
@@ -336,13 +334,13 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         metric=metric,
         count=len(values),
         unit=unit,
-        mean=_mean(values),
+        mean=statistics.mean(values),
         low=low,
         high=high,
-        floor=_mean(floors),
+        floor=statistics.mean(floors),
         floor_guess=max(guesses, key=guesses.count, default=""),
-        nearest=_mean(_units([row for row in computed if row.get("nearest_public")], "nearest_public")[1]),
-        gain=_mean(gains),
+        nearest=statistics.mean(_units([row for row in computed if row.get("nearest_public")], "nearest_public")[1]),
+        gain=statistics.mean(gains),
         ahead=int((gains > 0).sum()),
         ceiling=float(np.mean([float(row["ceiling"]) if row["ceiling"] != "" else math.nan for row in group])),
         higher_is_better=higher,
@@ -364,34 +362,7 @@ def _units(rows: list[Mapping[str, Any]], column: str) -> tuple[str, NDArray[np.
     return "start" if len(starts) > 1 else "victim", starts
 
 
-def _mean(values: NDArray[np.float64]) -> float:
-    return float(values.mean()) if len(values) else math.nan
-
-
 def interval(metric: str, values: NDArray[np.float64]) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean of `values`; NaN where there is none.
-
-    Of a share it is a bootstrap over the values and the two ends of the range: means under random weights (Dirichlet,
-    all 1) of the values and 0 give the lower limit, of the values and 1 the upper one (Gaffke's bound, see Phan, Thomas
-    and Learned-Miller, ICML 2021). It stays within [0, 1]; where each value is 0 or 1 it is Clopper and Pearson's
-    binomial interval. The plain bootstrap has no width where few values happen to be equal, and Student's interval
-    leaves [0, 1] and covers too seldom where values fall into two heaps; this one has neither fault, at the price of
-    being wide for few values.
-
-    Of other metrics it is Student's, cut where the range of the metric ends. A perfect reconstruction has an infinite
-    PSNR, about which no interval can be said.
-    """
-    if len(values) < 2 or not np.isfinite(values).all():
-        return math.nan, math.nan
-    if metric in _SHARES:
-        return _with_both_ends(values)
-    margin = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
+    """The 95 % confidence interval of a metric's mean, see `fedsim.evaluation.statistics.interval`."""
     lowest, highest = _RANGES.get(metric, (-math.inf, math.inf))
-    return max(float(values.mean()) - margin, lowest), min(float(values.mean()) + margin, highest)
-
-
-def _with_both_ends(values: NDArray[np.float64]) -> tuple[float, float]:
-    weights = np.random.default_rng(0).dirichlet(np.ones(len(values) + 1), _DRAWS)
-    ends = ((0.0, 0.025), (1.0, 0.975))
-    low, high = (float(np.quantile(weights @ np.append(np.sort(values), end), level)) for end, level in ends)
-    return max(low, 0.0), min(high, 1.0)  # but for rounding, they lie there
+    return statistics.interval(values, share=metric in _SHARES, lowest=lowest, highest=highest)

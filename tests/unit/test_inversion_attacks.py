@@ -8,7 +8,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +17,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from adversaries.engine import compiled as graphs
+from adversaries.engine.descent import Trial, descend, diverged
 from adversaries.engine.distances import Cosine, Distance, GaussianKernel, SquaredL2
-from adversaries.engine.matching import GradientInversion, Recipe, _not_diverged, _objective
+from adversaries.engine.matching import GradientInversion, Recipe, _objective
 from adversaries.engine.places import AlongStrides, AlongTraining, AtBroadcast, OnLine, Place
 from adversaries.engine.priors import (
     BatchNormStatistics,
@@ -705,9 +705,11 @@ def test_an_attack_all_of_whose_restarts_diverge_is_an_error(run: Run, starts: S
     ],
 )
 def test_steps_that_are_too_large_are_told_from_weights_that_are(first: float, sentence: str) -> None:
-    lost: Any = SimpleNamespace(first=lambda name: first, last=lambda name: math.nan, dummy=torch.zeros(1))
+    curve = torch.tensor([first, *[1.0] * 6, math.nan])
+    lost = Trial(step=lambda iteration: {"objective": curve[iteration]}, point=lambda: torch.zeros(1))
+    assert descend([lost], 8, lambda *told: None, where="here") == []
     with pytest.raises(AttackError, match=sentence):
-        _not_diverged([lost], "here", 7)
+        raise diverged([lost], "here", "step_size")
 
 
 def test_patience_ends_the_attack_on_a_plateau(run: Run, caplog: pytest.LogCaptureFixture) -> None:

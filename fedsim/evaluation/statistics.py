@@ -1,0 +1,85 @@
+"""What is computed from scores: intervals over victims, over clients and seeds, and sign tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+_CHANCE = 0.05
+_DRAWS = 4000
+Values = NDArray[np.float64]
+
+
+def mean(values: Values) -> float:
+    """The mean; NaN of no values."""
+    return float(values.mean()) if len(values) else math.nan
+
+
+def interval(
+    values: Values, *, share: bool = False, lowest: float = -math.inf, highest: float = math.inf
+) -> tuple[float, float]:
+    """The 95 % confidence interval of the mean of `values`; NaN for fewer than two, or where one is not finite.
+
+    Of a share it is Gaffke's bound, see `share_interval`. Otherwise it is Student's, cut where the range of the values
+    ends. A perfect reconstruction has an infinite PSNR, about which no interval can be said.
+    """
+    if len(values) < 2 or not np.isfinite(values).all():
+        return math.nan, math.nan
+    if share:
+        return share_interval(values)
+    margin = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
+    return max(float(values.mean()) - margin, lowest), min(float(values.mean()) + margin, highest)
+
+
+def share_interval(values: Values) -> tuple[float, float]:
+    """The interval of the mean of values that lie in [0, 1].
+
+    It is a bootstrap over the values and the two ends of the range: means under random weights (Dirichlet, all 1) of
+    the values and 0 give the lower limit, of the values and 1 the upper one (Gaffke's bound, see Phan, Thomas and
+    Learned-Miller, ICML 2021). It stays within [0, 1]; where each value is 0 or 1 it is Clopper and Pearson's binomial
+    interval. The plain bootstrap has no width where few values happen to be equal, and Student's interval leaves
+    [0, 1] and covers too seldom where values fall into two heaps; this one has neither fault, at the price of being
+    wide for few values.
+    """
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(values) + 1), _DRAWS)
+    ends = ((0.0, 0.025), (1.0, 0.975))
+    low, high = (float(np.quantile(weights @ np.append(np.sort(values), end), level)) for end, level in ends)
+    return max(low, 0.0), min(high, 1.0)  # but for rounding, they lie there
+
+
+def more_than_half(ahead: int, count: int) -> bool:
+    """Whether so many of `count`, or more, would come about by heads or tails in at most 5 % of cases (sign test)."""
+    return float(stats.binom.sf(ahead - 1, count, 0.5)) <= _CHANCE
+
+
+def fewer_than_half(ahead: int, count: int) -> bool:
+    """The same of so few, or fewer."""
+    return float(stats.binom.cdf(ahead, count, 0.5)) <= _CHANCE
+
+
+def mean_and_margin(values: Mapping[tuple[str, str], float]) -> tuple[float, float]:
+    """Mean of values by (client, run), and half the width of its 95 % interval; 0 where the values do not vary.
+
+    Clients and seeds both vary, and a client holds much the same in each run: three runs of it are not three clients.
+    So the squared standard errors of two means are added, that over clients (each a mean over runs) and that over runs
+    (each a mean over clients), which is a little too much; Satterthwaite's degrees of freedom.
+    """
+    clients, runs = (sorted(set(names)) for names in zip(*values, strict=True))
+    table = np.array([[values.get((client, run), np.nan) for run in runs] for client in clients])
+    sides = [side for side in (np.nanmean(table, 1), np.nanmean(table, 0)) if len(side) > 1]
+    errors = np.array([side.var(ddof=1) / len(side) for side in sides])
+    centre = float(np.mean(list(values.values())))
+    if not errors.sum():
+        return centre, 0.0
+    freedom = errors.sum() ** 2 / sum(error**2 / (len(side) - 1) for error, side in zip(errors, sides, strict=True))
+    return centre, float(stats.t.ppf(0.975, freedom) * np.sqrt(errors.sum()))
+
+
+def mean_text(values: Mapping[tuple[str, str], float]) -> str:
+    """`mean ± margin`, see `mean_and_margin`."""
+    centre, margin = mean_and_margin(values)
+    return f"{centre:.3f} ± {margin:.3f}" if margin else f"{centre:.3f}"
