@@ -276,6 +276,11 @@ class RunFolder:
         write_text(self.experiment, tomli_w.dumps({k: v for k, v in tables.items() if v != []}))
 
 
+def default_folder(file: Path) -> RunFolder:
+    """`runs/NAME` for the experiment file `NAME.toml`."""
+    return RunFolder(Path("runs") / file.stem)
+
+
 def made_with(config: Config) -> dict[str, Any]:
     """What the states of a training follow from: the settings that have an influence on them, and the versions."""
     tables = config.model_dump(mode="json", exclude_none=True, exclude={"federation": set(_LAUNCH)})
