@@ -92,6 +92,7 @@ from fedsim.findings import (
 )
 from fedsim.plugins import registry
 from fedsim.plugins.code import UNREADABLE, code_hash, file_hash
+from fedsim.plugins.objects import is_object
 from fedsim.progress import tell, tracked
 from fedsim.randomness import generator, one_thread
 from fedsim.recording.manifest import is_noted
@@ -368,7 +369,7 @@ class Audit:
         Raises:
             AttackCrash: it raised something else than a FedsimError, or its process died.
         """
-        ours = code_hash(type(job.attack)) is None
+        ours = is_object(job.plugin) or code_hash(type(job.attack)) is None  # or an object of the user's own program
         return (attempt if ours else isolation.attempt)(
             job.attack,
             transcript.only(job.rounds),

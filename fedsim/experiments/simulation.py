@@ -64,9 +64,14 @@ def _quiet_flower() -> Iterator[None]:
     """
     added = {key: value for key, value in _QUIET.items() if key not in os.environ}
     os.environ.update(added)
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    if "FLWR_LOG_LEVEL" in added:  # Flower reads it when it is imported, which may be long ago
+        logger.setLevel(logging.WARNING)
     try:
         yield
     finally:
+        logger.setLevel(level)
         for key in added:
             os.environ.pop(key, None)
 

@@ -96,11 +96,7 @@ def attack(path: Path, adversary: Adversary, *, trust: bool = False, follow: Pro
     """
     audit = open_audit(path, adversary.spec, adversary.beside, trust=trust, command=adversary.command)
     with audit.folder.held(), kept(audit.folder.log):
-        audit.check()
-        adopt(audit.folder)
-        audit.folder.check_key()
-        if audit.experiment is not None:
-            audit.folder.note_experiment(audit.experiment.config)
+        make_ready(audit)
         before = _stamps(audit.folder)
         done = _audited(audit, follow)
         if before and not done.failures and _stamps(audit.folder) == before:
@@ -126,6 +122,19 @@ def report(path: Path, *, trust: bool = False) -> Done:
     with done.folder.held():
         write_report(path, None, done.failures, trust=trust)
     return done
+
+
+def make_ready(audit: Audit) -> None:
+    """Check that the attacks can work, and have the manifest of their run, which is held, name what is there.
+
+    Raises:
+        FedsimError: an attack cannot work, or the run is signed and there is no key, or the other way round.
+    """
+    audit.check()
+    adopt(audit.folder)
+    audit.folder.check_key()
+    if audit.experiment is not None:
+        audit.folder.note_experiment(audit.experiment.config)
 
 
 def _audited(audit: Audit, follow: ProgressOf | None) -> Done:
