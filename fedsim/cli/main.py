@@ -31,6 +31,8 @@ from fedsim.plugins import registry
 
 cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _INTERRUPTED = "interrupted"
+_PIPE_CLOSED = 128 + signal.SIGPIPE
+"""What a shell makes of a program that writes to a pipe which nobody reads any more."""
 _GO_ON = {
     "run": "; `fedsim run --resume RUN` goes on from what is kept",
     "train": "; the same `fedsim train` goes on from what is kept",
@@ -66,6 +68,11 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
     keep_freed_memory()
     sentence, code = _outcome()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _PIPE_CLOSED
     if sentence:
         say(sentence)
     if sentence == _interrupted():  # Flower's server thread would go on waiting for clients that are gone
@@ -85,7 +92,9 @@ def _outcome() -> tuple[str, int]:
         return str(error), error.exit_code
     except typer.Abort:
         return _interrupted(), 1
-    except SystemExit as error:  # typer's own do not come here
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # the only one of typer's own that comes here
+            return "", _PIPE_CLOSED
         return f"somebody's code {what_it_said(error).removeprefix('it ')}, and what was asked for was not done", 1
     except OSError as error:  # a folder on the way that may not be entered, a name that is too long
         if error.filename is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from inspect import Parameter, formatannotation, getdoc
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -12,6 +11,7 @@ from rich.table import Table
 from fedsim.cli.options import console
 from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
 from fedsim.plugins import registry
+from fedsim.plugins.descriptions import described
 
 
 def list_plugins(
@@ -34,13 +34,10 @@ def list_plugins(
 
 def _one_line(group: registry.Group, name: str) -> str:
     try:
-        cls = registry.load(group, name)
+        found = described(group, name)
     except FedsimError as error:
         return f"does not load: {error}"
-    paper = getattr(cls, "paper", None)
-    about = f"{paper.authors.split(',')[0]}{' et al.' * (',' in paper.authors)} {paper.year}. " if paper else ""
-    owner = registry.entry(group, name).dist
-    return f"{about}{_docstring(cls).splitlines()[0]}  [{owner.name if owner else '?'}]"
+    return f"{f'{found.cited}. ' if found.cited else ''}{found.text.splitlines()[0]}  [{_owner(group, name)}]"
 
 
 def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) -> None:
@@ -50,31 +47,21 @@ def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) ->
         everything = [known for group in registry.GROUPS for known in registry.names(group)]
         raise PluginError(f"nothing is called '{name}', {did_you_mean(name, everything)}")
     for group in groups:
-        cls = registry.load(group, name)
-        owner = registry.entry(group, name).dist
-        console.print(f"[bold]{name}[/]  ({group}, from {owner.name if owner else '?'})\n")
-        console.print(_docstring(cls), markup=False, highlight=False, soft_wrap=True)
+        found = described(group, name)
+        console.print(f"[bold]{name}[/]  ({group}, from {_owner(group, name)})\n")
+        console.print(found.text, markup=False, highlight=False, soft_wrap=True)
         table = Table("setting", "type", "default")
-        for key, parameter in registry.parameters(cls).items():
-            default = "required" if parameter.default is parameter.empty else repr(parameter.default)
-            table.add_row(key, escape(_kind(cls, key, parameter)), escape(default))
+        for row in found.settings:
+            table.add_row(*map(escape, row))
         console.print(table if table.rows else "no settings")
-        if needs := getattr(cls, "needs", None):
-            console.print(f"needs: {', '.join(sorted(needs))}")
-        if uses := getattr(cls, "uses", None):
-            console.print(f"uses, where granted: {', '.join(sorted(uses))}", soft_wrap=True)
-        if paper := getattr(cls, "paper", None):
-            console.print(f"paper: {paper} {paper.url}", markup=False, soft_wrap=True)
+        if found.needs:
+            console.print(f"needs: {', '.join(found.needs)}")
+        if found.uses:
+            console.print(f"uses, where granted: {', '.join(found.uses)}", soft_wrap=True)
+        if found.paper:
+            console.print(f"paper: {found.paper}", markup=False, soft_wrap=True)
 
 
-def _kind(cls: type, key: str, parameter: Parameter) -> str:
-    """What a setting may be, with the words it may be one of."""
-    try:
-        kind = get_type_hints(cls).get(key, parameter.annotation)
-    except NameError:  # an annotation that is imported for type checkers alone
-        kind = parameter.annotation
-    return kind if isinstance(kind, str) else formatannotation(kind)
-
-
-def _docstring(cls: Any) -> str:
-    return getdoc(cls) or "(no description)"
+def _owner(group: registry.Group, name: str) -> str:
+    owner = registry.entry(group, name).dist
+    return owner.name if owner else "?"

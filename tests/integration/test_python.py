@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import tomllib
@@ -423,3 +424,22 @@ def test_curious_and_the_other_public_names_are_there() -> None:
     assert all(getattr(fedsim, name) is not None for name in fedsim.__all__)
     with pytest.raises(AttributeError, match="no attribute 'curious'"):
         _ = fedsim.curious
+
+
+def test_the_code_in_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        exec(compile(block, "python.md", "exec"), names)
+
+
+def test_importing_fedsim_loads_neither_torch_nor_flower() -> None:
+    code = (
+        "import sys, time; started = time.process_time(); import fedsim; spent = time.process_time() - started\n"
+        "assert not {'torch', 'flwr', 'numpy', 'pandas', 'pydantic'} & set(sys.modules)\n"
+        "assert spent < 0.3, spent"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
