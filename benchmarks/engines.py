@@ -59,7 +59,7 @@ MEMORY = {"peak_mb": "peak MB (PSS)", "start_s": "s to the end of round 1"}
 DEMO = launch.PROJECT / "examples" / "quickstart.toml"
 SERIALLY = 'federation.engine="serial"'
 DEMO_IMPORTS = [
-    "fedsim.cli.commands",
+    "fedsim.cli.main",
     "fedsim.auditing.audit",
     "fedsim.reporting.page",
     "fedsim.experiments.simulation",

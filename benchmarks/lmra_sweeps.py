@@ -45,9 +45,7 @@ def settings(sweep: str, data: str) -> dict[int, dict[str, int]]:
 
 def fedsim(*arguments: str, may_fail: bool = False) -> None:
     """Run the command, or end with its exit code; 1 is an attack that failed on some client, which may be."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from fedsim.cli.commands import main; main()", *arguments], check=False
-    )
+    done = subprocess.run([sys.executable, "-c", "from fedsim.cli.main import main; main()", *arguments], check=False)
     if done.returncode and not (may_fail and done.returncode == 1):
         sys.exit(done.returncode)
     if done.returncode:

@@ -1,1 +1,63 @@
-"""fedsim: a federated-learning simulator with a pluggable honest-but-curious server."""
+"""fedsim: a federated-learning simulator with a pluggable honest-but-curious server.
+
+The names below are imported when they are first used, so that importing fedsim itself loads neither torch nor Flower.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsim.attack import Attack, Knowledge, Paper
+    from fedsim.datasets import Dataset, Examples
+    from fedsim.defense import Defense, Guarantee
+    from fedsim.experiments.config import Config
+    from fedsim.findings import Inference, LocalModel, Reconstruction, Representatives, Texts
+    from fedsim.recording.transcript import Transcript
+    from fedsim.task import Task
+    from fedsim.wire.messages import Update
+    from fedsim.workflow.runs import Run, open, run
+
+    Curious: Any
+
+_HOMES = {
+    "Attack": "fedsim.attack",
+    "Config": "fedsim.experiments.config",
+    "Curious": "strategies.curious",
+    "Dataset": "fedsim.datasets",
+    "Defense": "fedsim.defense",
+    "Examples": "fedsim.datasets",
+    "Guarantee": "fedsim.defense",
+    "Inference": "fedsim.findings",
+    "Knowledge": "fedsim.attack",
+    "LocalModel": "fedsim.findings",
+    "Paper": "fedsim.attack",
+    "Reconstruction": "fedsim.findings",
+    "Representatives": "fedsim.findings",
+    "Run": "fedsim.workflow.runs",
+    "Task": "fedsim.task",
+    "Texts": "fedsim.findings",
+    "Transcript": "fedsim.recording.transcript",
+    "Update": "fedsim.wire.messages",
+    "open": "fedsim.workflow.runs",
+    "run": "fedsim.workflow.runs",
+}
+"""Each public name and the module that it is in."""
+__all__ = [
+    "Attack", "Config", "Curious", "Dataset", "Defense", "Examples", "Guarantee", "Inference", "Knowledge",
+    "LocalModel", "Paper", "Reconstruction", "Representatives", "Run", "Task", "Texts", "Transcript", "Update",
+    "open", "run",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Protocol
 
-from fedsim.errors import RunError
+from fedsim.errors import DataError, RunError
 
 _PIECE = 1 << 18
 _MARK = ".of-a-process-that-lives"
@@ -22,6 +22,20 @@ _MARK = ".of-a-process-that-lives"
 
 class _Raw(Protocol):
     def write(self, data: memoryview, /) -> int | None: ...
+
+
+def cache_folder() -> Path:
+    """Where parsed data sets, trained states and descriptions of plug-ins are kept.
+
+    Raises:
+        DataError: nothing names a folder, and the user has no home.
+    """
+    try:
+        if named := os.environ.get("FEDSIM_CACHE"):
+            return Path(named).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsim"
+    except RuntimeError as error:
+        raise DataError("cache: this user has no home folder; set FEDSIM_CACHE to a folder") from error
 
 
 @contextmanager

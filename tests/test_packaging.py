@@ -55,7 +55,7 @@ def test_every_declared_entry_point_is_installed_and_loads(group: str, name: str
 
 def test_the_program_is_installed() -> None:
     [script] = [e for e in distribution("fedsim-curious").entry_points if e.group == "console_scripts"]
-    assert (script.name, script.value) == ("fedsim", "fedsim.cli.commands:main")
+    assert (script.name, script.value) == ("fedsim", "fedsim.cli.main:main")
 
 
 def test_the_rooms_lie_beside_the_core_and_say_whose_they_are() -> None:
@@ -120,7 +120,7 @@ def test_no_test_folder_is_a_package() -> None:
 def test_attacks_scores_and_recordings_work_without_flower_and_ray(tmp_path: Path) -> None:
     code = """
 import adversaries.inversion.inverting_gradients, adversaries.inversion.surrogate_model
-import fedsim.auditing.audit, fedsim.cli.commands, fedsim.metrics, fedsim.evaluation.scoring
+import fedsim.auditing.audit, fedsim.cli.main, fedsim.metrics, fedsim.evaluation.scoring
 import fedsim.training.loop, fedsim.recording.transcript
 from fedsim.plugins import registry
 assert registry.names("attacks")
@@ -156,7 +156,7 @@ import torch, numpy, logging, os
 states = torch.random.get_rng_state(), str(numpy.random.get_state()), dict(os.environ)
 handlers = list(logging.getLogger().handlers)
 threads = torch.get_num_threads()
-import fedsim.cli.commands, fedsim.auditing.audit, fedsim.experiments.simulation
+import fedsim.cli.main, fedsim.auditing.audit, fedsim.experiments.simulation
 import adversaries.inversion.surrogate_model, clients.gaussian_noise
 assert torch.equal(states[0], torch.random.get_rng_state())
 assert states[1] == str(numpy.random.get_state())
@@ -169,9 +169,7 @@ assert threads == torch.get_num_threads()
 
 
 def test_help_comes_without_waiting_for_torch(tmp_path: Path) -> None:
-    result = python(
-        "import fedsim.cli.commands; assert 'torch' not in sys.modules and 'flwr' not in sys.modules", tmp_path
-    )
+    result = python("import fedsim.cli.main; assert 'torch' not in sys.modules and 'flwr' not in sys.modules", tmp_path)
     assert result.returncode == 0, result.stderr
 
 

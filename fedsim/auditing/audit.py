@@ -51,6 +51,7 @@ from fedsim.experiments.run_folder import RunFolder
 from fedsim.files import fresh_folder
 from fedsim.findings import Finding
 from fedsim.plugins.code import code_hash
+from fedsim.plugins.objects import is_object
 from fedsim.progress import tracked
 from fedsim.randomness import generator
 from fedsim.recording.header import RECORDING, Header
@@ -272,7 +273,7 @@ class Audit:
         Raises:
             AttackCrash: it raised something else than a FedsimError, or its process died.
         """
-        ours = code_hash(type(job.attack)) is None
+        ours = is_object(job.plugin) or code_hash(type(job.attack)) is None  # or an object of the user's own program
         return (attempt if ours else isolation.attempt)(
             job.attack,
             transcript.only(job.rounds),

@@ -126,20 +126,3 @@ class Seldom(logging.Filter):
             return False
         self._next = time.monotonic() + PAUSE
         return True
-
-
-class Once(logging.Filter):
-    """Lets what is said about data and their partition through once: they are read in several places of a run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._told: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to show `record`."""
-        if not record.name.startswith(("fedsim.datasets", "fedsim.partitions")):
-            return True
-        message = record.getMessage()
-        new = message not in self._told
-        self._told.add(message)
-        return new

@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.datasets import Column, Dataset, Examples
-from fedsim.errors import DataError
+from fedsim.files import cache_folder as cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -38,20 +37,6 @@ _checked: set[tuple[int, int, int]] = set()
 
 _UNREADABLE = (OSError, SafetensorError, RuntimeError)
 """What safetensors, and torch on mapping for it, raise of files; also where another process removes one."""
-
-
-def cache_folder() -> Path:
-    """Where parsed data sets and trained states are kept.
-
-    Raises:
-        DataError: nothing names a folder, and the user has no home.
-    """
-    try:
-        if named := os.environ.get("FEDSIM_CACHE"):
-            return Path(named).expanduser()
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsim"
-    except RuntimeError as error:
-        raise DataError("cache: this user has no home folder; set FEDSIM_CACHE to a folder") from error
 
 
 def cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -> Dataset:

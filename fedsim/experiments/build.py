@@ -21,8 +21,9 @@ from fedsim.experiments.config import AttackFile, AttackTable, Config, StrategyT
 from fedsim.experiments.federated_data import FederatedData
 from fedsim.experiments.states import read_state
 from fedsim.experiments.strategy_checks import LEAST, check_strategy, sends
-from fedsim.models.checks import a_network, check_model, within_memory
+from fedsim.models.checks import a_network, check_model, drawn_anew, within_memory
 from fedsim.plugins import registry
+from fedsim.plugins.objects import given, is_object
 from fedsim.randomness import seeded
 from fedsim.training.cohort import fits, group_size
 from fedsim.training.hooks import Hooks
@@ -120,7 +121,11 @@ class Experiment:
 
     def other_start(self) -> dict[str, Tensor]:
         """Random weights that no client of this federation was ever sent, in the form of w_0."""
-        return state_of(self.new_model("other start"), statistics=self.training.batch_norm_statistics == "shared")
+        model = self.new_model("other start")
+        if is_object(self.config.model.name):  # whose copies all have the same weights
+            with seeded(self.seed, "other start"):
+                drawn_anew(model)
+        return state_of(model, statistics=self.training.batch_norm_statistics == "shared")
 
     def new_strategy(self) -> Any:
         """The Flower strategy that the experiment names, with the memory of a fresh start.
@@ -133,6 +138,10 @@ class Experiment:
         table, clients = self.config.strategy, self.config.federation.clients
         cls = registry.load("strategies", table.name)
         sends(cls, table.name, claimed=self.config.training.sends)
+        if is_object(table.name):
+            strategy = given(table.name, fresh=True)
+            check_strategy(strategy, vars(strategy), clients)
+            return strategy
         known = registry.parameters(cls)
         settings = dict.fromkeys((key for key in LEAST if key in known), 1) | table.settings
         strategy = registry.build("strategies", table.name, settings, "strategy")
@@ -165,7 +174,9 @@ class Experiment:
         Raises:
             ConfigError: it is no step size.
         """
-        rate = self.config.strategy.settings.get("learning_rate")
+        table = self.config.strategy
+        rate = vars(given(table.name)).get("learning_rate") if is_object(table.name) else None
+        rate = table.settings.get("learning_rate", rate)
         if rate is None:
             return None
         if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
@@ -265,7 +276,7 @@ def _by_the_strategy(config: Config) -> tuple[TrainingTable, StrategyTable]:
     training = training.model_copy(update={"sends": declared})
     if declared == "weights":
         return training, strategy
-    rate = registry.parameters(cls).get("learning_rate")
+    rate = None if is_object(strategy.name) else registry.parameters(cls).get("learning_rate")
     if rate is not None and isinstance(rate.default, int | float):
         strategy = StrategyTable(**{"learning_rate": rate.default} | strategy.model_dump())
     return training, strategy

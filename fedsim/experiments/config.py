@@ -330,17 +330,31 @@ def load_config(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
         ConfigError: the file is missing, is not TOML, says something that does not hold, or names code and is not
             the user's own.
     """
-    tables = read_toml(path, overrides)
+    config = config_of(read_toml(path, overrides), str(path), path.parent)
+    check_trust(config, path, trust or not is_in_a_run(path))
+    return config
+
+
+def config_of(tables: dict[str, Any], where: str, folder: Path) -> Config:
+    """The experiment that `tables` describe, in which relative paths become absolute.
+
+    Args:
+        tables: as `read_toml` returns them.
+        where: what messages call them.
+        folder: to which relative paths are relative.
+
+    Raises:
+        ConfigError: they say something that does not hold.
+    """
+    check_possible(tables, where)
     for table, key in (("model", "start"), ("partition", "path")):  # nodes work in folders of their own
         owner = tables.get(table)
         if isinstance(owner, dict) and isinstance(owner.get(key), str) and owner[key]:
             try:
-                owner[key] = str((path.parent / Path(owner[key]).expanduser()).resolve())
+                owner[key] = str((folder / Path(owner[key]).expanduser()).resolve())
             except (OSError, ValueError, RuntimeError) as error:
-                raise ConfigError(f"{path}: {table}.{key}: {first_line(error)}; name another file") from error
-    config = check(Config, tables, str(path))
-    check_trust(config, path, trust or not is_in_a_run(path))
-    return config
+                raise ConfigError(f"{where}: {table}.{key}: {first_line(error)}; name another file") from error
+    return check(Config, tables, where)
 
 
 def is_in_a_run(path: Path, run: Path | None = None) -> bool:
@@ -387,13 +401,18 @@ def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from error
     for override in overrides:
         _override(tables, override)
+    check_possible(tables, str(path))
+    return tables
+
+
+def check_possible(tables: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError where a value in `tables` is one that no setting can have."""
     try:
         for place, value in _leaves(tables):
             if complaint := _impossible(place[-1], value, is_path=place[0] == "truth" or place[-1] in _PATHS):
-                raise ConfigError(f"{path}: {'.'.join(place)}: {complaint}")
+                raise ConfigError(f"{where}: {'.'.join(place)}: {complaint}")
     except RecursionError as error:
-        raise ConfigError(f"{path}: {_TOO_DEEP}") from error
-    return tables
+        raise ConfigError(f"{where}: {_TOO_DEEP}") from error
 
 
 _TOO_DEEP = "is nested too deeply; settings are tables, lists and values in them"
@@ -463,17 +482,26 @@ def _fields_at(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
 
 
 def _override(tables: dict[str, Any], override: str) -> None:
-    """Apply one `a.b.c=value`; in a list of plug-in tables the next word picks one by label or name."""
-    path, equals, text = override.partition("=")
-    *parents, last = (word.strip() for word in path.split("."))
-    if not equals or not all((*parents, last)):
+    """Apply one `a.b.c=value`; see `put`."""
+    key, equals, text = override.partition("=")
+    if not equals or not all(word.strip() for word in key.split(".")):
         raise ConfigError(f"--set {override}: expected key=value, e.g. attack.sme.iterations=200")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except RecursionError as error:
-        raise ConfigError(f"--set {'.'.join(parents)}.{last}: {_TOO_DEEP}") from error
+        raise ConfigError(f"--set {key}: {_TOO_DEEP}") from error
     except ValueError:
         value = text
+    put(tables, key, value, f"--set {override}")
+
+
+def put(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set `a.b.c` to `value`; in a list of plug-in tables the next word picks one by label or name.
+
+    Raises:
+        ConfigError: a table on the way is none, or is not told from others of its list.
+    """
+    *parents, last = (word.strip() for word in key.split("."))
     table: Any = tables
     for word in parents:
         if isinstance(table, list):
@@ -481,14 +509,14 @@ def _override(tables: dict[str, Any], override: str) -> None:
             chosen = [t for t in named if word in (t.get("label"), t.get("name"))]
             if len(chosen) != 1:
                 raise ConfigError(
-                    f"--set {override}: {len(chosen) or 'no'} tables are called '{word}', "
+                    f"{where}: {len(chosen) or 'no'} tables are called '{word}', "
                     f"{did_you_mean(word, (str(t.get('label', t.get('name', ''))) for t in named))}"
                 )
             table = chosen[0]
         else:
             table = table.setdefault(word, {})
         if not isinstance(table, dict | list):
-            raise ConfigError(f"--set {override}: '{word}' is a value, not a table")
+            raise ConfigError(f"{where}: '{word}' is a value, not a table")
     if isinstance(table, list):
-        raise ConfigError(f"--set {override}: name one of them, e.g. {'.'.join(parents)}.NAME.{last}")
+        raise ConfigError(f"{where}: name one of them, e.g. {'.'.join(parents)}.NAME.{last}")
     table[last] = value

@@ -22,6 +22,7 @@ from fedsim.errors import ConfigError, RunError, one_line
 from fedsim.experiments import lock
 from fedsim.experiments.config import Config, check, check_trust, read_toml
 from fedsim.files import hash_file, in_one_step, remove_leftovers
+from fedsim.plugins.objects import is_gone
 from fedsim.recording import manifest
 
 _VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
@@ -198,7 +199,8 @@ class RunFolder:
             trust: accept `module:callable`, which runs code that whoever made the folder has chosen.
 
         Raises:
-            ConfigError: it names such code and is not trusted, does not hold, or is not what the run was made with.
+            ConfigError: it names such code and is not trusted, does not hold, is not what the run was made with, or
+                was made with an object of another Python program.
         """
         if not os.path.lexists(self.experiment):
             return None
@@ -207,8 +209,20 @@ class RunFolder:
             raise ConfigError(f"{self.experiment}: is {kind}, so nobody knows what was run; remove it")
         config = check(Config, read_toml(self.experiment), str(self.experiment))
         check_trust(config, self.experiment, trust)
+        self._check_rebuildable(config)
         self.check_same(config)
         return config
+
+    def _check_rebuildable(self, config: Config) -> None:
+        """Raise ConfigError where a part of the federation was an object of a Python program, and not of this one."""
+        parts = {name: getattr(config, name).name for name in ("data", "partition", "model", "strategy")}
+        parts |= {f"defense.{place}": table.name for place, table in enumerate(config.defense)}
+        for where, name in parts.items():
+            if is_gone(name):
+                raise ConfigError(
+                    f"{self.experiment}: {where}: '{name}' was an object of the Python program that made this run, so "
+                    "the run cannot be rebuilt from its file; what is recorded, found and scored can be read"
+                )
 
     def check_same(self, config: Config) -> None:
         """Raise ConfigError where the run was made with other settings than `config` has.
@@ -274,6 +288,11 @@ class RunFolder:
     def _write_experiment(self, config: Config) -> None:
         tables = config.model_dump(mode="json", exclude_none=True)
         write_text(self.experiment, tomli_w.dumps({k: v for k, v in tables.items() if v != []}))
+
+
+def default_folder(file: Path) -> RunFolder:
+    """`runs/NAME` for the experiment file `NAME.toml`."""
+    return RunFolder(Path("runs") / file.stem)
 
 
 def made_with(config: Config) -> dict[str, Any]:

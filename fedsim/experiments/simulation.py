@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 from fedsim.errors import InstallationError, PluginError, what_it_said
@@ -33,7 +34,11 @@ def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwri
         PluginError: a plug-in does not load, or ends the program; nothing was started.
         RunError: the federation cannot go on; what was recorded stays usable.
     """
-    os.environ.update({key: value for key, value in _QUIET.items() if key not in os.environ})
+    with _quiet_flower():
+        _federate(config, folder, resume=resume, overwrite=overwrite)
+
+
+def _federate(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
     registry.check_installation()
     server_app, client_app = _app("server"), _app("client")
     try:
@@ -49,6 +54,26 @@ def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwri
             log.info("the run is finished: all %d rounds are done already", config.federation.rounds)
             return
         _launch(server_app, client_app, config, folder, resume)
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Keep Flower, here and in processes that are started meanwhile, from reporting home and from logging what it does.
+
+    What the environment says of that already counts; afterwards it is as it was.
+    """
+    added = {key: value for key, value in _QUIET.items() if key not in os.environ}
+    os.environ.update(added)
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    if "FLWR_LOG_LEVEL" in added:  # Flower reads it when it is imported, which may be long ago
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for key in added:
+            os.environ.pop(key, None)
 
 
 def begin(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -136,8 +161,3 @@ def _app(side: str) -> Any:
         raise InstallationError(
             f"a federation needs Flower ({error}); pip install 'fedsim-curious[federation]'"
         ) from error
-
-
-def default_folder(file: Path) -> RunFolder:
-    """`runs/NAME` for the experiment file `NAME.toml`."""
-    return RunFolder(Path("runs") / file.stem)

@@ -42,6 +42,24 @@ def unsized(network: nn.Module) -> str:
     return ""
 
 
+def drawn_anew(network: nn.Module) -> None:
+    """Draw the weights of all layers anew, from torch's global generator.
+
+    Raises:
+        ConfigError: a layer has weights and no method `reset_parameters`.
+    """
+    for name, layer in network.named_modules():
+        if not any(True for _ in layer.parameters(recurse=False)):
+            continue
+        reset = getattr(layer, "reset_parameters", None)
+        if reset is None:
+            raise ConfigError(
+                f"model: layer '{name}' ({type(layer).__name__}) has weights and no method reset_parameters, so other "
+                "random weights cannot be drawn for it; add that method"
+            )
+        reset()
+
+
 @contextmanager
 def within_memory(name: str) -> Iterator[None]:
     """Raise while a network is built, as soon as it could not be trained in this machine's memory.

@@ -26,6 +26,7 @@ from fedsim.partitions.shares import class_labels
 log = logging.getLogger(__name__)
 
 _Numbers = NDArray[np.float64]
+_QUIET = ("HF_HUB_DISABLE_TELEMETRY", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 _GROWTH: dict[str, Callable[[_Numbers], _Numbers]] = {
     "linear": lambda ids: ids,
     "square": np.square,
@@ -158,9 +159,13 @@ def _partitioned(
 
 
 def _flower() -> ModuleType:
-    """Flower's partitioners; nothing is looked for on a hub, nor told to one, and no bar is drawn."""
-    for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
-        os.environ.setdefault(name, "1")
+    """Flower's partitioners.
+
+    What they are made on asks a hub of data sets nothing, but would tell it that it was imported and draw bars, where
+    the environment does not say otherwise at that moment.
+    """
+    added = {name for name in _QUIET if name not in os.environ}
+    os.environ.update(dict.fromkeys(added, "1"))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of its dependencies at import are theirs
@@ -169,3 +174,6 @@ def _flower() -> ModuleType:
         raise InstallationError(
             "partition: this one needs flwr-datasets; pip install 'fedsim-curious[federation]'"
         ) from error
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

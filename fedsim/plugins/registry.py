@@ -24,11 +24,12 @@ from fedsim.errors import (
     one_line,
     what_it_said,
 )
+from fedsim.plugins import objects
 
 Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models", "findings"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 ROOMS = ("strategies", "adversaries", "clients")
-_OFFERS: Mapping[Group, str] = {
+OFFERS: Mapping[Group, str] = {
     "attacks": "run",
     "defenses": "on_update",
     "strategies": "aggregate_train",
@@ -90,6 +91,12 @@ def entry(group: Group, name: str) -> EntryPoint:
     return known[name][0]
 
 
+def name_of(group: Group, cls: type) -> str | None:
+    """The name under which `cls` is registered, if it is."""
+    value = f"{cls.__module__}:{cls.__qualname__}"
+    return next((name for name, found in _entries(group).items() if [e.value for e in found] == [value]), None)
+
+
 def load(group: Group, name: str) -> Any:
     """The class registered as `name`, or what is at `module:attribute`: a class, or a function that makes its product.
 
@@ -99,7 +106,11 @@ def load(group: Group, name: str) -> Any:
     Raises:
         PluginError: the name is unknown, its module does not import, or it is no plug-in of `group`.
     """
-    loaded = load_object(name) if ":" in name else _load_entry(group, name)
+    if objects.is_object(name):
+        loaded = objects.given(name)
+        loaded = loaded if isinstance(loaded, type) else type(loaded)
+    else:
+        loaded = load_object(name) if ":" in name else _load_entry(group, name)
     if _is_plugin(loaded, group):
         return loaded
     if group in ("models", "datasets"):
@@ -110,11 +121,11 @@ def load(group: Group, name: str) -> Any:
         or_else = f", nor a function annotated to return {PRODUCTS[group]}"
     else:
         or_else = ""
-    raise PluginError(f"{group}: '{name}' is no class with a method '{_OFFERS[group]}'{or_else}; name another plug-in")
+    raise PluginError(f"{group}: '{name}' is no class with a method '{OFFERS[group]}'{or_else}; name another plug-in")
 
 
 def _is_plugin(thing: Any, group: Group) -> bool:
-    return isinstance(thing, type) and hasattr(thing, _OFFERS[group])
+    return isinstance(thing, type) and hasattr(thing, OFFERS[group])
 
 
 def _load_entry(group: Group, name: str) -> Any:
@@ -154,6 +165,8 @@ def build(group: Group, name: str, settings: Mapping[str, Any], where: str) -> A
         ConfigError: an unknown setting or a wrong type; names it as `where.setting`.
         PluginError: the name is unknown, or its module does not import.
     """
+    if objects.is_object(name) and not isinstance(objects.given(name), type):
+        return objects.plugin(group, name, settings, where)
     found = load(group, name)
     if _is_plugin(found, group):
         return construct(found, name, settings, where)

@@ -103,29 +103,29 @@ class Transcript:
         """Clients whose update of round `number` is recorded, ascending."""
         return [reply.client for reply in self.header(number).replies]
 
-    def update(self, number: int, client: int) -> Update:
-        """The update of `client` in round `number`, checked against its hashes.
+    def update(self, round: int, client: int) -> Update:
+        """The update of `client` in round `round`, checked against its hashes.
 
         Raises:
             TranscriptError: the client is not in that round, or the bytes are not those recorded.
         """
-        header = self.header(number)
+        header = self.header(round)
         reply = next((reply for reply in header.replies if reply.client == client), None)
         if reply is None:
             why = header.failures.get(client)
             raise TranscriptError(
-                f"round {number}: client {client} "
-                + (f"failed there ({why})" if why else f"is not recorded; recorded: {self.clients(number)}")
+                f"round {round}: client {client} "
+                + (f"failed there ({why})" if why else f"is not recorded; recorded: {self.clients(round)}")
             )
-        before = self._state(number, f"broadcast/{reply.broadcast}", header.broadcasts[reply.broadcast])
+        before = self._state(round, f"broadcast/{reply.broadcast}", header.broadcasts[reply.broadcast])
         try:
-            payload = Payload.from_arrays(self._state(number, f"client/{client}", reply.sha256), before)
+            payload = Payload.from_arrays(self._state(round, f"client/{client}", reply.sha256), before)
         except PayloadError as error:
-            raise damaged(self._paths[number], f"of client {client}: {error}") from error
+            raise damaged(self._paths[round], f"of client {client}: {error}") from error
         if payload.kind != reply.kind:
-            raise damaged(self._paths[number], f"client {client} sent {payload.kind}, its header says {reply.kind}")
+            raise damaged(self._paths[round], f"client {client} sent {payload.kind}, its header says {reply.kind}")
         return Update(
-            round=number,
+            round=round,
             client=client,
             before=before,
             payload=payload,

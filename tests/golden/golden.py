@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsim.cli.commands import main
+from fedsim.cli.main import main
 from fedsim.recording.transcript import Transcript
 
 HERE = Path(__file__).parent

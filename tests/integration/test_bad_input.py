@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.cli.commands import main
+from fedsim.cli.main import main
 
 FILE = """
 [model]

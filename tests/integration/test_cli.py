@@ -17,7 +17,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedsim.cli.commands import main
+from fedsim.cli.main import main
 from fedsim.experiments.run_folder import read_rows
 from fedsim.findings import load_finding
 from fedsim.recording.recorder import Recorder
@@ -356,7 +356,7 @@ def test_inspect_says_what_is_recorded_and_its_hash(here: Call, home: Path, run:
 
 
 def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns() -> None:
-    from fedsim.cli.commands import _score_table
+    from fedsim.cli.work_shown import score_table
     from fedsim.reporting.summary import lines
 
     row = {"attack": "aia, [x]", "round": 1, "ceiling": 1.0, "higher_is_better": True, "missing": ""}
@@ -366,7 +366,7 @@ def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns(
         for victim in range(6)
     ]
     screen = Console(width=80, file=io.StringIO())
-    screen.print(_score_table("aia, [x]", lines(rows, {})))
+    screen.print(score_table("aia, [x]", lines(rows, {})))
     text = screen.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= 80
     words = " ".join(text.split())

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedsim.cli.commands import main
+from fedsim.cli.main import main
 from fedsim.datasets import Dataset, Examples
 from fedsim.experiments.config import Config
 from fedsim.experiments.federated_data import FederatedData

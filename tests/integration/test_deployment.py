@@ -34,7 +34,7 @@ Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
 Process = tuple[int, str]
 
-CLI = "from fedsim.cli.commands import main; main()"
+CLI = "from fedsim.cli.main import main; main()"
 SETTINGS: dict[str, Any] = {"experiment": "{}", "out": "out", "resume": False}
 
 

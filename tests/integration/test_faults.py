@@ -255,14 +255,14 @@ def test_a_model_that_exits_while_it_runs_is_one_sentence(
 def test_the_command_line_does_not_say_that_it_is_done_where_somebodys_code_ended_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import fedsim.cli.commands
+    import fedsim.cli.main
 
     def ends(**options: Any) -> int:
         raise SystemExit(0)
 
-    monkeypatch.setattr(fedsim.cli.commands, "cli", ends)
+    monkeypatch.setattr(fedsim.cli.main, "cli", ends)
     with pytest.raises(SystemExit) as caught:
-        fedsim.cli.commands.main()
+        fedsim.cli.main.main()
     assert caught.value.code == 1
     assert "somebody's code called sys.exit(0)" in capsys.readouterr().err
 

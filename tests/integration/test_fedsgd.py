@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.auditing.audit import open_audit
 from fedsim.auditing.threat_model import grant
-from fedsim.cli.commands import main
+from fedsim.cli.main import main
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.experiments.build import Experiment, resolve

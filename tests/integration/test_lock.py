@@ -117,7 +117,7 @@ def test_every_command_that_writes_asks_for_the_lock(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from fedsim.cli.commands import main
+    from fedsim.cli.main import main
 
     run = serial_run(tiny_config(attack=[{"name": "shared-model"}]), tmp_path / "run")
     held = os.open(run.path / "lock", os.O_RDWR | os.O_CREAT)

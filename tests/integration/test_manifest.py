@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedsim.auditing.audit import open_audit
-from fedsim.cli.commands import main
+from fedsim.cli.main import main
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments import lock
 from fedsim.experiments.config import Config

@@ -347,7 +347,7 @@ def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
 
 # Real signals to a real process.
 
-CLI = "from fedsim.cli.commands import main; main()"
+CLI = "from fedsim.cli.main import main; main()"
 
 
 def start(config: Config, folder: Path) -> subprocess.Popen[str]:

@@ -17,7 +17,7 @@ import tomli_w
 import torch
 
 from fedsim.auditing.audit import Audit, open_audit
-from fedsim.cli.commands import main
+from fedsim.cli.main import main
 from fedsim.errors import RunError, TrustError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, check
@@ -250,7 +250,7 @@ def may_not_override_permissions() -> None:
 
 def as_a_user(run: Path, *words: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-c", "from fedsim.cli.commands import main; main()", *words],
+        [sys.executable, "-c", "from fedsim.cli.main import main; main()", *words],
         cwd=run.parent,
         capture_output=True,
         text=True,

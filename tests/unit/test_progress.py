@@ -13,11 +13,12 @@ from rich.console import Console
 
 from fedsim import progress
 from fedsim.cli import screen
-from fedsim.cli.screen import Once, Phases, Seldom, phase_bars
+from fedsim.cli.screen import Phases, Seldom, phase_bars
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.deployed import Relay
 from fedsim.engines.serial import InProcessGrid
 from fedsim.progress import ROUNDS, heard, tracked
+from fedsim.workflow.logs import Once
 
 
 class Clock:

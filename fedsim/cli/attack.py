@@ -1,0 +1,50 @@
+"""`fedsim attack`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsim.cli.options import (
+    DataDir,
+    Key,
+    Overrides,
+    Quiet,
+    RunPath,
+    Trust,
+    Verbose,
+    told_report,
+    use_data_dir,
+    use_key,
+)
+
+
+def attack(
+    run: RunPath,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="An attack file; the run's own by default.")
+    ] = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    trust: Trust = False,
+    key: Key = None,
+) -> None:
+    """Attack a recorded run, or the recording of somebody's Flower app."""
+    from fedsim.workflow.adversaries import read_adversary
+
+    use_data_dir(data_dir)
+    use_key(key)
+    adversary = read_adversary(run, file, overrides or [], trust=trust)
+
+    # What follows takes seconds to import, so a mistyped key is told of before.
+    from fedsim.cli.work_shown import show_scores, shown
+    from fedsim.workflow import work
+
+    with shown(quiet, verbose) as follow:
+        done = work.attack(run, adversary, trust=trust, follow=follow)
+    show_scores(done.lines)
+    told_report(done, quiet)

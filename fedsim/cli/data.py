@@ -1,0 +1,34 @@
+"""`fedsim data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsim.cli.options import DataDir, Overrides, Trust, console, use_data_dir
+from fedsim.errors import ConfigError
+
+
+def show_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, or an experiment file (*.toml).")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The picture, a PNG; runs/data-NAME.png by default.")] = None,
+    data_dir: DataDir = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch it into the data folder first.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Say what a data set is and who holds what of it, and draw a picture of that."""
+    from fedsim.reporting.holdings import client_table, description, survey
+    from fedsim.reporting.holdings_picture import draw_to
+
+    use_data_dir(data_dir)
+    if out is not None and out.suffix != ".png":
+        raise ConfigError(f"--out {out}: the picture is a PNG; name a file that ends in .png")
+    holdings = survey(name, overrides or [], fetch=download, trust=trust)
+    console.print(description(holdings))
+    console.print(client_table(holdings))
+    path = out or Path("runs") / f"data-{Path(name).stem}.png"
+    draw_to(path, holdings)
+    console.print(f"picture: {path}", soft_wrap=True, markup=False)

@@ -1,0 +1,54 @@
+"""`fedsim geometry`."""
+
+from __future__ import annotations
+
+from statistics import fmean, pstdev
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim.cli.options import DataDir, RunPath, Trust, console, number_of, rounds_named, use_data_dir
+from fedsim.errors import ConfigError
+
+
+def geometry(
+    run: RunPath,
+    rounds: Annotated[list[int] | None, typer.Option("--round", help="Rounds; the first recorded by default.")] = None,
+    data_dir: DataDir = None,
+    trust: Trust = False,
+) -> None:
+    """Say how well recorded updates can be matched by one gradient: the analysis of SME, Sect. 5.1."""
+    from fedsim.experiments.build import Experiment
+    from fedsim.experiments.run_folder import RunFolder, write_bytes, write_rows
+    from fedsim.recording.transcript import Transcript
+    from fedsim.reporting.figures import draw, style
+    from fedsim.reporting.geometry import panels, recorded
+
+    use_data_dir(data_dir)
+    folder = RunFolder(run)
+    if (config := folder.read_experiment(trust=trust)) is None:
+        raise ConfigError(
+            f"{run}: was recorded elsewhere, so nobody here knows its clients' data; name a run of fedsim"
+        )
+    transcript = Transcript(run)
+    for number in rounds or ():
+        if number not in transcript.rounds:
+            raise ConfigError(f"geometry: round {number} is not recorded; recorded: {transcript.rounds}")
+    found = list(recorded(Experiment(config), transcript, rounds or transcript.rounds[:1]))
+    rows = [{"round": number, "client": client, **item.summary} for number, client, item in found]
+    with folder.held():
+        write_rows(run / "geometry.csv", list(rows[0]), rows)
+    title = f"{number_of(len(rows), 'update')}, {rounds_named(number for number, _, _ in found)} of {run}"
+    table = Table("", "mean", "deviation", "lowest", "highest", title=escape(title))
+    for name in found[0][2].summary:
+        values = [float(row[name]) for row in rows]
+        spread = fmean(values), pstdev(values), min(values), max(values)
+        table.add_row(name, *(f"{value:.3f}" for value in spread))
+    console.print(table)
+    for name, panel in zip(("ratios", "cosines"), panels([item for _, _, item in found], style(0)), strict=True):
+        path = run / f"geometry-{name}.png"
+        with folder.held():
+            write_bytes(path, draw(panel))
+        console.print(f"picture: {path}", soft_wrap=True, markup=False)

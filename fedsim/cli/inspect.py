@@ -1,0 +1,114 @@
+"""`fedsim inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim.cli.options import Key, RunPath, console, finish, number_of, use_key
+from fedsim.errors import FedsimError, one_line
+
+if TYPE_CHECKING:
+    from fedsim.recording.transcript import Transcript
+    from fedsim.wire.messages import Update
+
+
+def inspect(
+    run: RunPath,
+    hash: Annotated[bool, typer.Option("--hash", help="Print one SHA-256 of the whole recording.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Show a row for each update as well.")] = False,
+    key: Key = None,
+) -> None:
+    """Say what a recording holds, and whether the run is still what was written."""
+    from fedsim.experiments.integrity import held_against_manifest
+    from fedsim.experiments.run_folder import RunFolder
+    from fedsim.recording.transcript import Transcript
+
+    use_key(key)
+    if run.is_dir():
+        RunFolder(run).check_kinds()
+    transcript = Transcript(run)
+    if hash:
+        print(transcript.hash())  # noqa: T201
+        return
+    table = Table("round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder)))
+    failures, sizes, norms, sent = [], dict[int, list[int]](), list[float](), dict[int, int]()
+    missing = 0
+    for number in transcript.rounds:
+        try:
+            header = transcript.header(number)
+            for client in transcript.clients(number):
+                update = transcript.update(number, client)
+                reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
+                norm, what = _norm(update)
+                told = "-" if norm is None else f"{norm:.4g}{what}"
+                size = update.payload.nbytes
+                sent[number] = sent.get(number, 0) + size
+                shown = str(number), str(client), str(update.num_examples), escape(one_line(reported)), str(size), told
+                table.add_row(*shown)
+                sizes.setdefault(client, []).append(update.num_examples)
+                norms += [] if norm is None else [norm]
+            for client, why in header.failures.items():
+                table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", "-", style="yellow")
+            missing += len(header.failures)
+        except FedsimError as error:
+            failures.append(str(error))
+    if rows:
+        console.print(table)
+    console.print(_summary_of(transcript, sizes, norms, list(sent.values()), missing))
+    verdict = held_against_manifest(run)
+    failures += verdict.differences
+    if not failures:
+        console.print(f"intact: {_counted(transcript)}, each as it was recorded (by SHA-256)")
+        console.print(verdict.text, soft_wrap=True, markup=False)
+    finish(failures)
+
+
+def _summary_of(
+    transcript: Transcript,
+    sizes: Mapping[int, Sequence[int]],
+    norms: Sequence[float],
+    sent: Sequence[int],
+    missing: int,
+) -> Table:
+    """What the readable rounds of a recording hold, in a few lines; `sent` are bytes, of all clients of a round."""
+
+    def spread(values: Sequence[float]) -> str:
+        return f"{min(values):.4g} to {max(values):.4g}, {fmean(values):.4g} on average" if values else "-"
+
+    table = Table(show_header=False, box=None, title=escape(str(transcript.folder)), title_justify="left")
+    numbers, updates = transcript.rounds, [size for own in sizes.values() for size in own]
+    size = sum(file.stat().st_size for file in transcript.folder.glob("round-*.safetensors")) / 1e6
+    table.add_row("rounds", f"{len(numbers)}, {numbers[0]} to {numbers[-1]}" if numbers else "none")
+    table.add_row("clients", f"{len(sizes)}, {min(sizes)} to {max(sizes)}" if sizes else "none")
+    table.add_row("updates", f"{len(updates)}, and {number_of(missing, 'failure')}")
+    table.add_row("N", spread(updates))
+    table.add_row("update norm", spread(norms))
+    table.add_row("bytes sent", f"{sum(sent)}, a round {spread(sent)}" if sent else "-")
+    table.add_row("size", f"{size:.1f} MB")
+    return table
+
+
+def _counted(transcript: Transcript) -> str:
+    updates = sum(len(transcript.clients(number)) for number in transcript.rounds)
+    return f"{number_of(updates, 'update')} of {number_of(len(transcript.rounds), 'round')}"
+
+
+def _norm(update: Update) -> tuple[float | None, str]:
+    """L2 norm of w_t - w_T, all tensors together, or of a gradient, and a word for that.
+
+    None where the client returned other tensors.
+    """
+    if update.gradient is not None or update.sends_delta:
+        what = update.payload.kind
+        return sum(t.double().square().sum().item() for t in update.pseudo_gradient.values()) ** 0.5, f" ({what})"
+    after = update.after
+    if any(name not in after or after[name].shape != tensor.shape for name, tensor in update.before.items()):
+        return None, ""
+    moved = (tensor.double() - after[name].double() for name, tensor in update.before.items())
+    return sum(t.square().sum().item() for t in moved) ** 0.5, ""

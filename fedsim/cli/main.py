@@ -1,0 +1,113 @@
+"""The command line: run, train, attack, geometry, report, inspect, data, list, show.
+
+Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Exit codes: 0 done,
+1 a run or an attack failed, 2 the request itself is wrong.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from fedsim.cli.allocator import keep_freed_memory
+from fedsim.cli.attack import attack
+from fedsim.cli.data import show_data
+from fedsim.cli.geometry import geometry
+from fedsim.cli.inspect import inspect
+from fedsim.cli.options import say
+from fedsim.cli.plugins import list_plugins, show
+from fedsim.cli.report import report
+from fedsim.cli.run import run
+from fedsim.cli.train import train
+from fedsim.errors import FedsimError, what_it_said
+from fedsim.plugins import registry
+
+cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+_INTERRUPTED = "interrupted"
+_PIPE_CLOSED = 128 + signal.SIGPIPE
+"""What a shell makes of a program that writes to a pipe which nobody reads any more."""
+_GO_ON = {
+    "run": "; `fedsim run --resume RUN` goes on from what is kept",
+    "train": "; the same `fedsim train` goes on from what is kept",
+    "attack": "; the same `fedsim attack` goes on from the findings that are kept",
+}
+"""What to do after an interrupt, by the command that was running."""
+for _command in (run, train, attack, geometry, report, inspect):
+    cli.command()(_command)
+cli.command("data")(show_data)
+cli.command("list")(list_plugins)
+cli.command()(show)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedsim {version('fedsim-curious')}")  # noqa: T201
+        raise typer.Exit
+
+
+@cli.callback()
+def _everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """What stands before any command; its text is that of this module."""
+
+
+def main() -> None:
+    """Entry point of `fedsim`: errors become one sentence and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
+    keep_freed_memory()
+    sentence, code = _outcome()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _PIPE_CLOSED
+    if sentence:
+        say(sentence)
+    if sentence == _interrupted():  # Flower's server thread would go on waiting for clients that are gone
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _outcome() -> tuple[str, int]:
+    """Do what the command line says; what is to be said of it, and the exit code."""
+    try:
+        registry.check_installation()
+        code = cli(standalone_mode=False) or 0
+    except FedsimError as error:
+        return str(error), error.exit_code
+    except typer.Abort:
+        return _interrupted(), 1
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # the only one of typer's own that comes here
+            return "", _PIPE_CLOSED
+        return f"somebody's code {what_it_said(error).removeprefix('it ')}, and what was asked for was not done", 1
+    except OSError as error:  # a folder on the way that may not be entered, a name that is too long
+        if error.filename is None:
+            raise
+        return f"{error.filename}: {error.strerror}; check the path and its permissions", 1
+    except Exception as error:
+        if getattr(error, "exit_code", None) == 2 and hasattr(error, "format_message"):
+            # Without a command the help page has been printed, and nothing is left to say.
+            return error.format_message(), 2
+        raise
+    return (_interrupted(), 1) if code == 128 + signal.SIGINT else ("", code)  # what typer makes of Ctrl-C
+
+
+def _interrupted() -> str:
+    command = next((word for word in sys.argv[1:] if word in _GO_ON), "")
+    return _INTERRUPTED + _GO_ON.get(command, "")

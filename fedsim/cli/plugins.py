@@ -1,0 +1,67 @@
+"""`fedsim list` and `fedsim show`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim.cli.options import console
+from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
+from fedsim.plugins import registry
+from fedsim.plugins.descriptions import described
+
+
+def list_plugins(
+    group: Annotated[
+        str | None, typer.Argument(help="attacks, defenses, strategies, datasets, partitions or models; else all.")
+    ] = None,
+) -> None:
+    """List registered plug-ins, one a line, name first."""
+    if group is not None and group not in registry.GROUPS:
+        raise ConfigError(f"list: nothing is called '{group}', {did_you_mean(group, registry.GROUPS)}")
+    chosen = [known for known in registry.GROUPS if group in (None, known)]
+    for known in chosen:
+        if group is None:
+            print(f"{'' if known == chosen[0] else chr(10)}{known}:")  # noqa: T201
+        names = registry.names(known)
+        width = max(map(len, names))
+        for name in names:
+            print(f"{name:<{width}}  {_one_line(known, name)}")  # noqa: T201
+
+
+def _one_line(group: registry.Group, name: str) -> str:
+    try:
+        found = described(group, name)
+    except FedsimError as error:
+        return f"does not load: {error}"
+    return f"{f'{found.cited}. ' if found.cited else ''}{found.text.splitlines()[0]}  [{_owner(group, name)}]"
+
+
+def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) -> None:
+    """Show a plug-in: what it does, its settings and defaults, its paper, what it needs."""
+    groups = [group for group in registry.GROUPS if name in registry.names(group)]
+    if not groups:
+        everything = [known for group in registry.GROUPS for known in registry.names(group)]
+        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, everything)}")
+    for group in groups:
+        found = described(group, name)
+        console.print(f"[bold]{name}[/]  ({group}, from {_owner(group, name)})\n")
+        console.print(found.text, markup=False, highlight=False, soft_wrap=True)
+        table = Table("setting", "type", "default")
+        for row in found.settings:
+            table.add_row(*map(escape, row))
+        console.print(table if table.rows else "no settings")
+        if found.needs:
+            console.print(f"needs: {', '.join(found.needs)}")
+        if found.uses:
+            console.print(f"uses, where granted: {', '.join(found.uses)}", soft_wrap=True)
+        if found.paper:
+            console.print(f"paper: {found.paper}", markup=False, soft_wrap=True)
+
+
+def _owner(group: registry.Group, name: str) -> str:
+    owner = registry.entry(group, name).dist
+    return owner.name if owner else "?"

@@ -1,0 +1,14 @@
+"""`fedsim report`."""
+
+from __future__ import annotations
+
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, told_report, use_data_dir, use_key
+
+
+def report(run: RunPath, data_dir: DataDir = None, trust: Trust = False, key: Key = None) -> None:
+    """Write report.html anew from what a run folder holds."""
+    from fedsim.workflow import work
+
+    use_data_dir(data_dir)
+    use_key(key)
+    told_report(work.report(run, trust=trust))

@@ -1,0 +1,50 @@
+"""`fedsim run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, told_report, use_data_dir, use_key
+from fedsim.errors import ConfigError
+
+
+def run(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="An experiment file.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the same folder.")] = False,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    trust: Trust = False,
+    key: Key = None,
+) -> None:
+    """Run a federation under a curious server, attack what it saw, and report."""
+    from fedsim.experiments.config import load_config
+    from fedsim.experiments.run_folder import RunFolder, default_folder
+
+    use_data_dir(data_dir)
+    use_key(key)
+    if (file is None) == (resume is None):
+        raise ConfigError("give an experiment file, or --resume RUN, one of them")
+    if resume is not None and (overrides or out or overwrite):
+        raise ConfigError("--resume goes on with the experiment as it was; leave out --set, --out and --overwrite")
+    config = None if file is None else load_config(file, overrides or [], trust=trust)
+
+    # What follows takes seconds to import, so a mistyped key is told of before.
+    from fedsim.cli.work_shown import show_scores, shown
+    from fedsim.workflow import work
+
+    with shown(quiet, verbose) as follow:
+        if config is not None and file is not None:
+            folder = RunFolder(out) if out else default_folder(file)
+            done = work.run(config, folder, overwrite=overwrite, follow=follow)
+        else:
+            assert resume is not None
+            done = work.resume(RunFolder(resume), trust=trust, follow=follow)
+    show_scores(done.lines)
+    told_report(done, quiet)

@@ -1,0 +1,38 @@
+"""`fedsim train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedsim.cli.options import DataDir, Overrides, Quiet, Trust, Verbose, console, use_data_dir
+
+
+def train(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file with a \\[states] table.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The folder for the states; one in the cache by default.")] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    trust: Trust = False,
+) -> None:
+    r"""Train without an adversary and keep models at the rounds and epochs that \[states] names."""
+    from fedsim.experiments.config import load_config
+
+    use_data_dir(data_dir)
+    config = load_config(file, overrides or [], trust=trust)
+
+    from fedsim.cli.work_shown import shown
+    from fedsim.experiments.training_states import make_states
+
+    with shown(quiet, verbose):
+        states = make_states(config, file.stem, out)
+    table = Table("state", "test loss", "test accuracy")
+    for name, about in states.manifest()["states"].items():
+        table.add_row(name, *(f"{about[key]:.3f}" if key in about else "-" for key in ("loss", "accuracy")))
+    console.print(table)
+    print(f'start from one with\n[model]\nstart = "{states.path(name)}"')  # noqa: T201

@@ -1,0 +1,84 @@
+"""What the screen shows while a command works, and the tables of scores at its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.table import Column, Table
+
+from fedsim.cli.options import console
+from fedsim.cli.screen import Phases, Seldom
+from fedsim.progress import LOGGER
+from fedsim.workflow.logs import Once
+
+if TYPE_CHECKING:
+    from fedsim.auditing.plan import Job
+    from fedsim.reporting.summary import Line
+
+_STYLES = {"leaks": "bold red", "undecided": "yellow", "beyond the floor": "yellow"}
+
+
+@contextmanager
+def shown(quiet: bool = False, verbose: bool = False) -> Iterator[Callable[[Job, int, int, Mapping[str, float]], None]]:
+    """Show the program's own log lines and how far it is; the value is to be told how far each attack is."""
+    logger, progress = logging.getLogger("fedsim"), logging.getLogger(LOGGER)
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    logger.propagate = progress.propagate = False
+    screen = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
+    screen.setFormatter(_Sentence())
+    if quiet:
+        screen.setLevel(logging.ERROR)
+    if not verbose:
+        screen.addFilter(Seldom())
+    screen.addFilter(Once())
+    logger.handlers = [screen]
+    with Phases(console) as phases:
+        progress.setLevel(logging.NOTSET if quiet else logging.DEBUG)
+        progress.handlers = [] if quiet else [phases]
+
+        def follow(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+            phases.part(job.title, job.name, iteration / max(iterations, 1))
+
+        try:
+            yield follow
+        finally:
+            logger.handlers, logger.propagate = [], True
+            progress.handlers, progress.propagate = [], True
+            progress.setLevel(logging.NOTSET)
+
+
+def show_scores(lines: Sequence[Line]) -> None:
+    """Print a table for each attack."""
+    for attack, found in groupby(lines, key=lambda line: line.summary.attack):
+        console.print(score_table(attack, list(found)))
+
+
+def score_table(attack: str, found: Sequence[Line]) -> Table:
+    """One attack's scores, the main one first, in the words of the page; narrow enough for 80 columns."""
+    columns = Column("metric", no_wrap=True), "score", "n", "best guess", "reading"
+    table = Table(*columns, title=escape(f"What leaked to {attack}"), box=SIMPLE_HEAD)
+    for line in found:
+        item = line.summary
+        if not item.missing:
+            score = item.interval_text.replace(" [", "\n[").replace(" ± ", "\n± ")
+            says = f"[{_STYLES.get(line.verdict, 'default')}]{escape(line.verdict)}[/]"
+            texts = (score, item.count_text.removeprefix("n = "), item.floor_text.replace(" (", " ").removesuffix(")"))
+            table.add_row(item.metric, *map(escape, texts), f"{says}\n[dim]{escape(line.remark)}[/]")
+    missing = [f"{line.summary.metric} {line.summary.text}" for line in found if line.summary.missing]
+    table.caption = escape("; ".join(missing))
+    return table
+
+
+class _Sentence(logging.Formatter):
+    """A line for the screen; a traceback is for the file alone."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The sentence alone."""
+        return record.getMessage()

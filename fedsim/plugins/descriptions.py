@@ -1,0 +1,130 @@
+"""What a plug-in says of itself, which takes importing it: seconds, where it imports torch or Flower.
+
+So descriptions of the plug-ins that come with fedsim are kept in the cache. They are of these very files, or they are
+made anew: the key is made of the path, size and time of each file of fedsim and of the versions beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from inspect import Parameter, formatannotation, getdoc
+from pathlib import Path
+from typing import get_type_hints
+
+from fedsim.errors import FedsimError
+from fedsim.files import cache_folder, in_one_step
+from fedsim.plugins import registry
+
+_OWN = "fedsim-curious"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a plug-in says of itself.
+
+    Attributes:
+        text: its docstring.
+        settings: name, type and default of each.
+        needs: what an attack has to be granted.
+        uses: what an attack reads where it is granted.
+        cited: the first author and the year of its paper; empty without one.
+        paper: where the paper was published.
+    """
+
+    text: str
+    settings: list[list[str]]
+    needs: list[str]
+    uses: list[str]
+    cited: str
+    paper: str
+
+
+def described(group: registry.Group, name: str) -> Description:
+    """What the plug-in called `name` says of itself.
+
+    Raises:
+        PluginError: it does not load.
+    """
+    owner = registry.entry(group, name).dist
+    if owner is None or owner.name != _OWN:
+        return _imported(group, name)
+    known = _read()
+    if (found := known.get(f"{group}/{name}")) is not None:
+        return found
+    known[f"{group}/{name}"] = _imported(group, name)
+    _write(known)
+    return known[f"{group}/{name}"]
+
+
+def _imported(group: registry.Group, name: str) -> Description:
+    cls = registry.load(group, name)
+    paper = getattr(cls, "paper", None)
+    return Description(
+        text=getdoc(cls) or "(no description)",
+        settings=[
+            [key, _kind(cls, key, setting), "required" if setting.default is setting.empty else repr(setting.default)]
+            for key, setting in registry.parameters(cls).items()
+        ],
+        needs=sorted(getattr(cls, "needs", None) or ()),
+        uses=sorted(getattr(cls, "uses", None) or ()),
+        cited=f"{paper.authors.split(',')[0]}{' et al.' * (',' in paper.authors)} {paper.year}" if paper else "",
+        paper=f"{paper} {paper.url}" if paper else "",
+    )
+
+
+def _kind(cls: type, key: str, parameter: Parameter) -> str:
+    """What a setting may be, with the words it may be one of."""
+    try:
+        kind = get_type_hints(cls).get(key, parameter.annotation)
+    except NameError:  # an annotation that is imported for type checkers alone
+        kind = parameter.annotation
+    return kind if isinstance(kind, str) else formatannotation(kind)
+
+
+@cache
+def _read() -> dict[str, Description]:
+    """The kept descriptions by `group/name`; none where they are of other files, or cannot be read."""
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, FedsimError):
+        kept = json.loads(_path().read_text(encoding="utf-8"))
+        if kept["of"] == _key():
+            return {name: Description(**found) for name, found in kept["descriptions"].items()}
+    return {}
+
+
+def _write(known: dict[str, Description]) -> None:
+    text = json.dumps({"of": _key(), "descriptions": {name: dataclasses.asdict(d) for name, d in known.items()}})
+    with suppress(OSError, FedsimError):  # then they are made anew each time
+        _path().parent.mkdir(parents=True, exist_ok=True)
+        with in_one_step(_path()) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+def _path() -> Path:
+    return cache_folder() / "descriptions.json"
+
+
+@cache
+def _key() -> str:
+    """Of each file of fedsim, and of the versions of what plug-ins derive from or quote."""
+    home = Path(__file__).resolve().parents[2]
+    files = [path for room in ("fedsim", *registry.ROOMS) for path in sorted((home / room).rglob("*.py"))]
+    stamps = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    versions = [_version(name) for name in (_OWN, "flwr", "torch", "torchvision")]
+    values = [registry.entry(group, name).value for group in registry.GROUPS for name in registry.names(group)]
+    told = [stamps, versions, values, sys.version, os.environ.get("PYTHONPATH", "")]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,63 @@
+"""Who attacks a recorded run, out of a file; light to import, so that a mistake in the file is told at once."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.errors import ConfigError
+from fedsim.experiments.config import AttackFile, Config, check, check_trust, is_in_a_run, read_toml
+from fedsim.experiments.run_folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """Who attacks a recorded run.
+
+    Attributes:
+        spec: whom to attack with what; None for what the run's own experiment says.
+        beside: folder in which the `module:callable` and the truth files of `spec` are found.
+        command: what makes the findings again; each keeps it.
+    """
+
+    spec: AttackFile | None = None
+    beside: Path | None = None
+    command: str = "fedsim attack RUN"
+
+
+def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (), *, trust: bool = False) -> Adversary:
+    """The adversary that `file` describes; that of the run in `path` itself where no file is named.
+
+    Args:
+        path: the run folder.
+        file: an attack file or an experiment file.
+        overrides: `key=value` settings of that file, or of the run's own experiment.
+        trust: accept `module:callable` in a file that lies in a run folder.
+
+    Raises:
+        ConfigError: the file says something that does not hold, or overrides what the recording was made with.
+    """
+    overrides = list(overrides)
+    for override in overrides:
+        if (table := override.partition(".")[0]) in set(Config.model_fields) - set(AttackFile.model_fields):
+            raise ConfigError(f"--set {override}: the recording was made with [{table}] as it was, so leave that out")
+    if file is None and not overrides:
+        return Adversary()
+    source = file if file is not None else RunFolder(path).experiment
+    tables = read_toml(source, overrides)
+    kind = Config if set(tables) - set(AttackFile.model_fields) else AttackFile
+    spec: AttackFile = check(kind, tables, str(source))
+    check_trust(spec, source, trust or not is_in_a_run(source, path))
+    command = ["fedsim", "attack", "RUN", *([file.name] if file is not None else []), *_as_options(overrides)]
+    return Adversary(spec=spec, beside=source.parent, command=shlex.join(command))
+
+
+def _as_options(overrides: Iterable[str]) -> list[str]:
+    """The overrides as they were given, but for folders of this machine."""
+    options: list[str] = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        options += ["--set", f"{key}={Path(value).name if Path(value).is_absolute() else value}"]
+    return options

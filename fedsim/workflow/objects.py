@@ -1,0 +1,149 @@
+"""Objects of a Python program in an experiment's tables: which become names and settings, and which stay objects.
+
+What can be made again from a name and settings is written so, and works wherever names do. Any other object stays in
+this process, so only engine `serial` can use it, and a run made with it cannot be rebuilt from its file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from fedsim.errors import ConfigError, first_line
+from fedsim.plugins import registry
+from fedsim.plugins.objects import Given, hand_over
+
+_TABLES: Mapping[str, registry.Group] = {
+    "data": "datasets",
+    "partition": "partitions",
+    "model": "models",
+    "strategy": "strategies",
+}
+_LISTS: Mapping[str, registry.Group] = {"attack": "attacks", "defense": "defenses"}
+
+
+def replaced(tables: dict[str, Any]) -> list[Given]:
+    """Put tables in the place of objects in `tables`; the value has to be held on to while they are used.
+
+    Raises:
+        ConfigError: an object is not of the kind that belongs there, or nothing but engine `serial`, with attacks one
+            after the other and at the end, could use it.
+    """
+    held: dict[str, Given] = {}
+    for name, group in _TABLES.items():
+        if name in tables and not isinstance(tables[name], Mapping):
+            tables[name], needed = as_table(group, tables[name], name)
+            held |= {name: needed} if needed else {}
+    for name, group in _LISTS.items():
+        for place, item in enumerate(tables[name] if isinstance(tables.get(name), list) else ()):
+            if not isinstance(item, Mapping):
+                tables[name][place], needed = as_table(group, item, f"{name}.{place}")
+                held |= {f"{name}.{place}": needed} if needed else {}
+    for where in held:
+        _check_carried(tables, where)
+    return list(held.values())
+
+
+def _check_carried(tables: dict[str, Any], where: str) -> None:
+    """Raise ConfigError where other processes would need the object at `where`; have attacks run in this one."""
+    remedy = "put it in a module of its own, where it can be imported by name"
+    federation, adversary = tables.setdefault("federation", {}), tables.setdefault("adversary", {})
+    if not isinstance(federation, dict) or not isinstance(adversary, dict):
+        return  # whoever checks the tables says so
+    if (engine := federation.get("engine", "serial")) != "serial":
+        raise ConfigError(
+            f"federation.engine: '{engine}' works in other processes, which cannot be handed the object at {where}; "
+            f"use engine 'serial', or {remedy}"
+        )
+    if adversary.get("when") == "in-round":
+        raise ConfigError(
+            f"adversary.when: 'in-round' attacks in another process, which cannot be handed the object at {where}; "
+            f"use 'at-end', or {remedy}"
+        )
+    if adversary.setdefault("workers", 1) != 1:
+        raise ConfigError(
+            f"adversary.workers: other processes cannot be handed the object at {where}; leave this out, or {remedy}"
+        )
+
+
+def as_table(group: registry.Group, thing: Any, where: str) -> tuple[dict[str, Any], Given | None]:
+    """The table of an experiment file that stands for `thing`, and what has to be held on to while it is used.
+
+    A plug-in that is a dataclass, as attacks and defenses are, becomes its class and its settings. A network or a
+    strategy is copied, so that it may be trained or used elsewhere meanwhile.
+
+    Raises:
+        ConfigError: it is nothing of this group, or has a setting that cannot be written in an experiment file.
+    """
+    cls = type(thing)
+    if dataclasses.is_dataclass(cls) and hasattr(cls, registry.OFFERS[group]):
+        reference = registry.name_of(group, cls) or importable(cls)
+        held = None if reference else hand_over(cls)
+        table = {"name": held.name if held else reference, **_settings(thing)}
+        if group == "attacks" and ":" in str(reference or ":"):
+            table["label"] = cls.__name__
+        return table, held
+    if not isinstance(thing, _kind(group)):
+        raise ConfigError(f"{where}: expected {_EXPECTED[group]}, got {cls.__name__}")
+    held = hand_over(thing if group == "datasets" else deepcopy(thing))
+    return {"name": held.name}, held
+
+
+def _settings(thing: Any) -> dict[str, Any]:
+    found = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
+    try:
+        return dict(json.loads(json.dumps({key: value for key, value in found.items() if value is not None})))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{type(thing).__name__}: a setting cannot be written in an experiment file ({first_line(error)}); "
+            "use numbers, texts and lists of them"
+        ) from error
+
+
+def _kind(group: registry.Group) -> type | tuple[type, ...]:
+    """What an object in the place of a plug-in of `group` has to be."""
+    if group == "models":
+        from torch import nn
+
+        return nn.Module
+    if group == "datasets":
+        from fedsim.datasets import Dataset
+
+        return Dataset
+    return _Strategy if group == "strategies" else ()
+
+
+@runtime_checkable
+class _Strategy(Protocol):
+    def aggregate_train(self, server_round: int, replies: Any) -> Any: ...
+
+
+_EXPECTED: dict[registry.Group, str] = {
+    "attacks": "a name, a table, or an instance of fedsim.Attack that is a dataclass",
+    "defenses": "a table, or an instance of fedsim.Defense that is a dataclass",
+    "strategies": "a table, or a Flower strategy",
+    "datasets": "a table, or a fedsim.Dataset",
+    "partitions": "a table, or a partition that is a dataclass",
+    "models": "a table, or a torch.nn.Module",
+}
+
+
+def importable(cls: type) -> str | None:
+    """`module:Class` by which every process finds `cls`; None for one of a notebook, of a function, or of a script."""
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    if cls.__module__ == "__main__" or not file or "." in cls.__qualname__:
+        return None
+    try:
+        spec = find_spec(cls.__module__)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != Path(file).resolve():
+        return None
+    return f"{cls.__module__}:{cls.__name__}" if getattr(module, cls.__name__, None) is cls else None

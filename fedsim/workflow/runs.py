@@ -1,0 +1,323 @@
+"""A run in Python: `fedsim.run` makes one, `fedsim.open` reads one, and `Run` is what both return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedsim.attack import Attack
+from fedsim.auditing.audit import Audit, open_audit
+from fedsim.auditing.plan import Job
+from fedsim.errors import ConfigError, RunError
+from fedsim.experiments.config import AttackFile, Config, check_trust, config_of, is_in_a_run, put, read_toml
+from fedsim.experiments.run_folder import RunFolder, default_folder, measurements, read_rows
+from fedsim.findings import Finding, load_claim
+from fedsim.plugins.objects import Given, is_gone
+from fedsim.recording.manifest import is_noted
+from fedsim.recording.transcript import Transcript
+from fedsim.reporting.page import write_report
+from fedsim.workflow import single, work
+from fedsim.workflow.adversaries import Adversary, read_adversary
+from fedsim.workflow.logs import Progress, told
+from fedsim.workflow.objects import replaced
+
+
+def run(
+    experiment: str | Path | Mapping[str, Any] | Config,
+    out: str | Path | None = None,
+    *,
+    set: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    trust: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Run a federation under a curious server, attack what it saw, and report.
+
+    Args:
+        experiment: an experiment file, its tables, or a checked `Config`. In place of a table there may be an object:
+            a network, a `Dataset`, a Flower strategy, a defense, an attack.
+        out: the run folder; `runs/NAME` by default for a file `NAME.toml`.
+        set: settings that are changed, such as `{"federation.rounds": 3}`.
+        overwrite: replace an earlier run in the folder.
+        trust: import code that a file in a run folder names.
+        progress: called as `progress(what, done, total)`.
+
+    Raises:
+        FedsimError: the experiment cannot be, and nothing was started; or the run or an attack failed, and what was
+            computed before is kept in the folder.
+    """
+    tables, where, folder = _tables(experiment)
+    for key, value in (set or {}).items():
+        put(tables, key, value, f"set {key}")
+    held = replaced(tables)
+    config = config_of(tables, where, folder)
+    if isinstance(experiment, str | Path):
+        check_trust(config, Path(experiment), trust or not is_in_a_run(Path(experiment)))
+    if out is None and not isinstance(experiment, str | Path):
+        raise ConfigError("out: an experiment that is in no file has no name; name the run folder")
+    place = default_folder(Path(str(experiment))) if out is None else RunFolder(Path(out))
+    with told(progress):
+        done = work.run(config, place, overwrite=overwrite, follow=_following(progress))
+    _complain(done)
+    return Run(place.path, trust=True, held=held)
+
+
+def open(path: str | Path, *, file: str | Path | None = None, trust: bool = False) -> Run:
+    """The run, or the recording of somebody's Flower app, in the folder `path`.
+
+    Args:
+        path: the run folder.
+        file: an attack file, which says what an adversary of this recording knows, and where truth is.
+        trust: import code that the run folder names.
+
+    Raises:
+        ConfigError: there is no run in the folder, or the file says something that does not hold.
+    """
+    folder = RunFolder(Path(path))
+    if not folder.path.is_dir():
+        raise ConfigError(f"{path}: no such run folder")
+    folder.check_kinds()
+    if not folder.experiment.is_file() and not folder.transcript.is_dir():
+        raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
+    return Run(folder.path, file=None if file is None else Path(file), trust=trust)
+
+
+class Run:
+    """A run folder. Everything is read from it when it is asked for."""
+
+    def __init__(
+        self, path: Path, *, file: Path | None = None, trust: bool = False, held: Sequence[Given] = ()
+    ) -> None:
+        self._folder = RunFolder(path)
+        self._trust = trust
+        self._held = list(held)  # objects of this program, which are gone when nobody holds them
+        self._file = read_adversary(path, file, trust=trust) if file is not None else Adversary()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self._folder.path
+
+    @property
+    def transcript(self) -> Transcript:
+        """What the curious server recorded.
+
+        Raises:
+            TranscriptError: nothing was recorded.
+        """
+        return Transcript(self.path)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """Accuracy and loss of the server and of each client, a row each a round; empty for a bare recording.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        return _frame(self._folder.metrics, lambda: measurements(self._folder), texts=("client",))
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """How well each finding does, a row for each attack, victim, round, repeat and metric; empty without any.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        path = self._folder.scores
+        return _frame(path, lambda: read_rows(path, ("attack", "metric"), ("value", "floor")), texts=("round",))
+
+    @property
+    def findings(self) -> list[Found]:
+        """What attacks claim.
+
+        Raises:
+            TranscriptError: a file is damaged.
+            RunError: a file is not what this run found.
+        """
+        return [self._found(path) for path in sorted(self._folder.findings.glob("*/*.safetensors"))]
+
+    def attack(
+        self,
+        attack: str | Attack,
+        *,
+        victim: int | None = None,
+        round: int | Sequence[int] | None = None,
+        knowledge: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> Finding:
+        """Attack one client, score what was found, and keep it like any other finding.
+
+        Args:
+            attack: a registered name, `module:Class`, or an instance of a frozen dataclass that derives from `Attack`.
+            victim: id of the client; by default the one that the run's file names first, or the first recorded one.
+            round: which round, or rounds for an attack on several; by default as the run's file says.
+            knowledge: what the adversary is granted besides, or not, by names of `[adversary.knowledge]`.
+            progress: called as `progress(what, done, total)`.
+            **settings: of the attack.
+
+        Raises:
+            FedsimError: the request is wrong and nothing was attacked, or the attack failed.
+        """
+        rounds = [round] if isinstance(round, int) else round
+        base = self._base()
+        spec, held = single.specified(
+            base,
+            self.transcript,
+            attack,
+            victim=victim,
+            rounds=rounds,
+            knowledge=knowledge or {},
+            settings=settings,
+        )
+        self._held += [held] if held else []
+        told_as = {"victim": victim, "round": round, **settings}
+        words = [
+            repr(spec.attack[-1].name),
+            *(f"{key}={value!r}" for key, value in told_as.items() if value is not None),
+        ]
+        adversary = Adversary(spec=spec, beside=self._file.beside, command=f"run.attack({', '.join(words)})")
+        with told(progress):
+            finding, _ = single.made(self.path, base, adversary, trust=self._trust, follow=_following(progress))
+        return finding
+
+    def resume(self, *, progress: Progress | None = None) -> Run:
+        """Go on with the run where it was interrupted, attack what is not attacked yet, and report.
+
+        Raises:
+            FedsimError: there is nothing to go on with, or it failed; what was computed before is kept.
+        """
+        with told(progress):
+            done = work.resume(self._folder, trust=self._trust, follow=_following(progress))
+        _complain(done)
+        return self
+
+    def report(self) -> Report:
+        """Write `report.html` anew; the value shows it in a notebook.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        failures: list[str] = []
+        with self._folder.held():
+            audit = self._audit()
+            return Report(write_report(self.path, audit, failures, trust=self._trust), tuple(failures))
+
+    def _audit(self) -> Audit | None:
+        """Who attacks by the run's file; None where the page has to say why nobody does."""
+        try:
+            base = self._base()
+        except ConfigError:
+            return None
+        named = [table for table in base.attack if not is_gone(table.name)]
+        spec = base.model_copy(update={"attack": named})
+        return open_audit(self.path, spec, self._file.beside, trust=self._trust) if named else None
+
+    def _base(self) -> AttackFile:
+        """What the attack file, or the run's own experiment, says of an adversary."""
+        if self._file.spec is not None:
+            return self._file.spec
+        return self._folder.read_experiment(trust=self._trust) or AttackFile()
+
+    def _found(self, path: Path) -> Found:
+        if not is_noted(self.path, path):
+            raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
+        finding, about = load_claim(path)
+        return Found(
+            attack=str(about["attack"]),
+            victim=int(about["victim"]),
+            round=str(about["round"]),
+            repeat=int(about["repeat"]),
+            finding=finding,
+            about=about,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A finding and whose it is.
+
+    Attributes:
+        attack: its title.
+        victim: the client that was attacked.
+        round: the round, or `first-last` for an attack on several.
+        repeat: which of several random starts, from 0.
+        finding: what the attack claims.
+        about: everything that is kept beside it: settings, what was granted, seconds.
+    """
+
+    attack: str
+    victim: int
+    round: str
+    repeat: int
+    finding: Finding
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was written.
+
+    Attributes:
+        path: the page.
+        failures: one sentence for each finding that the page cannot show.
+    """
+
+    path: Path
+    failures: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        complaints = "".join(f"<p>{escape(failure)}</p>" for failure in self.failures)
+        page = escape(self.path.read_text(encoding="utf-8"))
+        return f'{complaints}<iframe srcdoc="{page}" style="width: 100%; height: 60em; border: 0"></iframe>'
+
+
+def _tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[dict[str, Any], str, Path]:
+    """The tables of an experiment, what messages call them, and the folder to which paths are relative."""
+    if isinstance(experiment, str | Path):
+        path = Path(experiment)
+        return read_toml(path), str(path), path.parent
+    if isinstance(experiment, Config):
+        return experiment.model_dump(mode="json", exclude_none=True), "experiment", Path.cwd()
+    if isinstance(experiment, Mapping):
+        return {str(key): _copied(value) for key, value in experiment.items()}, "experiment", Path.cwd()
+    raise ConfigError(f"experiment: expected a path, a dict or a Config, got {type(experiment).__name__}")
+
+
+def _copied(value: Any) -> Any:
+    """Tables and lists anew, so that nobody's own are changed; objects as they are."""
+    if isinstance(value, Mapping):
+        return {str(key): _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _following(progress: Progress | None) -> Callable[[Job, int, int, Mapping[str, float]], None]:
+    def follow(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+        if progress is not None:
+            progress(f"{job.title}, round {job.round}, client {job.victim}", iteration, iterations)
+
+    return follow
+
+
+def _complain(done: work.Done) -> None:
+    """Raise RunError where an attack, a score or a picture failed."""
+    if done.failures:
+        raise RunError(f"{'; '.join(done.failures)}; all else is kept, fedsim.open({str(done.folder.path)!r}) reads it")
+
+
+def _frame(path: Path, check: Callable[[], object], texts: Sequence[str]) -> pd.DataFrame:
+    """The CSV file of a run as a data frame, once `check` has found nothing wrong with it."""
+    check()
+    if not path.is_file():
+        return pd.DataFrame()
+    if not is_noted(path.parent, path):
+        raise RunError(f"{path}: is not what this run wrote; remove it, and attack or resume the run")
+    return pd.read_csv(path, dtype=dict.fromkeys(texts, str))

@@ -1,0 +1,128 @@
+"""One attack on one client of a recorded run, made from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsim.attack import Attack
+from fedsim.auditing.audit import ProgressOf, open_audit
+from fedsim.errors import AttackError, ConfigError, RunError
+from fedsim.experiments.build import build_attacks
+from fedsim.experiments.config import AttackFile, AttackTable, check
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.findings import Finding, load_claim, read_about
+from fedsim.plugins.objects import Given, is_gone
+from fedsim.recording.transcript import Transcript
+from fedsim.workflow.adversaries import Adversary
+from fedsim.workflow.logs import kept
+from fedsim.workflow.objects import as_table
+from fedsim.workflow.work import make_ready
+
+_WHERE = "run.attack"
+
+
+def specified(
+    base: AttackFile,
+    transcript: Transcript,
+    attack: str | Attack,
+    *,
+    victim: int | None,
+    rounds: Sequence[int] | None,
+    knowledge: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> tuple[AttackFile, Given | None]:
+    """The attack file for one attack, and what has to be held on to while it is used.
+
+    Args:
+        base: what the run's own file grants, and whom it attacks where nothing is said here.
+        rounds: which to attack; one, but for an attack on several.
+        knowledge: what is granted besides, or withheld.
+
+    Raises:
+        FedsimError: the attack, its settings, the victim or the rounds cannot be.
+    """
+    held: Given | None = None
+    if isinstance(attack, str):
+        table: dict[str, Any] = {"name": attack, **settings}
+    else:
+        if settings:
+            raise ConfigError(f"{_WHERE}: {next(iter(settings))}: the attack is an object, which has its settings")
+        table, held = as_table("attacks", attack, _WHERE)
+    adversary = base.adversary.model_dump(mode="json", exclude_unset=True)
+    adversary["knowledge"] = {**adversary.get("knowledge", {}), **knowledge}
+    adversary |= {"repeats": 1} | ({"workers": 1} if held else {})
+    alone = check(AttackFile, {"attack": [table]}, _WHERE)
+    [(own, built)] = build_attacks(alone)
+    adversary["rounds"] = _rounds(base, transcript, rounds, temporal=built.temporal)
+    chosen = base.adversary.victims
+    first = chosen[0] if isinstance(chosen, list) else transcript.clients(adversary["rounds"][0])[0]
+    adversary["victims"] = [first if victim is None else victim]
+    tables = [*_sources(base, built.builds_on), own]
+    told = [each.model_dump(mode="json", exclude_unset=True) for each in tables]
+    return check(AttackFile, {"adversary": adversary, "attack": told, "truth": base.truth}, _WHERE), held
+
+
+def made(
+    path: Path, base: AttackFile, adversary: Adversary, *, trust: bool, follow: ProgressOf | None
+) -> tuple[Finding, dict[str, Any]]:
+    """Make the last attack that `adversary` names, score all findings of the run, and return the new one.
+
+    Args:
+        base: whose attacks tell which findings are of the present code and settings.
+
+    Raises:
+        AttackError: the attack failed.
+        RunError: something could not be scored; the finding is kept.
+    """
+    spec = adversary.spec
+    assert spec is not None
+    audit = open_audit(path, spec, adversary.beside, trust=trust, command=adversary.command)
+    with audit.folder.held(), kept(audit.folder.log):
+        make_ready(audit)
+        failures = audit.run(follow)
+        titles = {table.title for table in spec.attack}
+        others = [table for table in base.attack if table.title not in titles and not is_gone(table.name)]
+        whole = spec.model_copy(update={"attack": [*others, *spec.attack]})
+        unscored: list[str] = []
+        open_audit(path, whole, adversary.beside, trust=trust).score(unscored)
+    if failures:
+        raise AttackError("; ".join(failures))
+    title = spec.attack[-1].title
+    found = _newest(audit.folder, spec, title, audit.cache.variants[title])
+    if unscored:
+        raise RunError("; ".join([*unscored, f"what was found is kept in {found}"]))
+    return load_claim(found)
+
+
+def _rounds(base: AttackFile, transcript: Transcript, rounds: Sequence[int] | None, *, temporal: bool) -> list[int]:
+    """Which rounds to attack: those that are named, or what the file says of such an attack."""
+    if rounds is not None:
+        if len(rounds) != 1 and not temporal:
+            raise ConfigError(f"{_WHERE}: this attack reads one round, got {list(rounds)}; name one")
+        return list(rounds)
+    own = transcript.rounds if base.adversary.rounds == "all" else base.adversary.rounds or transcript.rounds[:1]
+    return list(own) if temporal else list(own[:1])
+
+
+def _sources(base: AttackFile, title: str | None) -> list[AttackTable]:
+    """The attacks of the run's own file that the attack called `title` is one of, or builds on."""
+    named = {table.title: (table, attack) for table, attack in build_attacks(base)} if title else {}
+    found: list[AttackTable] = []
+    while title in named and named[title][0] not in found:
+        table, attack = named[title]
+        found.insert(0, table)
+        title = attack.builds_on
+    return found
+
+
+def _newest(folder: RunFolder, spec: AttackFile, title: str, variant: str) -> Path:
+    """The finding that this attack has made, or had made before with the same settings and knowledge."""
+    victims, rounds = spec.adversary.victims, spec.adversary.rounds
+    for path in sorted(folder.findings.glob("*/*.safetensors")):
+        about = read_about(path)
+        same = about["attack"] == title and about.get("variant") == variant and about["repeat"] == 0
+        if same and [about["victim"]] == victims and about.get("rounds") == rounds:
+            return path
+    raise RunError(f"{folder.findings}: what '{title}' found of clients {victims} is not there; attack again")

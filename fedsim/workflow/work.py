@@ -1,0 +1,148 @@
+"""Work on a run folder, from the first check to the report; each function returns what its attacks came to.
+
+An attack that fails does not keep others from their findings: it becomes a sentence in `Done.failures`. Whatever is
+wrong with the request is raised before work starts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsim.auditing.audit import Audit, ProgressOf, open_audit
+from fedsim.errors import ConfigError
+from fedsim.experiments.build import Experiment, resolve
+from fedsim.experiments.config import Config
+from fedsim.experiments.integrity import adopt
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.simulation import federate
+from fedsim.reporting.evidence import kinds
+from fedsim.reporting.page import write_report
+from fedsim.reporting.summary import Line, lines
+from fedsim.workflow.adversaries import Adversary
+from fedsim.workflow.logs import kept
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What work on a run came to.
+
+    Attributes:
+        folder: the run.
+        lines: each attack's scores over its victims, as the report has them; empty where none was made.
+        failures: one sentence for each attack, score or picture that failed.
+    """
+
+    folder: RunFolder
+    lines: Sequence[Line] = ()
+    failures: list[str] = field(default_factory=list)
+
+
+def run(config: Config, folder: RunFolder, *, overwrite: bool = False, follow: ProgressOf | None = None) -> Done:
+    """Run the federation that `config` describes, attack what its server saw, and report.
+
+    Args:
+        config: whatever code it names is imported.
+        folder: where everything is written.
+        overwrite: replace an earlier run in the folder.
+        follow: told about each iteration of each attack.
+
+    Raises:
+        FedsimError: the experiment cannot be, before work starts; or the federation cannot go on.
+    """
+    return _run(config, folder, resume=False, overwrite=overwrite, follow=follow)
+
+
+def resume(folder: RunFolder, *, trust: bool = False, follow: ProgressOf | None = None) -> Done:
+    """Go on with an interrupted run, attack what is not attacked yet, and report; see `run`.
+
+    Args:
+        trust: import code that the run folder names.
+    """
+    config = folder.read_experiment(trust=trust)
+    if config is None:
+        raise ConfigError(f"{folder.path}: holds no run to resume; expected {folder.experiment.name} in it")
+    return _run(config, folder, resume=True, overwrite=False, follow=follow)
+
+
+def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, follow: ProgressOf | None) -> Done:
+    attacked = config.adversary.when != "never" and bool(config.attack)
+    if attacked:
+        Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), beside=folder.path).check()
+    with folder.held(), kept(folder.log):
+        federate(config, folder, resume=resume, overwrite=overwrite)
+        # whatever code the experiment names was accepted above
+        done = _audited(open_audit(folder.path, None, trust=True), follow) if attacked else Done(folder=folder)
+        write_report(folder.path, None, done.failures, trust=True)
+    return done
+
+
+def attack(path: Path, adversary: Adversary, *, trust: bool = False, follow: ProgressOf | None = None) -> Done:
+    """Attack a recorded run, or the recording of somebody's Flower app, and report.
+
+    Args:
+        path: the run folder.
+        adversary: who attacks.
+        trust: import code that the run folder names.
+        follow: told about each iteration of each attack.
+
+    Raises:
+        FedsimError: the request is wrong; nothing was attacked.
+    """
+    audit = open_audit(path, adversary.spec, adversary.beside, trust=trust, command=adversary.command)
+    with audit.folder.held(), kept(audit.folder.log):
+        make_ready(audit)
+        before = _stamps(audit.folder)
+        done = _audited(audit, follow)
+        if before and not done.failures and _stamps(audit.folder) == before:
+            log.info(
+                "nothing new: all that was asked for is there already; other clients, rounds or settings give more, as "
+                "in fedsim attack %s --set 'adversary.victims=[1]'",
+                path,
+            )
+        write_report(path, audit, done.failures, trust=trust)
+    return done
+
+
+def report(path: Path, *, trust: bool = False) -> Done:
+    """Write `report.html` anew from what a run folder holds.
+
+    Raises:
+        ConfigError: there is no such folder, or it holds no run.
+        RunError: the folder cannot be written.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such run folder")
+    done = Done(folder=RunFolder(path))
+    with done.folder.held():
+        write_report(path, None, done.failures, trust=trust)
+    return done
+
+
+def make_ready(audit: Audit) -> None:
+    """Check that the attacks can work, and have the manifest of their run, which is held, name what is there.
+
+    Raises:
+        FedsimError: an attack cannot work, or the run is signed and there is no key, or the other way round.
+    """
+    audit.check()
+    adopt(audit.folder)
+    audit.folder.check_key()
+    if audit.experiment is not None:
+        audit.folder.note_experiment(audit.experiment.config)
+
+
+def _audited(audit: Audit, follow: ProgressOf | None) -> Done:
+    failures = audit.run(follow)
+    rows: list[Mapping[str, Any]] = list(audit.score(failures))
+    return Done(folder=audit.folder, lines=lines(rows, kinds(audit.folder, audit)), failures=failures)
+
+
+def _stamps(folder: RunFolder) -> dict[Path, int]:
+    """When each finding was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.findings.rglob("*.safetensors")}

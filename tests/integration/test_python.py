@@ -1,0 +1,445 @@
+"""The Python interface: a run made, read, attacked and reported without the command line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+import fedsim
+from adversaries.inversion.surrogate_model import SurrogateModelExtension
+from clients.gaussian_noise import GaussianNoise
+from fedsim import Run, Transcript
+from fedsim.errors import (
+    AttackError,
+    ConfigError,
+    FedsimError,
+    KnowledgeError,
+    PluginError,
+    RunError,
+    TranscriptError,
+)
+from fedsim.workflow import in_memory
+
+TABLES: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "partition": {"name": "iid", "samples_per_client": 4},
+    "model": {"name": "mlp"},
+    "training": {"local_epochs": 1, "batch_size": 4},
+    "federation": {"clients": 3, "rounds": 1, "engine": "serial"},
+    "adversary": {"victims": [0]},
+    "attack": [{"name": "inverting-gradients", "iterations": 3}],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grey(fedsim.Attack):
+    """Claims grey examples."""
+
+    value: float = 0.5
+    needs: ClassVar[frozenset[str]] = frozenset({"input_shape"})
+    paper: ClassVar[fedsim.Paper] = fedsim.Paper(title="Grey", authors="Nobody", venue="Nowhere", year=2026)
+
+    def _run(self, transcript: Any, knowledge: Any, victim: int, rng: Any, progress: Any) -> Any:
+        if self.value < 0:
+            raise AttackError("grey: below black")
+        update = transcript.update(transcript.rounds[0], victim)
+        data = torch.full((update.num_examples, *knowledge.input_shape), self.value)
+        return fedsim.Reconstruction(data=data, labels=torch.zeros(update.num_examples, dtype=torch.int64))
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def strategy() -> FedAvg:
+    return FedAvg(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return fedsim.run(TABLES, tmp_path_factory.mktemp("runs") / "made")
+
+
+def is_a_sentence(error: FedsimError) -> bool:
+    text = str(error)
+    return "\n" not in text and not text.endswith(".")
+
+
+# Making and reading.
+
+
+def test_a_run_of_a_dict_leaves_what_the_command_leaves_and_is_read_as_frames(made: Run) -> None:
+    for name in ("experiment.toml", "report.html", "log.txt", "metrics.csv", "scores.csv", "manifest.json"):
+        assert (made.path / name).stat().st_size > 0, name
+    assert list(made.metrics["round"]) == [1]
+    assert made.metrics["accuracy"].dtype == float
+    assert set(made.scores["attack"]) == {"inverting-gradients"}
+    assert made.scores.query("metric == 'psnr'")["value"].item() > 0
+    update = made.transcript.update(1, 0)
+    assert update.num_examples == 4
+    assert [(found.attack, found.victim, found.round) for found in made.findings] == [("inverting-gradients", 0, "1")]
+
+
+def test_a_path_a_dict_and_a_config_give_the_same_transcript_and_set_changes_settings(
+    made: Run, tmp_path: Path
+) -> None:
+    text = (made.path / "experiment.toml").read_text()
+    (tmp_path / "tiny.toml").write_text(text)
+    alone = {"adversary.when": "never"}
+    changed = {"federation.seed": 3, **alone}
+    hashes = [
+        fedsim.run(tmp_path / "tiny.toml", tmp_path / "a", set=alone).transcript.hash(),
+        fedsim.run(fedsim.Config.model_validate(tomllib.loads(text)), tmp_path / "b", set=alone).transcript.hash(),
+    ]
+    assert hashes == [made.transcript.hash()] * 2
+    assert fedsim.run(TABLES, tmp_path / "c", set=changed).transcript.hash() != made.transcript.hash()
+    assert "seed" not in TABLES["federation"]
+
+
+def test_progress_is_told_to_the_callback(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    fedsim.run(TABLES, tmp_path / "run", progress=lambda *step: told.append(step))
+    assert ("rounds", 1, 1) in told
+    assert ("inverting-gradients, round 1, client 0", 3, 3) in told
+
+
+def test_the_report_shows_in_a_notebook(made: Run) -> None:
+    page = made.report()
+    assert page.path == made.path / "report.html"
+    assert page.failures == ()
+    assert page._repr_html_().startswith("<iframe")
+    assert "&lt;html" in page._repr_html_()
+
+
+def test_a_finished_run_resumes_to_itself(made: Run) -> None:
+    before = made.transcript.hash(), made.scores.to_csv()
+    assert made.resume() is made
+    assert (made.transcript.hash(), made.scores.to_csv()) == before
+
+
+# Attacking.
+
+
+def test_an_attack_is_scored_and_kept_like_any_other(made: Run) -> None:
+    before = len(made.scores)
+    finding = made.attack("sme", victim=1, iterations=3)
+    assert isinstance(finding, fedsim.Reconstruction)
+    own = made.scores.query("attack == 'sme'")
+    assert set(own["victim"]) == {1}
+    assert len(made.scores) == before + len(own)
+    [kept] = [found for found in made.findings if found.attack == "sme"]
+    assert torch.equal(kept.finding.data, finding.data)  # type: ignore[union-attr]
+    assert "run.attack('sme', victim=1, iterations=3)" in kept.about["command"]
+    again = fedsim.open(made.path).attack("sme", victim=1, iterations=3)
+    assert torch.equal(again.data, finding.data)  # type: ignore[union-attr]
+
+
+def test_two_settings_of_one_attack_are_kept_beside_one_another_and_each_call_returns_its_own(made: Run) -> None:
+    first, second = (made.attack("sme", victim=2, iterations=count) for count in (2, 4))
+    again = made.attack("sme", victim=2, iterations=2)
+    assert torch.equal(again.data, first.data)  # type: ignore[union-attr]
+    assert not torch.equal(second.data, first.data)  # type: ignore[union-attr]
+
+
+def test_an_attack_of_this_program_is_compared_with_the_others(made: Run) -> None:
+    finding = made.attack(Grey(value=0.25), victim=0)
+    assert torch.equal(finding.data, torch.full((4, 1, 8, 8), 0.25))  # type: ignore[union-attr]
+    assert "Grey" in set(made.scores["attack"])
+    assert "Grey" in made.report().path.read_text()
+
+
+def test_an_instance_of_a_registered_attack_is_called_by_its_name(made: Run) -> None:
+    made.attack(SurrogateModelExtension(iterations=2), victim=0)
+    [kept] = [found for found in made.findings if found.attack == "sme" and found.victim == 0]
+    assert kept.about["plugin"] == "sme"
+
+
+def test_knowledge_is_granted_and_withheld(made: Run) -> None:
+    with pytest.raises(KnowledgeError, match="value_range"):
+        made.attack("sme", victim=0, iterations=2, knowledge={"value_range": False})
+
+
+# Bad input: one sentence each, nothing computed is lost.
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "says"),
+    [
+        (lambda run: run.attack("sme", victim=77), ConfigError, "client 77 is not recorded; recorded: [0, 1, 2]"),
+        (lambda run: run.attack("sme", round=9), ConfigError, "round 9 is not recorded"),
+        (lambda run: run.attack("sme", round=[1, 1]), ConfigError, "reads one round"),
+        (lambda run: run.attack("smee"), PluginError, "did you mean 'sme'"),
+        (lambda run: run.attack("sme", iteration=3), ConfigError, "did you mean 'iterations'"),
+        (lambda run: run.attack(Grey(), value=3.0), ConfigError, "the attack is an object"),
+        (lambda run: run.attack(Grey(value=-1.0), victim=0), AttackError, "below black"),
+        (lambda run: fedsim.open(run.path / "nowhere"), ConfigError, "no such run folder"),
+        (lambda run: fedsim.open(run.path.parent), ConfigError, "holds no run"),
+        (lambda run: fedsim.run({"federation": {"clientz": 3}}, run.path / "x"), ConfigError, "did you mean 'clients'"),
+        (lambda run: fedsim.run({"dta": {}}, run.path / "x"), ConfigError, "did you mean 'data'"),
+        (lambda run: fedsim.run({"model": 3}, run.path / "x"), ConfigError, "torch.nn.Module, got int"),
+        (lambda run: fedsim.run({"defense": [3]}, run.path / "x"), ConfigError, "fedsim.Defense"),
+        (lambda run: fedsim.run(3, run.path / "x"), ConfigError, "expected a path, a dict or a Config"),
+        (lambda run: fedsim.run(TABLES), ConfigError, "name the run folder"),
+        (lambda run: fedsim.run(TABLES, run.path), ConfigError, "is not empty"),
+        (lambda run: fedsim.run(TABLES, run.path / "x", set={"model.name.x": 1}), ConfigError, "is a value"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_loses_nothing(
+    call: Callable[[Run], object], kind: type[FedsimError], says: str, made: Run
+) -> None:
+    before = made.transcript.hash(), made.scores.to_csv(), len(made.findings)
+    with pytest.raises(kind, match=re.escape(says)) as caught:
+        call(made)
+    assert is_a_sentence(caught.value), caught.value
+    assert (made.transcript.hash(), made.scores.to_csv(), len(made.findings)) == before
+    assert not (made.path / "x").exists()
+
+
+def test_an_attack_that_fails_in_a_run_is_raised_and_all_else_is_kept(tmp_path: Path) -> None:
+    tables = {**TABLES, "attack": [*TABLES["attack"], Grey(value=-1.0)]}
+    with pytest.raises(RunError, match=r"below black.*all else is kept, fedsim\.open"):
+        fedsim.run(tables, tmp_path / "run")
+    assert set(fedsim.open(tmp_path / "run").scores["attack"]) == {"inverting-gradients"}
+
+
+def test_an_edited_table_or_finding_is_not_read_as_if_it_were_the_runs(tmp_path: Path) -> None:
+    run = fedsim.run(TABLES, tmp_path / "run")
+    [finding] = run.path.glob("findings/*/*.safetensors")
+    with (run.path / "scores.csv").open("a") as file:
+        file.write("sme,0,1,0,psnr,99.0\n")
+    finding.write_bytes(b"garbage")
+    with pytest.raises(RunError, match=r"scores\.csv: is not what this run wrote"):
+        _ = run.scores
+    with pytest.raises(RunError, match="is not what this run found"):
+        _ = run.findings
+    (run.path / "transcript" / "round-000001.safetensors").unlink(missing_ok=True)
+    for path in run.path.glob("transcript/*"):
+        path.unlink()
+    with pytest.raises(TranscriptError, match="holds no recording"):
+        _ = run.transcript
+
+
+# Objects in place of names.
+
+
+def test_a_network_a_strategy_a_defense_and_an_attack_may_be_objects(tmp_path: Path) -> None:
+    net = network()
+    parts = {"model": net, "strategy": strategy(), "defense": [GaussianNoise(clip=0.5)], "attack": [Grey(value=0.25)]}
+    run = fedsim.run({**TABLES, **parts}, tmp_path / "run")
+    sent = run.transcript.update(1, 0).before
+    assert all(torch.equal(sent[name], tensor) for name, tensor in net.state_dict().items())
+    recorded = tomllib.loads((run.path / "experiment.toml").read_text())
+    assert recorded["defense"][0]["name"] == "gaussian-noise"
+    assert recorded["defense"][0]["clip"] == 0.5
+    assert re.fullmatch(r"python-object Sequential [0-9a-f]{8}", recorded["model"]["name"])
+    assert set(run.scores["attack"]) == {"Grey"}
+    run.attack("sme", victim=0, iterations=2)
+    assert set(run.scores["attack"]) == {"Grey", "sme"}
+
+
+def test_a_data_set_may_be_an_object(tmp_path: Path) -> None:
+    raw = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    part = fedsim.Examples(raw=raw, labels=torch.arange(60) % 10, scale=1.0)
+    data = fedsim.Dataset(name="mine", train=part, test=part, num_classes=10, source="drawn", licence="none")
+    run = fedsim.run({**TABLES, "data": data}, tmp_path / "run")
+    assert run.metrics["num_examples"].item() == 60
+
+
+def test_two_objects_of_one_class_are_not_mistaken_for_one_another(tmp_path: Path) -> None:
+    runs = []
+    for place in range(2):
+        with torch.no_grad():
+            net = network()
+            net[1].bias.fill_(float(place))  # type: ignore[index,union-attr,operator]
+        runs.append(fedsim.run({**TABLES, "model": net}, tmp_path / str(place)))
+    assert [run.transcript.update(1, 0).before["1.bias"][0].item() for run in runs] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("where", "changed"),
+    [
+        ("federation.engine: 'ray'", {"federation": {**TABLES["federation"], "engine": "ray"}}),
+        ("federation.engine: 'flower'", {"federation": {**TABLES["federation"], "engine": "flower"}}),
+        ("adversary.when: 'in-round'", {"adversary": {"when": "in-round"}}),
+        ("adversary.workers", {"adversary": {"workers": 2}}),
+    ],
+)
+def test_what_works_in_other_processes_is_not_handed_an_object(
+    where: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(where)) as caught:
+        fedsim.run({**TABLES, **changed, "model": network()}, tmp_path / "run")
+    assert "imported by name" in str(caught.value)
+    assert is_a_sentence(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_objects_says_that_its_file_cannot_rebuild_it_and_what_is_there_can_be_read(tmp_path: Path) -> None:
+    fedsim.run({**TABLES, "model": network()}, tmp_path / "run")
+    run = fedsim.open(tmp_path / "run")
+    before = run.scores.to_csv()
+    for call in (lambda: run.attack("sme", victim=0), run.resume):
+        with pytest.raises(ConfigError, match="so the run cannot be rebuilt from its file") as caught:
+            call()
+        assert is_a_sentence(caught.value)
+    assert run.scores.to_csv() == before
+    assert len(run.findings) == 1
+    assert "cannot be rebuilt from its file" in run.report().path.read_text()
+
+
+# In memory.
+
+
+@pytest.fixture
+def update(made: Run) -> dict[str, Any]:
+    from fedsim.experiments.build import Experiment
+    from fedsim.experiments.config import check
+
+    seen, tables = made.transcript.update(1, 0), tomllib.loads((made.path / "experiment.toml").read_text())
+    model = Experiment(check(fedsim.Config, tables, "made")).new_model()
+    return {"before": seen.before, "after": seen.after, "model": model, "num_examples": 4}
+
+
+KNOWN: dict[str, Any] = {"input_shape": (1, 8, 8), "value_range": (0, 1), "settings": {"iterations": 2}}
+
+
+def test_an_update_in_memory_is_attacked_without_a_run(update: dict[str, Any]) -> None:
+    steps: list[tuple[str, int, int]] = []
+    state = {name: tensor.clone() for name, tensor in update["model"].state_dict().items()}
+    finding = in_memory.attack(**update, attack="sme", **KNOWN, progress=lambda *step: steps.append(step))
+    assert finding.data.shape == (4, 1, 8, 8)  # type: ignore[union-attr]
+    assert steps[-1] == ("sme", 2, 2)
+    again = in_memory.attack(**update, attack=SurrogateModelExtension(iterations=2), **{**KNOWN, "settings": None})
+    assert torch.equal(again.data, finding.data)  # type: ignore[union-attr]
+    assert all(torch.equal(update["model"].state_dict()[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "says"),
+    [
+        ({"input_shape": (3, 8, 8)}, ConfigError, "does not take inputs of shape (3, 8, 8)"),
+        ({"input_shape": (0, 8)}, ConfigError, "sizes of at least 1"),
+        ({"value_range": (1, 0)}, ConfigError, "the lowest below the highest"),
+        ({"value_range": 3}, ConfigError, "expected (lowest, highest)"),
+        ({"input_shap": 1}, ConfigError, "did you mean 'input_shape'"),
+        ({"num_examples": 0}, ConfigError, "at least 1, got 0"),
+        ({"before": {"x": torch.zeros(1)}}, ConfigError, "before: has no"),
+        ({"after": 3}, ConfigError, "after: expected a state dict or a network, got int"),
+        ({"model": nn.Linear(3, 2)}, ConfigError, "hand over states of this model"),
+        ({"model": "mlp"}, ConfigError, "expected a torch.nn.Module, got str"),
+        ({"attack": "smee"}, PluginError, "did you mean 'sme'"),
+        ({"settings": {"iteration": 2}}, ConfigError, "did you mean 'iterations'"),
+        ({"value_range": None}, KnowledgeError, "value_range"),
+    ],
+)
+def test_what_does_not_fit_in_memory_is_one_sentence(
+    changed: dict[str, Any], kind: type[FedsimError], says: str, update: dict[str, Any]
+) -> None:
+    with pytest.raises(kind, match=re.escape(says)) as caught:
+        in_memory.attack(**{**update, **KNOWN, **changed})
+    assert is_a_sentence(caught.value)
+
+
+# The host program.
+
+
+@pytest.fixture
+def host() -> Callable[[], dict[str, Any]]:
+    """What belongs to the host program, as it is when this is called."""
+    fedsim_logger, progress = logging.getLogger("fedsim"), logging.getLogger("fedsim.progress")
+
+    def seen() -> dict[str, Any]:
+        return {
+            "environment": dict(os.environ),
+            "handlers": [list(logger.handlers) for logger in (logging.getLogger(), fedsim_logger, progress)],
+            "levels": [(logger.level, logger.propagate) for logger in (logging.getLogger(), fedsim_logger, progress)],
+            "dtype": torch.get_default_dtype(),
+            "grad": torch.is_grad_enabled(),
+            "threads of torch": torch.get_num_threads(),
+            "random": torch.random.get_rng_state().tolist(),
+            "threads": set(threading.enumerate()),
+            "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
+            "folder": Path.cwd(),
+        }
+
+    return seen
+
+
+def test_a_run_and_its_attacks_leave_the_host_program_as_it_was(
+    made: Run, tmp_path: Path, host: Callable[[], dict[str, Any]]
+) -> None:
+    before = host()
+    run = fedsim.run(TABLES, tmp_path / "run")
+    run.attack("sme", victim=1, iterations=2)
+    run.report()
+    with pytest.raises(FedsimError):
+        run.attack("sme", victim=99)
+    after = host()
+    assert {key: after[key] for key in before} == before
+    assert not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
+
+
+@pytest.mark.ray
+def test_a_run_on_ray_leaves_no_ray_behind(tmp_path: Path, host: Callable[[], dict[str, Any]]) -> None:
+    import ray
+
+    before = host()
+    federation = {**TABLES["federation"], "engine": "ray", "actors": 1}
+    fedsim.run({**TABLES, "federation": federation, "adversary": {"when": "never"}}, tmp_path / "run")
+    after = host()
+    assert not ray.is_initialized()
+    assert {key: after[key] for key in ("environment", "handlers", "levels", "dtype", "signals")} == {
+        key: before[key] for key in ("environment", "handlers", "levels", "dtype", "signals")
+    }
+
+
+def test_the_hosts_own_logging_gets_what_it_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    run = fedsim.run({**TABLES, "adversary": {"when": "never"}}, tmp_path / "run")
+    assert [record for record in caplog.records if record.levelno < logging.WARNING] == []
+    assert "round 1/1" in (run.path / "log.txt").read_text()
+
+
+def test_curious_and_the_other_public_names_are_there() -> None:
+    from strategies.curious import Curious
+
+    assert fedsim.Curious is Curious
+    assert fedsim.Transcript is Transcript
+    assert sorted(fedsim.__all__) == sorted(fedsim._HOMES)
+    assert all(getattr(fedsim, name) is not None for name in fedsim.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'curious'"):
+        _ = fedsim.curious
+
+
+def test_the_code_in_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        exec(compile(block, "python.md", "exec"), names)
+
+
+def test_importing_fedsim_loads_neither_torch_nor_flower() -> None:
+    code = (
+        "import sys, time; started = time.process_time(); import fedsim; spent = time.process_time() - started\n"
+        "assert not {'torch', 'flwr', 'numpy', 'pandas', 'pydantic'} & set(sys.modules)\n"
+        "assert spent < 0.3, spent"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
