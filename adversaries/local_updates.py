@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.errors import AttackError
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State, Update, non_finite

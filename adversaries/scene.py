@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.attack import Attack, Knowledge
+from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, TranscriptError
 from fedsim.task import Loss
 from fedsim.training.model_state import statistics_of

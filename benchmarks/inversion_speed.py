@@ -41,7 +41,7 @@ from adversaries.engine.matching import GradientInversion
 from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.models.sme import SmeCnn
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript

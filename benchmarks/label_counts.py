@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.labels import updates as rules
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.datasets import Dataset
 from fedsim.datasets.digits import Digits
 from fedsim.datasets.idx import Mnist

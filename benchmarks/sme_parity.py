@@ -30,7 +30,7 @@ from adversaries.engine.matching import GradientInversion
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim import metrics
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import load_config
 from fedsim.findings import Reconstruction

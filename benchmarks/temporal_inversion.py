@@ -44,7 +44,7 @@ from adversaries.labels.gradients import RULES
 from adversaries.labels.last_layer import last_layer
 from adversaries.scene import Scene, scene_of
 from fedsim import metrics
-from fedsim.attack import Attack, Knowledge
+from fedsim.attacks import Attack, Knowledge
 from fedsim.datasets import Dataset
 from fedsim.datasets.cifar import Cifar10, Cifar100
 from fedsim.datasets.idx import Mnist

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.text.texts import EmbeddingRows, TemporalTextInversion
-from fedsim.attack import Attack, Knowledge
+from fedsim.attacks import Attack, Knowledge
 from fedsim.datasets.reuters import ReutersR8
 from fedsim.evaluation.scoring import score
 from fedsim.evaluation.truth import Truth

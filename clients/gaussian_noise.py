@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.defense import Defense, Guarantee
 from fedsim.errors import ConfigError
 from fedsim.wire.messages import State

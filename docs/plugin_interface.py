@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedsim import attack, datasets, defense, findings, knowledge, partitions, task
+from fedsim import attacks, datasets, defense, findings, knowledge, partitions, task
 from fedsim.plugins.makers import PRODUCTS
 from fedsim.recording import transcript
 from fedsim.wire import messages, payloads
@@ -23,8 +23,8 @@ NAME` tells the settings of a plug-in.
 PARTS = {
     "An attack": (
         "Derive a frozen dataclass from `Attack` and implement `_run`. Fields are settings.",
-        [attack.Attack, knowledge.Knowledge, knowledge.Records, knowledge.PartialRecords, attack.Paper],
-        [attack.single_update],
+        [attacks.Attack, knowledge.Knowledge, knowledge.Records, knowledge.PartialRecords, attacks.Paper],
+        [attacks.single_update],
     ),
     "What the server saw": (
         "The first argument of `_run`.",

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsim.attack import Attack, Knowledge, Paper
+    from fedsim.attacks import Attack, Knowledge, Paper
     from fedsim.datasets import Dataset, Examples
     from fedsim.defense import Defense, Guarantee
     from fedsim.experiments.config import Config
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from fedsim.recording.transcript import Transcript
     from fedsim.task import Task
     from fedsim.wire.messages import Update
+    from fedsim.workflow.in_memory import attack
     from fedsim.workflow.runs import Run, open, run
 
     Curious: Any
 
 _HOMES = {
-    "Attack": "fedsim.attack",
+    "Attack": "fedsim.attacks",
     "Config": "fedsim.experiments.config",
     "Curious": "strategies.curious",
     "Dataset": "fedsim.datasets",
@@ -30,9 +31,9 @@ _HOMES = {
     "Examples": "fedsim.datasets",
     "Guarantee": "fedsim.defense",
     "Inference": "fedsim.findings",
-    "Knowledge": "fedsim.attack",
+    "Knowledge": "fedsim.attacks",
     "LocalModel": "fedsim.findings",
-    "Paper": "fedsim.attack",
+    "Paper": "fedsim.attacks",
     "Reconstruction": "fedsim.findings",
     "Representatives": "fedsim.findings",
     "Run": "fedsim.workflow.runs",
@@ -40,6 +41,7 @@ _HOMES = {
     "Texts": "fedsim.findings",
     "Transcript": "fedsim.recording.transcript",
     "Update": "fedsim.wire.messages",
+    "attack": "fedsim.workflow.in_memory",
     "open": "fedsim.workflow.runs",
     "run": "fedsim.workflow.runs",
 }
@@ -47,7 +49,7 @@ _HOMES = {
 __all__ = [
     "Attack", "Config", "Curious", "Dataset", "Defense", "Examples", "Guarantee", "Inference", "Knowledge",
     "LocalModel", "Paper", "Reconstruction", "Representatives", "Run", "Task", "Texts", "Transcript", "Update",
-    "open", "run",
+    "attack", "open", "run",
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.wire.payloads import Payload, State
 

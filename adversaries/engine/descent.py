@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedsim.attack import Progress
+from fedsim.attacks import Progress
 from fedsim.errors import AttackError
 
 log = logging.getLogger("fedsim." + __name__)

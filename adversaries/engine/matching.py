@@ -35,7 +35,7 @@ from adversaries.scene import (
     warn_of_dropout,
     warn_unless_plain,
 )
-from fedsim.attack import Attack, Knowledge, Progress, single_update
+from fedsim.attacks import Attack, Knowledge, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript

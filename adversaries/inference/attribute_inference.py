@@ -20,7 +20,7 @@ from adversaries.engine.matching import check_positive
 from adversaries.local_models.model_sources import ModelAttack, known, losses, matched, outputs
 from adversaries.local_updates import PAPER, rounds_of
 from adversaries.scene import STEPPING, named_states, normalising_by_batch, warn_of_dropout, warn_unless_plain
-from fedsim.attack import Attack, Knowledge, Paper, PartialRecords, Progress
+from fedsim.attacks import Attack, Knowledge, Paper, PartialRecords, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Inference
 from fedsim.recording.transcript import Transcript

@@ -24,7 +24,7 @@ from adversaries.engine.priors import TotalVariation, total_variation
 from adversaries.local_models.model_sources import ModelAttack, outputs
 from adversaries.local_updates import PAPER, rounds_of
 from adversaries.scene import STEPPING, Scene, normalising_by_batch, scene_of, trained_by_batch
-from fedsim.attack import Knowledge, Paper, Progress, single_update
+from fedsim.attacks import Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction, Representatives
 from fedsim.recording.transcript import Transcript

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from adversaries.local_models.model_sources import ModelAttack, Network, known, losses, models_with, outputs, returned
 from adversaries.local_updates import rounds_of
-from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Knowledge, Paper, Progress
+from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Inference
 from fedsim.recording.transcript import Transcript

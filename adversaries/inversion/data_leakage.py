@@ -14,7 +14,7 @@ from adversaries.engine.matching import MEAN_GRADIENT, GradientInversion, Recipe
 from adversaries.engine.places import AlongTraining
 from adversaries.engine.priors import EpochConsistency, SoftBounds, SquaredTotalVariation
 from adversaries.scene import Scene
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.errors import ConfigError
 from fedsim.metrics import match
 

@@ -12,7 +12,7 @@ from adversaries.engine.distances import SquaredL2
 from adversaries.engine.matching import MEAN_GRADIENT, MOMENTS, GradientInversion, Recipe, check_positive, constant
 from adversaries.labels.gradients import sign_rule
 from adversaries.scene import STEPPING, Scene
-from fedsim.attack import Knowledge, Paper
+from fedsim.attacks import Knowledge, Paper
 from fedsim.wire.messages import Update
 
 

@@ -15,7 +15,7 @@ from adversaries.engine.matching import (
 )
 from adversaries.engine.priors import TotalVariation
 from adversaries.scene import Scene
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 
 
 @dataclass(frozen=True, kw_only=True)

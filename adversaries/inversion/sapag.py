@@ -8,7 +8,7 @@ from typing import ClassVar
 from adversaries.engine.distances import GaussianKernel
 from adversaries.engine.matching import MEAN_GRADIENT, GradientInversion, Recipe, by_tenths, check_positive
 from adversaries.scene import Scene
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 
 
 @dataclass(frozen=True, kw_only=True)

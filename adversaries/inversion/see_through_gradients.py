@@ -18,7 +18,7 @@ from adversaries.engine.matching import (
 )
 from adversaries.engine.priors import BatchNormStatistics, GroupConsistency, Norm, TotalVariation
 from adversaries.scene import Scene
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.errors import AttackError
 
 

@@ -16,7 +16,7 @@ from adversaries.engine.matching import (
 from adversaries.engine.places import OnLine
 from adversaries.engine.priors import TotalVariation
 from adversaries.scene import Scene
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.errors import ConfigError
 
 

@@ -24,7 +24,7 @@ from adversaries.engine.slopes import check_inputs, check_slope
 from adversaries.labels.gradients import RULES
 from adversaries.labels.last_layer import last_layer
 from adversaries.scene import Scene, normalising_by_batch, scene_of, trained_by_batch, warn_of_dropout
-from fedsim.attack import Attack, Knowledge, Paper, Progress
+from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from adversaries.labels.last_layer import LastLayer, apportioned, last_bias, spelled_out, untrained
 from adversaries.scene import known_steps
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.errors import RunError, TranscriptError
 from fedsim.training.loop import local_update
 from fedsim.training.settings import LocalTraining

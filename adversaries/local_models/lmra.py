@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from adversaries.engine.descent import Curves, Trial, descend, following, steps_of
 from adversaries.engine.matching import check_choices
 from adversaries.local_updates import PAPER, LocalUpdates, Span, read_updates
-from fedsim.attack import Attack, Knowledge, Paper, Progress
+from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, LocalModel
 from fedsim.recording.transcript import Transcript

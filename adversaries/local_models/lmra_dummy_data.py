@@ -18,7 +18,7 @@ from adversaries.local_models.input_span import InputSpan, first_layer, row_span
 from adversaries.local_models.model_sources import matched
 from adversaries.local_updates import PAPER, LocalUpdates, read_updates
 from adversaries.scene import STEPPING, normalising_by_batch, warn_of_dropout, warn_unless_plain
-from fedsim.attack import Attack, Knowledge, Paper, Progress
+from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError, RunError, first_line
 from fedsim.findings import Finding, LocalModel
 from fedsim.randomness import generator

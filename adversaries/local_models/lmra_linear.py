@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adversaries.local_updates import PAPER, read_updates, rounds_of
 from adversaries.scene import STEPPING, warn_unless_plain
-from fedsim.attack import Attack, Knowledge, Paper, Progress
+from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError
 from fedsim.findings import Finding, LocalModel
 from fedsim.recording.transcript import Transcript

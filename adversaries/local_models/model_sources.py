@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adversaries.local_updates import rounds_of
 from adversaries.scene import normalising_by_batch
-from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
+from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
 from fedsim.errors import AttackError, ConfigError, first_line
 from fedsim.recording.transcript import Transcript
 from fedsim.training.model_state import load_state, statistics_of

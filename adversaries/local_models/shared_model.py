@@ -9,7 +9,7 @@ import torch
 
 from adversaries.local_models.model_sources import ModelAttack
 from adversaries.local_updates import PAPER
-from fedsim.attack import Knowledge, Paper, Progress
+from fedsim.attacks import Knowledge, Paper, Progress
 from fedsim.errors import ConfigError
 from fedsim.findings import Finding, LocalModel
 from fedsim.recording.transcript import Transcript

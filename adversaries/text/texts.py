@@ -27,7 +27,7 @@ from adversaries.inversion.tgias_ro import TemporalInversion
 from adversaries.labels.updates import count_labels
 from adversaries.scene import STEPPING, Scene, named_states
 from adversaries.text.word_exchange import exchange
-from fedsim.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction, Texts
 from fedsim.recording.transcript import Transcript

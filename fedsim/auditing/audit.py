@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import metrics
-from fedsim.attack import OPTIMAL, Knowledge, Progress
+from fedsim.attacks import OPTIMAL, Knowledge, Progress
 from fedsim.auditing import scores
 from fedsim.auditing.cache import Cache, Models
 from fedsim.auditing.isolation import Isolation, attempt

@@ -14,7 +14,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.auditing.plan import Job, Named
 from fedsim.auditing.variants import variant
 from fedsim.errors import ConfigError, TranscriptError

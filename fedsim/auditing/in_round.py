@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsim.attack import Progress
+from fedsim.attacks import Progress
 from fedsim.auditing.audit import open_audit
 from fedsim.errors import FedsimError
 

@@ -38,7 +38,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
-from fedsim.attack import Attack, Knowledge, Progress
+from fedsim.attacks import Attack, Knowledge, Progress
 from fedsim.auditing.workers import cause_of_death, describe, end_with, raised
 from fedsim.errors import AttackCrash, AttackError, FedsimError, one_line
 from fedsim.findings import Finding, finding_of, to_save

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
-from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Attack
+from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Attack
 from fedsim.errors import AttackError, ConfigError, FedsimError, did_you_mean
 from fedsim.experiments.config import AdversaryTable, AttackTable
 from fedsim.recording.transcript import Transcript

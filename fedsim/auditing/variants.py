@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedsim.attack import Attack
+from fedsim.attacks import Attack
 
 VARIANT = ("variant", "settings", "granted")
 """Columns of `scores.csv`: a hash of all that an attack was made with, the settings that differ from its defaults, and

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsim.attack import Attack
+from fedsim.attacks import Attack
 from fedsim.datasets import Dataset
 from fedsim.errors import DataError, KnowledgeError
 from fedsim.evaluation.score import Public

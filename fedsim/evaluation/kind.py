@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError
 from fedsim.evaluation.case import Case
 from fedsim.evaluation.imputation import Guess, Imputation

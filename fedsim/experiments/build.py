@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.attack import Attack
+from fedsim.attacks import Attack
 from fedsim.datasets import Dataset
 from fedsim.datasets.checks import check_dataset
 from fedsim.defense import Defense, a_defense

@@ -17,7 +17,7 @@ import numpy as np
 import tomli_w
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.auditing.audit import Audit
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, FedsimError

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.attack import GLOBAL, LAST_RETURNED, OPTIMAL
+from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL
 from fedsim.auditing.variants import named
 from fedsim.evaluation import statistics
 from fedsim.evaluation.imputation import IMPUTED

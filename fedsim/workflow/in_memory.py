@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attack import Attack
+from fedsim.attacks import Attack
 from fedsim.errors import ConfigError, did_you_mean, first_line
 from fedsim.files import fresh_folder
 from fedsim.findings import Finding

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.attack import Attack
+from fedsim.attacks import Attack
 from fedsim.auditing.audit import Audit, open_audit
 from fedsim.auditing.plan import Job
 from fedsim.errors import ConfigError, RunError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.attack import Attack
+from fedsim.attacks import Attack
 from fedsim.auditing.audit import ProgressOf, open_audit
 from fedsim.errors import AttackError, ConfigError, RunError
 from fedsim.experiments.build import build_attacks

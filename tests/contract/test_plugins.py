@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 
 from clients.memory import memory_of
 from clients.mods import defended
-from fedsim.attack import Attack, Knowledge, Paper, PartialRecords, Records
+from fedsim.attacks import Attack, Knowledge, Paper, PartialRecords, Records
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense, Guarantee, Poisson, of_examples, remembers
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError

@@ -621,7 +621,7 @@ STRANGERS = '''
 """Attacks of somebody else."""
 from dataclasses import dataclass
 import torch
-from fedsim.attack import Attack, Paper, single_update
+from fedsim.attacks import Attack, Paper, single_update
 from fedsim.findings import Reconstruction
 from fedsim.task import Task
 

@@ -481,7 +481,7 @@ def test_a_crash_is_a_sentence_on_the_screen_and_a_traceback_in_the_log(
     here: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_crash.py").write_text(
-        "from fedsim.attack import Attack\n"
+        "from fedsim.attacks import Attack\n"
         "class Mine(Attack):\n"
         "    'Break.'\n"
         "    def _run(self, transcript, knowledge, victim, rng, progress):\n"

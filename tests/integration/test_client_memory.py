@@ -38,7 +38,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.defense import Defense
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")

@@ -221,7 +221,7 @@ def python(*lines: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 CORE = [
-    "fedsim.attack", "fedsim.auditing.audit", "fedsim.datasets", "fedsim.defense", "fedsim.experiments.config",
+    "fedsim.attacks", "fedsim.auditing.audit", "fedsim.datasets", "fedsim.defense", "fedsim.experiments.config",
     "fedsim.experiments.federated_data", "fedsim.evaluation.scoring", "fedsim.metrics", "fedsim.models",
     "fedsim.recording.recorder", "fedsim.recording.transcript", "fedsim.training.loop", "fedsim.wire.payloads",
     "clients.gaussian_noise",

@@ -33,7 +33,7 @@ PLUGINS = '''
 from dataclasses import dataclass, replace
 import torch
 from torch import nn
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.datasets.digits import Digits
 from fedsim.defense import Defense
 

@@ -494,7 +494,7 @@ def test_granted_labels_are_those_of_the_mini_batch(plain: tuple[Config, Path], 
 
 
 PROBE = """
-from fedsim.attack import Attack, Paper
+from fedsim.attacks import Attack, Paper
 from fedsim.findings import Reconstruction
 import torch
 

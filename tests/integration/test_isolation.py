@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.attack import Attack, Knowledge
+from fedsim.attacks import Attack, Knowledge
 from fedsim.auditing.audit import Audit, open_audit
 from fedsim.auditing.isolation import Isolation, _import_path, attempt
 from fedsim.errors import AttackError
@@ -34,7 +34,7 @@ import faulthandler, gc, logging, os, signal, sys, time
 from dataclasses import dataclass
 from pathlib import Path
 import torch
-from fedsim.attack import Attack, Paper, single_update
+from fedsim.attacks import Attack, Paper, single_update
 from fedsim.errors import AttackError
 from fedsim.findings import LocalModel, Reconstruction
 

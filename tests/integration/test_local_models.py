@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsim.attack import Attack, Knowledge, Paper, Progress
+from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.auditing.audit import Audit, open_audit
 from fedsim.auditing.in_round import attack_round
 from fedsim.auditing.threat_model import grant, grant_private

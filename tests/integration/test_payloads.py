@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from torch import Tensor
 
 from clients.mods import as_mod, defended
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.defense import Defense
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.serial import InProcessGrid

@@ -34,7 +34,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.datasets.digits import Digits
 from fedsim.defense import Defense
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsim.attack import Attack, Paper
+from fedsim.attacks import Attack, Paper
 from fedsim.evaluation.kind import Evaluator, Judgement, Shown
 from fedsim.evaluation.score import Score
 from fedsim.findings import Finding

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.attack import Knowledge, PartialRecords, Records
+from fedsim.attacks import Knowledge, PartialRecords, Records
 from fedsim.errors import AttackError
 from fedsim.evaluation.kind import Owed, evaluator_of
 from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts

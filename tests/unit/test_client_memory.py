@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import fedsim.engines.cohort
 from clients.memory import memory_of
 from clients.mods import as_mod
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.defense import Defense, a_defense, remembers
 from fedsim.engines.arrays import record_of
 from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from clients.gaussian_noise import GaussianNoise
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.defense import Defense
 from fedsim.errors import RunError
 from fedsim.models.mlp import Mlp

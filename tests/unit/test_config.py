@@ -371,7 +371,7 @@ def test_files_that_an_experiment_names_are_beside_it(file: Path) -> None:
 
 
 def test_an_attack_calls_itself_what_the_user_wrote(file: Path) -> None:
-    from fedsim.attack import Knowledge
+    from fedsim.attacks import Knowledge
     from fedsim.errors import KnowledgeError
     from fedsim.experiments.build import build_attacks
 

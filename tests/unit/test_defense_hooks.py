@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.mods import as_mod, defended
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.defense import Defense, a_defense
 from fedsim.errors import PluginError, RunError
 from fedsim.experiments.build import Experiment

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.experiments.run_folder import write_rows
 from fedsim.findings import Reconstruction
 from fedsim.knowledge import FACTS

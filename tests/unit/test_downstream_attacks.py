@@ -19,7 +19,7 @@ from adversaries.engine.priors import total_variation
 from adversaries.inference.attribute_inference import GradientAttributeInference, ModelAttributeInference, spread
 from adversaries.inference.sample_reconstruction import GradientSampleReconstruction, ModelSampleReconstruction
 from adversaries.inference.source_inference import SourceInference
-from fedsim.attack import OPTIMAL, Attack, Knowledge, PartialRecords, Records
+from fedsim.attacks import OPTIMAL, Attack, Knowledge, PartialRecords, Records
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Finding, Inference, Representatives
 from fedsim.metrics import psnr

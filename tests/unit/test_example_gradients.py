@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, RunError
 from fedsim.models.mlp import Mlp

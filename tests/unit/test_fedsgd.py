@@ -26,7 +26,7 @@ from adversaries.labels.updates import count_labels
 from adversaries.scene import scene_of
 from clients.gaussian_noise import GaussianNoise
 from clients.mods import defended
-from fedsim.attack import Attack, Knowledge, Paper
+from fedsim.attacks import Attack, Knowledge, Paper
 from fedsim.auditing.architecture import Architecture
 from fedsim.defense import Defense
 from fedsim.errors import AttackError, ConfigError, RunError, TranscriptError

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from adversaries.local_models.input_span import InputSpan, first_layer, row_span
 from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction, _Client
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.findings import LocalModel
 from fedsim.randomness import generator, seeded
 from fedsim.recording.recorder import Recorder

@@ -40,7 +40,7 @@ from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.labels.gradients import sign_rule
 from adversaries.scene import Scene, Units, normalising_by_batch
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Reconstruction
 from fedsim.metrics import match, psnr

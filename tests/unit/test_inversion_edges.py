@@ -20,7 +20,7 @@ from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.long_strides import LongStrides
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.scene import scene_of
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.findings import Reconstruction
 from fedsim.randomness import generator

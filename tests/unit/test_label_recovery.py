@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from adversaries.labels.gradients import RULES, LabelRule, bias_rule, column_rule, label_optimisation
 from adversaries.labels.last_layer import LastLayer, last_layer
 from adversaries.scene import Scene, scene_of
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, KnowledgeError
 from fedsim.plugins import registry
 from fedsim.randomness import generator, seeded

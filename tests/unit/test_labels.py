@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.labels.updates import count_labels
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.datasets import Dataset
 from fedsim.datasets.digits import Digits
 from fedsim.errors import KnowledgeError

@@ -21,7 +21,7 @@ from adversaries.local_models.lmra import LocalModelReconstruction
 from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction
 from adversaries.local_models.lmra_linear import LinearLocalModel, solve
 from adversaries.local_updates import Span, read_updates
-from fedsim.attack import Attack, Knowledge
+from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import LocalModel
 from fedsim.randomness import generator, seeded

@@ -20,7 +20,7 @@ from adversaries.engine.matching import GradientInversion, total_variation
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.scene import trained_by_batch
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError, TranscriptError
 from fedsim.findings import Reconstruction
 from fedsim.metrics import match, psnr

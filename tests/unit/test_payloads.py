@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.scene import scene_of
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.engines.arrays import Parking, as_plain, record_of, state_in
 from fedsim.errors import PayloadError, TranscriptError
 from fedsim.recording.recorder import Recorder

@@ -180,7 +180,7 @@ def test_nothing_shadows_the_rooms_here(tmp_path: Path) -> None:
 
 LEAVES = """
 import sys
-from fedsim.attack import Attack
+from fedsim.attacks import Attack
 if __name__ == "leaves_at_import":
     sys.exit(0)
 

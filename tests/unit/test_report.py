@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.auditing.audit import Audit
 from fedsim.auditing.scores import SCORES
 from fedsim.errors import ConfigError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedsim.attack import GLOBAL, OPTIMAL
+from fedsim.attacks import GLOBAL, OPTIMAL
 from fedsim.evaluation import representatives, scoring
 from fedsim.reporting.summary import Kind, headline, interval, lines, reading, summarise
 

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from adversaries.engine import aggregation
 from adversaries.engine.lbfgs import minimise
 from adversaries.inversion.tgias_ro import TemporalInversion
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Reconstruction
 from fedsim.metrics import match, psnr

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, max_pool1d
 from adversaries.text import texts
 from adversaries.text.texts import EmbeddingRows, Lexicon, TemporalTextInversion, TextInvertingGradients, TextLeakage
 from adversaries.text.word_exchange import exchange
-from fedsim.attack import Attack, Knowledge
+from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, TranscriptError
 from fedsim.evaluation import text_metrics
 from fedsim.evaluation.score import Public

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.attack import Knowledge
+from fedsim.attacks import Knowledge
 from fedsim.auditing.threat_model import as_sent, grant, sent_along
 from fedsim.errors import AttackError, ConfigError, FedsimError
 from fedsim.experiments.config import AdversaryTable, check

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from clients.gaussian_noise import GaussianNoise
 from clients.mods import as_mod
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.defense import Defense
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, RunError

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clients.mods import as_mod
-from fedsim.attack import Paper
+from fedsim.attacks import Paper
 from fedsim.defense import INSIDE, Defense, Poisson, a_defense
 from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.experiments.build import Experiment
