@@ -502,7 +502,8 @@ def test_what_a_defense_keeps_can_be_carried_from_round_to_round(name: str) -> N
         kept, sent = RecordDict(), []
         for number in range(3):
             with memory_of(defense, "0", kept) as memory:
-                sent.append(dict(defended(defense, before, state(), generator(number), memory)))
+                payload = Payload.dense(state(), "weights")
+                sent.append(dict(defended(defense, before, payload, generator(number), memory).arrays()))
         return sent
 
     for one, again in zip(rounds(), rounds(), strict=True):

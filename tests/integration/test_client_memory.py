@@ -319,7 +319,7 @@ def test_supernodes_give_the_same_bytes(tiny_config: Tiny, serial_run: Run, tmp_
 
 
 def started(config: Config, folder: Path) -> subprocess.Popen[str]:
-    file = folder.parent / "experiment.toml"
+    file = folder.parent / "federation.toml"
     tables = config.model_dump(mode="json", exclude_none=True)
     file.write_text(tomli_w.dumps({key: value for key, value in tables.items() if value != []}))
     code = "from fedsim.cli.commands import main; main()"
