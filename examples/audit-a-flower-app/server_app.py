@@ -6,7 +6,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from task import make_model
 
-from strategies.curious import Curious
+from fedsim import Curious
 
 app = ServerApp()
 

@@ -13,7 +13,9 @@ import logging
 import os
 import re
 import secrets
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -68,7 +70,7 @@ def launch(
     # A crashed actor comes back, and what it was at is tried once more; without this it would swallow
     # every later message.
     resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus_per_actor, "max_restarts": -1, "max_task_retries": 1}
-    with _environment(_variables(address)), _connected(address, actors):
+    with _environment(_variables(address)), _host_as_it_was(), _connected(address, actors):
         from flwr.simulation.run_simulation import _run_simulation
         from flwr.supercore.telemetry import EventType
 
@@ -85,6 +87,19 @@ def launch(
                 server_app_context=context,
                 backend_config={"client_resources": resources},
             )
+
+
+@contextmanager
+def _host_as_it_was() -> Iterator[None]:
+    """Take back what Ray changes in this process for good: its handler of SIGTERM and its debugger."""
+    main = threading.current_thread() is threading.main_thread()
+    handler, debugger = signal.getsignal(signal.SIGTERM), {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}
+    try:
+        yield
+    finally:
+        _set(debugger)
+        if main and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager

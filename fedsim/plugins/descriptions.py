@@ -118,8 +118,7 @@ def _key() -> str:
     files = [path for room in ("fedsim", *registry.ROOMS) for path in sorted((home / room).rglob("*.py"))]
     stamps = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
     versions = [_version(name) for name in (_OWN, "flwr", "torch", "torchvision")]
-    values = [registry.entry(group, name).value for group in registry.GROUPS for name in registry.names(group)]
-    told = [stamps, versions, values, sys.version, os.environ.get("PYTHONPATH", "")]
+    told = [stamps, versions, registry.values(_OWN), sys.version, os.environ.get("PYTHONPATH", "")]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 

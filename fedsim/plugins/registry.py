@@ -76,6 +76,14 @@ def names(group: Group) -> list[str]:
     return sorted(_entries(group))
 
 
+def values(owner: str) -> list[str]:
+    """What the entry points of the distribution `owner` say, of all groups."""
+    known = (point for group in GROUPS for points in _entries(group).values() for point in points)
+    return sorted(
+        f"{point.group} {point.name} {point.value}" for point in known if point.dist and point.dist.name == owner
+    )
+
+
 def entry(group: Group, name: str) -> EntryPoint:
     """The entry point called `name`.
 

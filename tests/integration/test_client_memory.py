@@ -322,7 +322,7 @@ def started(config: Config, folder: Path) -> subprocess.Popen[str]:
     file = folder.parent / "federation.toml"
     tables = config.model_dump(mode="json", exclude_none=True)
     file.write_text(tomli_w.dumps({key: value for key, value in tables.items() if value != []}))
-    code = "from fedsim.cli.commands import main; main()"
+    code = "from fedsim.cli.main import main; main()"
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code, "run", str(file), "--out", str(folder)],
         stdout=subprocess.PIPE,

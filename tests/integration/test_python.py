@@ -33,7 +33,6 @@ from fedsim.errors import (
     RunError,
     TranscriptError,
 )
-from fedsim.workflow import in_memory
 
 TABLES: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -321,10 +320,10 @@ KNOWN: dict[str, Any] = {"input_shape": (1, 8, 8), "value_range": (0, 1), "setti
 def test_an_update_in_memory_is_attacked_without_a_run(update: dict[str, Any]) -> None:
     steps: list[tuple[str, int, int]] = []
     state = {name: tensor.clone() for name, tensor in update["model"].state_dict().items()}
-    finding = in_memory.attack(**update, attack="sme", **KNOWN, progress=lambda *step: steps.append(step))
+    finding = fedsim.attack(**update, attack="sme", **KNOWN, progress=lambda *step: steps.append(step))
     assert finding.data.shape == (4, 1, 8, 8)  # type: ignore[union-attr]
     assert steps[-1] == ("sme", 2, 2)
-    again = in_memory.attack(**update, attack=SurrogateModelExtension(iterations=2), **{**KNOWN, "settings": None})
+    again = fedsim.attack(**update, attack=SurrogateModelExtension(iterations=2), **{**KNOWN, "settings": None})
     assert torch.equal(again.data, finding.data)  # type: ignore[union-attr]
     assert all(torch.equal(update["model"].state_dict()[name], tensor) for name, tensor in state.items())
 
@@ -351,7 +350,7 @@ def test_what_does_not_fit_in_memory_is_one_sentence(
     changed: dict[str, Any], kind: type[FedsimError], says: str, update: dict[str, Any]
 ) -> None:
     with pytest.raises(kind, match=re.escape(says)) as caught:
-        in_memory.attack(**{**update, **KNOWN, **changed})
+        fedsim.attack(**{**update, **KNOWN, **changed})
     assert is_a_sentence(caught.value)
 
 

@@ -351,7 +351,7 @@ CLI = "from fedsim.cli.main import main; main()"
 
 
 def start(config: Config, folder: Path) -> subprocess.Popen[str]:
-    file = folder.parent / "experiment.toml"
+    file = folder.parent / "federation.toml"
     tables = config.model_dump(mode="json", exclude_none=True)
     file.write_text(tomli_w.dumps({key: value for key, value in tables.items() if value != []}))
     return subprocess.Popen(
@@ -406,7 +406,7 @@ def test_control_c_is_one_sentence_and_a_usable_recording(tiny_config: Tiny, ser
 
 def test_a_deployment_resumes_too(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     config = with_strategy(tiny_config, "fedavgm", rounds=3)
-    file = tmp_path / "experiment.toml"
+    file = tmp_path / "federation.toml"
 
     def flwr_run(rounds: int, resume: bool) -> None:
         tables = config.model_dump(mode="json", exclude_none=True)

@@ -183,8 +183,9 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
         "mlp (hidden [4]): 310 parameters",
         "2 clients, 3 rounds, fedavg",
         "Defenses none",
-        "model builds the architecture that the server broadcasts the weights of granted sme",
-        "labels the victim's labels in ascending order; whoever cuts them into mini-batches shuffles them withheld – –",
+        "model a function that builds the architecture whose weights the server broadcasts granted sme",
+        "labels the victim's labels in ascending order; an attack that cuts them into mini-batches shuffles them "
+        "withheld – –",
         "The model's final accuracy on the public test set is 75.0% (after round 2).",
         "a single image may leak where the mean does not, so look at the pictures",
         "3 rounds,",
@@ -430,12 +431,9 @@ def test_who_used_what_was_granted_is_told_apart_from_who_needs_it(folder):
     claim(folder, torch.rand(3, 1, 2, 2), granted=["model", "labels"])
     claim(folder, torch.rand(3, 1, 2, 2), attack="sra-gradient", granted=["model", "batch_size"])
     text = text_of(page(folder))
-    assert (
-        "labels the victim's labels in ascending order; whoever cuts them into mini-batches shuffles them granted – sme"
-        in text
-    )
+    assert "in ascending order; an attack that cuts them into mini-batches shuffles them granted – sme" in text
     assert "batch_size B, examples in one local step to sra-gradient only sra-gradient –" in text
-    assert "builds the architecture that the server broadcasts the weights of granted sme, sra-gradient –" in text
+    assert "builds the architecture whose weights the server broadcasts granted sme, sra-gradient –" in text
 
 
 def test_a_finding_that_is_drawn_and_not_scored_is_told_from_the_others_everywhere(folder):
@@ -530,7 +528,7 @@ def test_findings_without_truth_are_shown_alone_and_not_scored(folder, held):
     text = text_of(page(folder))
     assert "Nothing is scored: nobody says what the victims held" in text
     assert "Pictures Reconstructions alone: the originals are not known here. sme" in text
-    assert "loss what clients minimise, (logits, labels) -> mean loss withheld sme" in text
+    assert "loss what clients minimise, a function of logits and labels that returns the mean loss withheld sme" in text
     assert Image.open(png).size[1] < 150
 
 
