@@ -56,7 +56,8 @@ _HOLD_TRUTH = (
     "fedsim.auditing.audit",
     "fedsim.experiments.build",
     "fedsim.experiments.federated_data",
-    "fedsim.evaluation.scoring",
+    "fedsim.auditing.optima",
+    "fedsim.evaluation",
     "fedsim.datasets",
 )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from torch import Tensor
 
 from fedsim import metrics
@@ -14,8 +12,6 @@ from fedsim.evaluation.scoring import claimed_data, score
 from fedsim.evaluation.similarity import Message
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction, Representatives, Texts
-
-log = logging.getLogger(__name__)
 
 IMAGES = 16
 """Most images shown of a finding."""

@@ -6,7 +6,6 @@ stranger's kind registers likewise.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -238,8 +237,3 @@ def imputed(bench: Bench, column: str, victim: int) -> Guess | None:
         dataset = experiment.dataset
         learnt[column] = Imputation.learnt(dataset.test, dataset.column(column), bench.case.seed)
     return learnt[column].guess(*experiment.data.train(victim))
-
-
-def missing(metric: str, why: str) -> Score:
-    """A score that there is not, and why."""
-    return Score(metric=metric, value=math.nan, missing=why)

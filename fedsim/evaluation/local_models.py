@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, DataError, RunError
-from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, missing
+from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed
 from fedsim.evaluation.local_optimum import state_for
 from fedsim.evaluation.score import Score
 from fedsim.evaluation.zest import draw_references, model_outputs, pieces_of, signature, zest
@@ -85,7 +85,7 @@ class LocalModels(Evaluator[LocalModel]):
             memory=bench.kept.setdefault("models", Memory()),
         )
         return Judgement(
-            scores=[*scores, missing("zest_other_start", why)] if why else scores,
+            scores=[*scores, Score(metric="zest_other_start", value=math.nan, missing=why)] if why else scores,
             examples=len(labels),
         )
 

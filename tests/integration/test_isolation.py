@@ -19,8 +19,10 @@ from torch import nn
 
 from fedsim.attacks import Attack, Knowledge
 from fedsim.auditing.audit import Audit, open_audit
-from fedsim.auditing.isolation import Isolation, _import_path, attempt
+from fedsim.auditing.isolation import Isolation, _import_path, _packed, attempt
 from fedsim.errors import AttackError
+from fedsim.evaluation.case import ForeignRecording
+from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import build_attacks
 from fedsim.experiments.config import AttackFile, Config, check
 from fedsim.experiments.run_folder import RunFolder
@@ -411,3 +413,10 @@ def test_what_cannot_go_over_is_a_sentence(recorded: Path, tmp_path: Path) -> No
     audit = open_audit(recorded, None)
     assert "Experiment is not for attacks" in sentence(sme, Knowledge(input_mean=audit.experiment))  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_what_holds_the_truth_cannot_be_handed_over(tmp_path: Path) -> None:
+    truth = Truth(data=torch.zeros(1, 1, 2, 2), labels=torch.zeros(1, dtype=torch.long))
+    for thing in (truth, ForeignRecording({"0": tmp_path})):
+        with pytest.raises(AttackError, match=f"a {type(thing).__name__} is not for attacks"):
+            _packed((thing,))
