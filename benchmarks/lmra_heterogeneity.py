@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim.evaluation.local_optimum import local_optimum
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import load_config
+from fedsim.experiments.reading import load_config
 from fedsim.randomness import one_thread
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State

@@ -24,7 +24,8 @@ from fedsim.auditing.audit import Audit, open_audit
 from fedsim.experiments.config import Config, check
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.experiments.simulation import federate
-from fedsim.findings import Inference, LocalModel, load_finding
+from fedsim.findings import Inference, LocalModel
+from fedsim.recording.finding_files import load_finding
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State
 

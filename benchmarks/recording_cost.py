@@ -27,7 +27,8 @@ from fedsim.engines.arrays import record_of
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.serial import InProcessGrid
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check, read_toml
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.reading import read_toml
 from fedsim.recording.recorder import Recorder
 from strategies.app import _protocol, _simulation
 from strategies.curious import Curious

@@ -32,7 +32,7 @@ from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim import metrics
 from fedsim.attacks import Knowledge
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import load_config
+from fedsim.experiments.reading import load_config
 from fedsim.findings import Reconstruction
 from fedsim.randomness import generator, one_thread
 from fedsim.recording.transcript import Transcript

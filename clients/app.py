@@ -18,7 +18,8 @@ from clients.memory import memory_of
 from clients.mods import defended
 from fedsim.defense import keyed
 from fedsim.engines.arrays import record_of, state_in
-from fedsim.engines.cohort import COHORT, play_cohort
+from fedsim.engines.cohort import COHORT
+from fedsim.engines.node import play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
 from fedsim.errors import FedsimError, RunError, what_it_said
 from fedsim.experiments.build import Experiment
@@ -35,7 +36,7 @@ app = ClientApp()
 
 @app.query(COHORT.split(".")[1])
 def cohort(message: Message, context: Context) -> Message:
-    """Play several clients for one message; see `fedsim.engines.cohort`."""
+    """Play several clients for one message; see `fedsim.engines.node`."""
     with one_thread():  # the same bytes on every engine
         return play_cohort(app, message, context, _train_together)
 

@@ -72,6 +72,31 @@ def refuse_link(path: Path) -> None:
         raise RunError(f"{path}: is a symbolic link, through which fedsim does not write; remove it")
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file in one step.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
+    with _written(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The same for bytes."""
+    with _written(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    try:
+        with in_one_step(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
+
+
 def append_text(path: Path, text: str) -> None:
     """Add `text` to the end of a file, which is made where it is missing.
 

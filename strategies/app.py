@@ -28,8 +28,10 @@ from fedsim.engines.memory import ClientMemory
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
 from fedsim.errors import PayloadError, RunError, one_line, what_it_said
 from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import FederationTable, load_config
-from fedsim.experiments.run_folder import RunFolder, made_with, measurements
+from fedsim.experiments.config import FederationTable
+from fedsim.experiments.reading import load_config
+from fedsim.experiments.run_folder import RunFolder, measurements
+from fedsim.experiments.settings import made_with
 from fedsim.experiments.simulation import begin
 from fedsim.experiments.states import States
 from fedsim.progress import ROUNDS, tell, tracked

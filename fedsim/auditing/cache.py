@@ -20,10 +20,11 @@ from fedsim.auditing.variants import variant
 from fedsim.errors import ConfigError, TranscriptError
 from fedsim.experiments.config import KnowledgeTable
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.findings import Finding, LocalModel, load_claim, load_finding, read_about, save_finding
+from fedsim.findings import Finding, LocalModel
 from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
 from fedsim.plugins.code import UNREADABLE, code_hash, file_hash
+from fedsim.recording.finding_files import load_claim, load_finding, read_about, save_finding
 from fedsim.recording.header import hash_state
 from fedsim.recording.manifest import is_noted
 from fedsim.recording.transcript import Transcript

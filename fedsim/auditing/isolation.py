@@ -41,9 +41,10 @@ from torch import Tensor
 from fedsim.attacks import Attack, Knowledge, Progress
 from fedsim.auditing.workers import cause_of_death, describe, end_with, raised
 from fedsim.errors import AttackCrash, AttackError, FedsimError, one_line
-from fedsim.findings import Finding, finding_of, to_save
+from fedsim.findings import Finding
 from fedsim.plugins.code import crash, file_of, files_of
 from fedsim.randomness import one_thread
+from fedsim.recording.finding_files import finding_of, to_save
 from fedsim.recording.transcript import Transcript
 
 _START = (

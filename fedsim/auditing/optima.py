@@ -12,8 +12,9 @@ from fedsim.auditing.cache import Cache
 from fedsim.errors import DataError
 from fedsim.evaluation.case import Case
 from fedsim.evaluation.local_optimum import METHOD, local_optimum
-from fedsim.findings import LocalModel, load_finding
+from fedsim.findings import LocalModel
 from fedsim.randomness import one_thread
+from fedsim.recording.finding_files import load_finding
 from fedsim.wire.messages import State
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from fedsim.auditing.variants import VARIANT, columns
 from fedsim.errors import FedsimError, RunError, one_line, what_it_said
 from fedsim.evaluation.kind import Bench, Judgement, evaluator_of
 from fedsim.evaluation.score import Score
-from fedsim.findings import Finding, load_claim
+from fedsim.findings import Finding
 from fedsim.progress import tracked
+from fedsim.recording.finding_files import load_claim
 from fedsim.recording.manifest import is_noted
 
 log = logging.getLogger(__name__)

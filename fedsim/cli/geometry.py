@@ -21,7 +21,8 @@ def geometry(
 ) -> None:
     """Say how well recorded updates can be matched by one gradient: the analysis of SME, Sect. 5.1."""
     from fedsim.experiments.build import Experiment
-    from fedsim.experiments.run_folder import RunFolder, write_bytes, write_rows
+    from fedsim.experiments.run_folder import RunFolder, write_rows
+    from fedsim.files import write_bytes
     from fedsim.recording.transcript import Transcript
     from fedsim.reporting.figures import draw, style
     from fedsim.reporting.geometry import panels, recorded

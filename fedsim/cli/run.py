@@ -24,7 +24,7 @@ def run(
     key: Key = None,
 ) -> None:
     """Run a federation under a curious server, attack what it saw, and report."""
-    from fedsim.experiments.config import load_config
+    from fedsim.experiments.reading import load_config
     from fedsim.experiments.run_folder import RunFolder, default_folder
 
     use_data_dir(data_dir)

@@ -21,7 +21,7 @@ def train(
     trust: Trust = False,
 ) -> None:
     r"""Train without an adversary and keep models at the rounds and epochs that \[states] names."""
-    from fedsim.experiments.config import load_config
+    from fedsim.experiments.reading import load_config
 
     use_data_dir(data_dir)
     config = load_config(file, overrides or [], trust=trust)

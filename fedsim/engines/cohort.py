@@ -1,18 +1,16 @@
-"""Many logical clients over few physical nodes.
+"""Many logical clients over few physical nodes: the side of the server.
 
-Flower carries one message a client: each holds its own copy of the global model, and each costs
-about as much as training a small network. Here one physical message carries the broadcast once and
-names the logical clients that its node shall play; the strategy still sees one message a client.
-Logical node ids are partition ids, so sampling and recordings do not depend on Flower's random ids,
-and replies are handed over in the order of those ids, so sums do not depend on who was faster.
+Flower carries one message for each client. Each such message holds its own copy of the global model, and handling it
+costs about as much as training a small network. Here one physical message carries the broadcast once and names the
+logical clients that its node shall play (`fedsim.engines.node`). The strategy still sees one message for each client.
+Logical node ids are partition ids, so sampling and recordings do not depend on Flower's random ids. Replies are handed
+over in the order of those ids, so sums do not depend on which client was faster.
 
-Replies stream: a node gets the next message when it has answered the last, and of a large round
-only what the messages under way hold, and `Parking` allows, lies in memory.
+Replies stream: a node gets its next message after it has answered the last one. So of a large round, memory holds only
+the messages under way and as many replies as `Parking` allows.
 
-One client's trouble is its own. When a node fails over a message, the clients of that message are asked
-again, a group at a time and then one by one. A client that does not come to an end is interrupted by its
-node, so that those after it can be asked (not where it is stuck outside of Python, nor where a node
-plays clients outside of its main thread).
+The failure of one client stays its own. When a node fails over a message, the clients of that message are asked again,
+first in groups and then one by one.
 """
 
 from __future__ import annotations
@@ -20,34 +18,30 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
-from flwr.app.metadata import Metadata
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedsim.engines.arrays import Parking, hold
-from fedsim.engines.memory import MEMORY, ClientMemory, states_in, with_state
+from fedsim.engines.memory import ClientMemory
 from fedsim.engines.readiness import in_a_line
 from fedsim.errors import one_line, what_it_said
 
 log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 
 COHORT = "query.cohort"
-_ORDER = "cohort"
+"""Type of a message that names the clients to play."""
+ORDER = "cohort"
+"""Name of the record in it that names them."""
+TOO_LATE = "no reply in time"
 _FAILED = 2
 _FEW = 8
 _MESSAGE_BYTES = 64 << 20
@@ -55,11 +49,8 @@ _MEMORY_BYTES = 512 << 20
 _MUCH = 128 << 20
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.25
 _GRACE = 5.0
-_TOO_LATE = "no reply in time"
-_RING_AGAIN = 1.0
 
 Answers = dict[int, dict[str, Any]]
-Replies = Mapping[int, Mapping[str, Any]]
 
 
 class CohortGrid(Grid):
@@ -165,7 +156,7 @@ class CohortGrid(Grid):
                         work.wait_or_give_up(place)
                 got = work.take(place)
                 for message in order:
-                    yield message, got.pop(message.metadata.dst_node_id, _error("no reply"))
+                    yield message, got.pop(message.metadata.dst_node_id, error_reply("no reply"))
         finally:
             self._late = {name: node for name, (_, node) in work.under_way.items()}
 
@@ -197,7 +188,7 @@ class CohortGrid(Grid):
         )
         trains = order[0].metadata.message_type.split(".")[0] == MessageType.TRAIN
         memory = self.memory.packed(map(_client, order)) if trains else {}
-        content = RecordDict({**order[0].content, "simulation": self._simulation, _ORDER: job, **memory})
+        content = RecordDict({**order[0].content, "simulation": self._simulation, ORDER: job, **memory})
         return Message(content, dst_node_id=node, message_type=COHORT)
 
 
@@ -278,7 +269,7 @@ class _Work:
             self._to_send.extendleft(reversed(again))
             return
         for client in map(_client, order):
-            reply = _error(got) if isinstance(got, str) else got.get(client, _error("no reply"))
+            reply = error_reply(got) if isinstance(got, str) else got.get(client, error_reply("no reply"))
             self._answered[place][client] = reply
             if place != next_place:  # it may have to wait long for those before it
                 _park(reply, self._parking)
@@ -287,183 +278,26 @@ class _Work:
     def wait_or_give_up(self, place: int) -> None:
         """Pause, unless there is nothing to wait for."""
         if time.monotonic() > self._end:
-            self._give_up(place, _TOO_LATE)
+            self._give_up(place, TOO_LATE)
         elif not self.under_way and not self.wants_more:
             late = time.monotonic() > self._deadline
-            self._give_up(place, _TOO_LATE if late else "no node takes messages any more")
+            self._give_up(place, TOO_LATE if late else "no node takes messages any more")
         else:
             time.sleep(self._wait)
             self._wait = min(2 * self._wait, _LONGEST_WAIT)
 
     def _give_up(self, place: int, why: str) -> None:
-        self._answered[place] |= {client: _error(why) for client in self._missing[place]}
+        self._answered[place] |= {client: error_reply(why) for client in self._missing[place]}
         self._missing[place] = set()
 
 
-def play_cohort(
-    app: ClientApp,
-    message: Message,
-    context: Context,
-    ahead: Callable[[Message, Mapping[int, RecordDict]], Replies] | None = None,
-) -> Message:
-    """Let `app` answer for every logical client that a cohort message names.
-
-    A client that raises, exits, or answers with an error, becomes an error reply of that client alone. Once
-    the message's time is up, no other client is begun with. While others wait, a client may use half of the
-    time that is left, or twice what one took so far where that is more; then it is interrupted.
-
-    Args:
-        ahead: called with the message to one client and all who can work together with it, each with its
-            `Context.state`; those for whom it returns the records of a reply are not asked one by one.
-    """
-    order: dict[str, Any] = dict(message.content[_ORDER])
-    kept = states_in(message.content)
-    shared = {key: r for key, r in message.content.items() if key != _ORDER and not key.startswith(MEMORY)}
-    clients, together = order["clients"], order["together"]
-    on_its_way = max(0.0, time.time() - message.metadata.created_at)  # or waiting for this node to be free
-    clock = _Clock(order["seconds"] - on_its_way)
-    answers = RecordDict()
-
-    def alone(client: int, state: RecordDict) -> Mapping[str, Any]:
-        own = Context(
-            run_id=context.run_id,
-            node_id=client,
-            node_config={"partition-id": client, "num-partitions": order["num-partitions"]},
-            state=state,
-            run_config=context.run_config,
-        )
-        return _answer(app, _logical(message, shared, client, order["message-type"]), own)
-
-    for start in range(0, len(clients), together):
-        group = clients[start : start + together]
-        states = {client: RecordDict(dict(kept.get(client, {}))) for client in group}
-        done: Replies = {}
-        if ahead:
-            first = _logical(message, shared, group[0], order["message-type"])
-            done = clock.run(partial(ahead, first, states), waiting=True) or {}
-            clock.answered += len(done)
-        for place, client in enumerate(group, start):
-            reply = done.get(client)
-            if reply is None:
-                states[client] = RecordDict(dict(kept.get(client, {})))  # `ahead` may have got half way with another
-                reply = clock.run(partial(alone, client, states[client]), waiting=place + 1 < len(clients))
-                clock.answered += reply is not None
-            answers.update({f"{client}/{name}": r for name, r in _remembering(reply, states[client]).items()})
-    return Message(answers, reply_to=message)
-
-
-class _Clock:
-    """Shares out the time that there is for a message.
-
-    Args:
-        seconds: the time.
-
-    Attributes:
-        answered: how many clients came to an end.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-        self._spent = 0.0
-        self.answered = 0
-
-    def run(self, work: Callable[[], _Result], *, waiting: bool) -> _Result | None:
-        """What `work` returns; None where there was no time for it, or not enough.
-
-        Args:
-            waiting: whether others have to wait for it.
-        """
-        began = time.monotonic()
-        left = self._end - began
-        usual = self._spent / self.answered if self.answered else 0.0
-        if left < usual or left <= 0:  # it would not be done in time, and cost the others' answers
-            return None
-        try:
-            result = _interrupted_after(min(left, max(left / 2, 2 * usual)) if waiting else left, work)
-        except _TimeUp:
-            return None
-        self._spent += time.monotonic() - began
-        return result
-
-
-class _TimeUp(BaseException):
-    """Ends what takes too long; not an Exception, which a client might catch."""
-
-
-def _interrupted_after(seconds: float, work: Callable[[], _Result]) -> _Result:
-    """What `work` returns, or a _TimeUp; Python can be interrupted in its main thread alone."""
-    if not math.isfinite(seconds) or threading.current_thread() is not threading.main_thread():
-        return work()
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise _TimeUp
-
-    began, handler = time.monotonic(), signal.signal(signal.SIGALRM, ring)
-    others, interval = 0.0, 0.0
-    try:
-        try:
-            # Again, for where it rings in a destructor, an exception goes unheard.
-            others, interval = signal.setitimer(signal.ITIMER_REAL, min(seconds, threading.TIMEOUT_MAX), _RING_AGAIN)
-            return work()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:
-        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
-        if others:  # somebody else had set it
-            signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.001), interval)
-
-
-def _answer(app: ClientApp, message: Message, context: Context) -> Mapping[str, Any]:
-    try:
-        reply = app(message, context)
-    except (KeyboardInterrupt, _TimeUp):
-        raise
-    except BaseException as error:  # one that exits as well
-        return _error(what_it_said(error))
-    if reply.has_error():
-        return _error(reply.error.reason or "no reason given")
-    return reply.content
-
-
-def _remembering(reply: Mapping[str, Any] | None, state: RecordDict) -> Mapping[str, Any]:
-    """What a client answers, with what it keeps; who fails keeps what it had."""
-    if reply is None:
-        return _error(_TOO_LATE)
-    try:
-        return reply if "error" in reply else with_state(reply, state)
-    except ValueError as error:
-        return _error(str(error))
-
-
-def _error(reason: str) -> dict[str, Any]:
+def error_reply(reason: str) -> dict[str, Any]:
+    """The records of a client that failed."""
     return {"error": ConfigRecord({"reason": reason})}
 
 
 def _client(message: Message) -> int:
     return message.metadata.dst_node_id
-
-
-def _logical(physical: Message, records: Mapping[str, Any], client: int, message_type: str) -> Message:
-    """The message to one client, as an engine would have delivered it."""
-    address = _addressed(physical.metadata, client, message_type)
-    return Message(content=RecordDict(dict(records)), metadata=address)  # type: ignore[call-overload, no-any-return]
-
-
-def _addressed(physical: Metadata, client: int, message_type: str) -> Metadata:
-    return Metadata(
-        run_id=physical.run_id,
-        message_id="",
-        src_node_id=physical.src_node_id,
-        dst_node_id=client,
-        reply_to_message_id="",
-        group_id=physical.group_id,
-        created_at=physical.created_at,
-        ttl=physical.ttl,
-        message_type=message_type,
-        src_task_id=physical.src_task_id,
-        dst_task_id=physical.dst_task_id,
-    )
 
 
 def _unpack(answer: Message) -> Answers | str:
@@ -480,7 +314,7 @@ def _unpack(answer: Message) -> Answers | str:
             try:
                 hold(record)
             except Exception as error:  # NumPy may raise almost anything at bytes that are no array
-                answers[int(owner)] |= _error(f"its arrays cannot be read: {what_it_said(error)}")
+                answers[int(owner)] |= error_reply(f"its arrays cannot be read: {what_it_said(error)}")
     return answers
 
 

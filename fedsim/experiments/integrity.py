@@ -10,8 +10,10 @@ from pathlib import Path
 
 from fedsim.errors import FedsimError
 from fedsim.experiments import lock
-from fedsim.experiments.config import Config, check, read_toml
-from fedsim.experiments.run_folder import RunFolder, differing, settings_of
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.reading import read_toml
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.settings import differing, settings_of
 from fedsim.experiments.states import MANIFEST, States
 from fedsim.recording.header import RECORDING
 from fedsim.recording.manifest import (

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,14 @@ import tomli_w
 
 from fedsim.errors import ConfigError, RunError, one_line
 from fedsim.experiments import lock
-from fedsim.experiments.config import Config, check, check_trust, read_toml
-from fedsim.files import hash_file, in_one_step, remove_leftovers
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.reading import read_toml
+from fedsim.experiments.settings import MAY_CHANGE, differing, settings_of, versions
+from fedsim.experiments.trust import check_trust
+from fedsim.files import hash_file, remove_leftovers, write_text
 from fedsim.plugins.objects import is_gone
 from fedsim.recording import manifest
 
-_VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
-
-
-_INFLUENCES = ("data", "partition", "model", "training", "federation", "strategy", "defense", "states")
-"""The tables of an experiment that a training follows from."""
-_LAUNCH = ("engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "port", "evaluate_every")
-"""The keys of [federation] that it does not follow from."""
-_MAY_CHANGE = ("adversary.", "attack.", "states.", "recording.fsync", *(f"federation.{key}" for key in _LAUNCH))
-"""Settings with which a run may go on where they are others than it was begun with."""
 _MADE = (
     "experiment.toml", "versions.json", manifest.NAME, manifest.GUARD, lock.NAME, "log.txt", "metrics.csv",
     "scores.csv", "image-scores.csv", "checkpoint.safetensors", "report.html", "geometry.csv", "geometry-ratios.png",
@@ -185,12 +178,12 @@ class RunFolder:
     def write_experiment(self, config: Config) -> None:
         """Save the resolved experiment and the versions that run it."""
         self._write_experiment(config)
-        versions = self.path / "versions.json"
-        write_text(versions, json.dumps(_versions(), indent=2) + "\n")
+        file = self.path / "versions.json"
+        write_text(file, json.dumps(versions(), indent=2) + "\n")
         with manifest.changing(self.path) as noted:
             noted.seed = config.federation.seed
             noted.settings = settings_of(config)
-            noted.files[versions.name] = hash_file(versions)
+            noted.files[file.name] = hash_file(file)
 
     def read_experiment(self, *, trust: bool = False) -> Config | None:
         """The experiment that made this run, or None for a recording made elsewhere.
@@ -235,7 +228,7 @@ class RunFolder:
         for key, (before, now) in differing(noted.settings, settings_of(config)).items():
             if key == "federation.rounds" and now >= max(map(int, noted.rounds), default=0):
                 continue
-            if not key.startswith(_MAY_CHANGE):
+            if not key.startswith(MAY_CHANGE):
                 raise ConfigError(
                     f"{self.experiment}: {key}: the run was made with {_told(before)}, but now it says {_told(now)}; "
                     "put it back, or begin another run"
@@ -295,31 +288,6 @@ def default_folder(file: Path) -> RunFolder:
     return RunFolder(Path("runs") / file.stem)
 
 
-def made_with(config: Config) -> dict[str, Any]:
-    """What the states of a training follow from: the settings that have an influence on them, and the versions."""
-    tables = config.model_dump(mode="json", exclude_none=True, exclude={"federation": set(_LAUNCH)})
-    tables = {key: tables[key] for key in _INFLUENCES}
-    tables["states"].pop("epochs", None)  # more of them leave those before as they are
-    return {"experiment": tables, "versions": _versions()}
-
-
-def settings_of(config: Config) -> dict[str, Any]:
-    """Every setting by `table.key`, as it would be read from the experiment file again."""
-    found: dict[str, Any] = {}
-    for name, table in json.loads(config.model_dump_json(exclude_none=True)).items():
-        rows = {f"{name}.{row.get('label') or row['name']}": row for row in table} if name == "attack" else {}
-        rows |= {f"{name}.{place}": row for place, row in enumerate(table)} if name == "defense" else {}
-        for prefix, row in (rows if isinstance(table, list) else {name: table}).items():
-            found |= {f"{prefix}.{key}": value for key, value in row.items()}
-    return found
-
-
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that are not the same, with what they were and what they are; None where they are not set."""
-    pairs = {key: (before.get(key), now.get(key)) for key in (*before, *now)}
-    return {key: (a, b) for key, (a, b) in pairs.items() if json.dumps(a) != json.dumps(b)}
-
-
 def _told(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value)
 
@@ -347,35 +315,6 @@ def _files(folder: Path, only: set[str] | None = None) -> Iterator[Path]:
             yield from _files(Path(entry.path))
         else:
             yield Path(entry.path)
-
-
-def _versions() -> dict[str, str]:
-    return {name: _version(name) for name in _VERSIONED}
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file in one step.
-
-    Raises:
-        RunError: the disk is full or the folder cannot be written.
-    """
-    with _written(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """The same for bytes."""
-    with _written(path) as temporary:
-        temporary.write_bytes(content)
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[Path]:
-    try:
-        with in_one_step(path) as temporary:
-            yield temporary
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -427,10 +366,3 @@ def measurements(folder: RunFolder) -> list[dict[str, str]]:
     if odd := [row["round"] for row in rows if not row["round"].isdecimal()]:
         raise RunError(f"{folder.metrics}: has a round {one_line(odd[0])!r}; remove it, and resume the run")
     return rows
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -11,7 +11,8 @@ from fedsim.datasets.cache import cache_folder
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import AdversaryTable, Config, RecordingTable
-from fedsim.experiments.run_folder import RunFolder, made_with
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.settings import made_with
 from fedsim.experiments.simulation import federate
 from fedsim.experiments.states import States
 

@@ -19,10 +19,12 @@ from fedsim.evaluation.kind import Pair, evaluator_of
 from fedsim.evaluation.scoring import claimed_data
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.run_folder import RunFolder, read_rows, write_bytes
-from fedsim.findings import Finding, Reconstruction, Texts, load_claim, read_about
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.files import write_bytes
+from fedsim.findings import Finding, Reconstruction, Texts
 from fedsim.plugins import registry
 from fedsim.progress import tracked
+from fedsim.recording.finding_files import load_claim, read_about
 from fedsim.recording.header import Header
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting import figures

@@ -17,8 +17,9 @@ from rich.table import Table
 from fedsim.datasets import Dataset
 from fedsim.errors import ConfigError, DataError
 from fedsim.experiments.build import Experiment, data_folder
-from fedsim.experiments.config import Config, check, load_config, read_toml
+from fedsim.experiments.config import Config, check
 from fedsim.experiments.federated_data import FederatedData
+from fedsim.experiments.reading import load_config, read_toml
 from fedsim.partitions import Indices
 from fedsim.partitions.natural import Natural
 from fedsim.plugins import registry

@@ -25,7 +25,8 @@ from fedsim.evaluation.examples import IMAGES
 from fedsim.evaluation.texts import TEXTS, WORDS
 from fedsim.experiments.config import Config, PluginTable
 from fedsim.experiments.integrity import held_against_manifest
-from fedsim.experiments.run_folder import RunFolder, measurements, write_text
+from fedsim.experiments.run_folder import RunFolder, measurements
+from fedsim.files import write_text
 from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
 from fedsim.reporting import figures

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.errors import ConfigError
-from fedsim.experiments.config import AttackFile, Config, check, check_trust, is_in_a_run, read_toml
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.reading import read_toml
 from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.trust import check_trust, is_in_a_run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,13 @@ from fedsim.attacks import Attack
 from fedsim.auditing.audit import Audit, open_audit
 from fedsim.auditing.plan import Job
 from fedsim.errors import ConfigError, RunError
-from fedsim.experiments.config import AttackFile, Config, check_trust, config_of, is_in_a_run, put, read_toml
+from fedsim.experiments.config import AttackFile, Config
+from fedsim.experiments.reading import config_of, put, read_toml
 from fedsim.experiments.run_folder import RunFolder, default_folder, measurements, read_rows
-from fedsim.findings import Finding, load_claim
+from fedsim.experiments.trust import check_trust, is_in_a_run
+from fedsim.findings import Finding
 from fedsim.plugins.objects import Given, is_gone
+from fedsim.recording.finding_files import load_claim
 from fedsim.recording.manifest import is_noted
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.page import write_report

@@ -12,8 +12,9 @@ from fedsim.errors import AttackError, ConfigError, RunError
 from fedsim.experiments.build import build_attacks
 from fedsim.experiments.config import AttackFile, AttackTable, check
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.findings import Finding, load_claim, read_about
+from fedsim.findings import Finding
 from fedsim.plugins.objects import Given, is_gone
+from fedsim.recording.finding_files import load_claim, read_about
 from fedsim.recording.transcript import Transcript
 from fedsim.workflow.adversaries import Adversary
 from fedsim.workflow.logs import kept

@@ -32,7 +32,7 @@ from fedsim.attacks import Attack, Knowledge, Paper, PartialRecords, Records
 from fedsim.datasets import Dataset
 from fedsim.defense import Defense, Guarantee, Poisson, of_examples, remembers
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError
-from fedsim.experiments.config import load_config
+from fedsim.experiments.reading import load_config
 from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
 from fedsim.knowledge import FACTS
 from fedsim.models.mlp import Mlp

@@ -29,8 +29,9 @@ from fedsim.evaluation import examples
 from fedsim.experiments.build import Experiment, build_attacks
 from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
 from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.findings import Reconstruction, load_finding, save_finding
+from fedsim.findings import Reconstruction
 from fedsim.knowledge import FACTS
+from fedsim.recording.finding_files import load_finding, save_finding
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting import evidence

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fedsim.cli.main import main
 from fedsim.experiments.run_folder import read_rows
-from fedsim.findings import load_finding
+from fedsim.recording.finding_files import load_finding
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload

@@ -19,7 +19,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 
-from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort
+from fedsim.engines.cohort import COHORT, CohortGrid
+from fedsim.engines.node import play_cohort
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import RunError, TranscriptError
 from fedsim.recording.recorder import Plan, Recorder

@@ -23,7 +23,8 @@ from fedsim.engines.arrays import record_of
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, FedsimError, RunError
 from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder, read_rows, write_text
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.files import write_text
 from fedsim.recording.transcript import Transcript
 
 Run = Callable[..., RunFolder]

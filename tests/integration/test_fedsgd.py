@@ -22,11 +22,13 @@ from fedsim.cli.main import main
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import Config, load_config
+from fedsim.experiments.config import Config
+from fedsim.experiments.reading import load_config
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.experiments.simulation import federate
-from fedsim.findings import Reconstruction, load_finding
+from fedsim.findings import Reconstruction
 from fedsim.randomness import generator, seeded
+from fedsim.recording.finding_files import load_finding
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.evidence import read_recording

@@ -26,8 +26,8 @@ from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import build_attacks
 from fedsim.experiments.config import AttackFile, Config, check
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.findings import load_finding
 from fedsim.randomness import generator
+from fedsim.recording.finding_files import load_finding
 from fedsim.recording.transcript import Transcript
 
 STRANGERS = '''

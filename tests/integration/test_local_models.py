@@ -23,7 +23,8 @@ from fedsim.evaluation.local_optimum import local_optimum
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import AttackFile, Config, check
 from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.findings import Finding, Inference, LocalModel, Representatives, load_finding, save_finding
+from fedsim.findings import Finding, Inference, LocalModel, Representatives
+from fedsim.recording.finding_files import load_finding, save_finding
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.page import write_report
 

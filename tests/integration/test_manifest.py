@@ -20,8 +20,9 @@ from fedsim.experiments.config import Config
 from fedsim.experiments.integrity import held_against_manifest
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.experiments.states import States
-from fedsim.findings import LocalModel, load_finding, save_finding
+from fedsim.findings import LocalModel
 from fedsim.recording import manifest
+from fedsim.recording.finding_files import load_finding, save_finding
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload

@@ -22,7 +22,8 @@ from fedsim.errors import RunError, TrustError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, check
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.findings import Reconstruction, save_finding
+from fedsim.findings import Reconstruction
+from fedsim.recording.finding_files import save_finding
 from fedsim.reporting.evidence import own_audit
 
 Run = Callable[..., RunFolder]
@@ -103,7 +104,7 @@ def test_trust_is_said_once_and_remembered_nowhere(run: Path, call: Call) -> Non
 
 
 def finding_of_theirs(run: Path) -> None:
-    about = {
+    about: dict[str, Any] = {
         "attack": "theirs",
         "plugin": NAME,
         "round": "1",
@@ -112,7 +113,8 @@ def finding_of_theirs(run: Path) -> None:
         "victim": 0,
         "repeat": 0,
     }
-    about |= {"settings": {}, "granted": [], "fingerprint": ""}
+    about |= {"settings": {}, "changed": {}, "granted": [], "partial_records": "", "fingerprint": "", "variant": ""}
+    about |= {"command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0}
     claim = Reconstruction(data=torch.zeros(24, 1, 8, 8), labels=torch.zeros(24, dtype=torch.long))
     path = run / "findings" / "theirs" / "round-1-client-0-repeat-0.safetensors"
     save_finding(claim, path, about)

@@ -15,9 +15,11 @@ from fedsim.auditing.audit import Audit, open_audit
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import KnowledgeError
 from fedsim.experiments.build import Experiment, data_folder
-from fedsim.experiments.config import AttackFile, Config, check, load_config
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.reading import load_config
 from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.findings import Texts, load_finding
+from fedsim.findings import Texts
+from fedsim.recording.finding_files import load_finding
 from fedsim.reporting.page import write_report
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.experiments.run_folder import read_rows
-from fedsim.findings import load_finding
+from fedsim.recording.finding_files import load_finding
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-plugin.md"
 

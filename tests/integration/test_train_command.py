@@ -17,7 +17,8 @@ import fedsim.experiments.central
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments import lock
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, load_config
+from fedsim.experiments.config import Config
+from fedsim.experiments.reading import load_config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.experiments.states import States
 from fedsim.experiments.training_states import make_states

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fedsim.datasets import Dataset, Examples
-from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort
+from fedsim.engines.cohort import COHORT, CohortGrid
+from fedsim.engines.node import play_cohort
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError
 from fedsim.partitions.shares import Dirichlet, Iid

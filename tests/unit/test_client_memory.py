@@ -23,8 +23,9 @@ from clients.mods import as_mod
 from fedsim.attacks import Paper
 from fedsim.defense import Defense, a_defense, remembers
 from fedsim.engines.arrays import record_of
-from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort
+from fedsim.engines.cohort import COHORT, CohortGrid
 from fedsim.engines.memory import ClientMemory
+from fedsim.engines.node import play_cohort
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import PluginError, RunError
 from fedsim.recording.sealed import read_sealed, write_sealed

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsim.engines.cohort
-from fedsim.engines.cohort import COHORT, CohortGrid, play_cohort
+from fedsim.engines.cohort import COHORT, CohortGrid
+from fedsim.engines.node import play_cohort
 from fedsim.engines.ray import node_count
 from fedsim.engines.serial import InProcessGrid
 

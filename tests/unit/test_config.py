@@ -16,7 +16,8 @@ import torch
 
 from fedsim.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import AttackFile, Config, check, load_config, read_toml
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.reading import load_config, read_toml
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.plugins import registry
 from fedsim.task import Task

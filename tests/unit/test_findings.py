@@ -12,29 +12,15 @@ import torch
 from safetensors.torch import save_file
 
 from fedsim.errors import AttackError, TranscriptError
-from fedsim.findings import (
-    Finding,
-    Inference,
-    LocalModel,
-    Reconstruction,
-    Representatives,
-    Texts,
-    load_claim,
-    load_finding,
-    save_finding,
-)
+from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
+from fedsim.recording.finding_files import load_claim, load_finding, read_about, save_finding
 
 GREY, KINDS = torch.full((2, 1, 4, 4), 0.5), torch.tensor([0, 1])
-ABOUT = {
-    "attack": "sme",
-    "plugin": "sme",
-    "round": "1",
-    "first_round": 1,
-    "victim": 0,
-    "repeat": 0,
-    "granted": [],
-    "settings": {},
-}
+ABOUT: dict[str, Any] = {
+    "attack": "sme", "plugin": "sme", "round": "1", "rounds": [1], "first_round": 1, "victim": 0, "repeat": 0,
+    "settings": {}, "changed": {}, "granted": [], "partial_records": "", "fingerprint": "", "variant": "0a1b",
+    "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
+}  # fmt: skip
 
 
 def images(**parts: Any) -> Reconstruction:
@@ -146,47 +132,93 @@ def test_a_finding_survives_its_file(make: Callable[..., Finding], tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "tensors",
+    ("kind", "tensors", "why"),
     [
-        {"data": GREY, "labels": torch.zeros(2, 2, dtype=torch.long)},
-        {"data": GREY, "labels": KINDS, "trace/l_sim": torch.zeros(0)},
-        {"data": GREY, "labels": KINDS, "trace/objective": torch.zeros(3, 2)},
-        {"data": GREY * float("nan"), "labels": KINDS},
-        {"representatives": GREY[0, 0, 0], "labels": KINDS},
-        {"tokens": GREY, "labels": KINDS},
-        {"source/scores": torch.zeros(3, 2)},
-        {"labels": KINDS},
+        ("reconstruction", {"data": GREY, "labels": torch.zeros(2, 2, dtype=torch.long)}, "claims labels of"),
+        ("reconstruction", {"data": GREY, "labels": KINDS, "trace/l_sim": torch.zeros(0)}, "a curve 'l_sim' of"),
+        (
+            "reconstruction",
+            {"data": GREY, "labels": KINDS, "trace/objective": torch.zeros(3, 2)},
+            "a curve 'objective'",
+        ),
+        ("reconstruction", {"data": GREY * float("nan"), "labels": KINDS}, "claims data outside"),
+        ("reconstruction", {"labels": KINDS}, "it has no 'data'"),
+        (
+            "reconstruction",
+            {"data": GREY, "labels": KINDS, "snapshots": torch.zeros(1, 2, 1, 4, 4)},
+            "without snapshot_iterations",
+        ),
+        ("representatives", {"data": GREY[0, 0, 0], "labels": KINDS}, "claims data of"),
+        ("texts", {"tokens": GREY, "labels": KINDS}, "claims tokens of"),
+        ("inference", {"source/scores": torch.zeros(3, 2)}, "it has no 'source/candidates'"),
+        ("of nobody", {"data": GREY, "labels": KINDS}, "it is of the kind 'of nobody'"),
     ],
 )
-def test_a_file_that_holds_no_sound_finding_is_one_sentence(tensors: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_that_holds_no_sound_finding_is_one_sentence(
+    kind: str, tensors: dict[str, Any], why: str, tmp_path: Path
+) -> None:
     path = tmp_path / "finding.safetensors"
-    save_file(tensors, path, metadata={"about": json.dumps(ABOUT)})
-    with pytest.raises(TranscriptError, match=r"finding.safetensors: is damaged \(.+\); remove it and attack again$"):
+    save_file(tensors, path, metadata=facts({**ABOUT, "kind": kind, "order_of_tensors": list(tensors)}))
+    with pytest.raises(
+        TranscriptError, match=r"finding.safetensors: is damaged \(.+\); remove it and attack again$"
+    ) as e:
         load_finding(path)
+    assert why in str(e.value)
+
+
+def facts(about: Any) -> dict[str, str]:
+    return {"about": json.dumps(about)}
+
+
+@pytest.mark.parametrize("about", [[], None, {}])
+def test_a_file_without_facts_is_one_sentence(about: Any, tmp_path: Path) -> None:
+    path = tmp_path / "finding.safetensors"
+    save_file({"data": GREY, "labels": KINDS}, path, metadata=facts(about))
+    for read in (load_finding, load_claim, read_about):
+        with pytest.raises(TranscriptError, match=r"^[^\n]+: is damaged \([^\n]+\); remove it and attack again$"):
+            read(path)
 
 
 @pytest.mark.parametrize(
-    "about",
+    ("fact", "value"),
     [
-        [],
-        None,
-        {},
-        {**ABOUT, "victim": "../0"},
-        {**ABOUT, "victim": -1},
-        {**ABOUT, "victim": 10**30},
-        {**ABOUT, "round": "one"},
-        {**ABOUT, "repeat": True},
-        {**ABOUT, "granted": "labels"},
-        {**ABOUT, "settings": [1]},
-        {**ABOUT, "seconds": "long"},
-        {**ABOUT, "attack": ["sme"]},
+        ("victim", "../0"),
+        ("victim", -1),
+        ("victim", 10**30),
+        ("round", "one"),
+        ("repeat", True),
+        ("granted", "labels"),
+        ("settings", [1]),
+        ("settings", None),
+        ("changed", None),
+        ("seconds", "long"),
+        ("seconds", None),
+        ("rounds", None),
+        ("warnings", None),
+        ("variant", None),
+        ("command", None),
+        ("fingerprint", None),
+        ("partial_records", None),
+        ("attack", ["sme"]),
     ],
 )
-def test_a_finding_that_does_not_say_whose_it_is_is_one_sentence(about: Any, tmp_path: Path) -> None:
+def test_a_fact_about_a_finding_that_cannot_be_is_named(fact: str, value: Any, tmp_path: Path) -> None:
     path = tmp_path / "finding.safetensors"
-    save_file({"data": GREY, "labels": KINDS}, path, metadata={"about": json.dumps(about)})
-    with pytest.raises(TranscriptError, match=r"finding.safetensors: is damaged \(.+\); remove it and attack again$"):
-        load_claim(path)
+    save_finding(images(), path, ABOUT | {fact: value})
+    for read in (load_claim, read_about):
+        with pytest.raises(TranscriptError) as caught:
+            read(path)
+        assert str(caught.value) == f"{path}: is damaged ({fact} is {value!r}); remove it and attack again"
+
+
+@pytest.mark.parametrize("fact", ABOUT)
+def test_a_finding_that_lacks_a_fact_is_refused(fact: str, tmp_path: Path) -> None:
+    path = tmp_path / "finding.safetensors"
+    save_finding(images(), path, {key: value for key, value in ABOUT.items() if key != fact})
+    for read in (load_claim, read_about):
+        with pytest.raises(TranscriptError) as caught:
+            read(path)
+        assert str(caught.value) == f"{path}: is damaged (it does not say its {fact}); remove it and attack again"
 
 
 def test_representatives_are_checked_like_reconstructions() -> None:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.errors import ConfigError, DataError, RunError
 from fedsim.evaluation.local_optimum import local_optimum, state_for
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import load_config
+from fedsim.experiments.reading import load_config
 from fedsim.models.linear import Linear
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seeded

@@ -19,7 +19,8 @@ from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import AttackFile, AttackTable, Config, PluginTable
 from fedsim.experiments.run_folder import RunFolder, write_rows
-from fedsim.findings import Reconstruction, Representatives, Texts, save_finding
+from fedsim.findings import Reconstruction, Representatives, Texts
+from fedsim.recording.finding_files import save_finding
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting import figures
@@ -60,6 +61,12 @@ def record(folder, rounds=(1, 2, 3), failures=None):
 CURVES = {"objective": torch.linspace(1, 0.01, 20), "l_sim": torch.linspace(0.9, 0.01, 20)}
 
 
+FACTS = {
+    "rounds": [1], "first_round": 1, "settings": {}, "changed": {}, "partial_records": "", "fingerprint": "",
+    "variant": "", "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
+}  # fmt: skip
+
+
 def claim(
     folder,
     data,
@@ -72,6 +79,7 @@ def claim(
     trace=CURVES,
     kind=Reconstruction,
     label=0,
+    variant="",
     settings=None,
 ):
     finding = kind(
@@ -81,7 +89,7 @@ def claim(
         snapshots=torch.stack([torch.rand_like(data), data]),
         snapshot_iterations=torch.tensor([0, 20]),
     )
-    about = {
+    about = FACTS | {
         "attack": attack,
         "plugin": attack,
         "settings": settings or {},
@@ -90,6 +98,7 @@ def claim(
         "victim": victim,
         "repeat": repeat,
         "granted": list(granted),
+        "variant": variant,
     }
     place = folder.findings / re.sub(r"\W", "", attack) / f"round-{number}-client-{victim}-repeat-{repeat}.safetensors"
     save_finding(finding, place, about)
@@ -99,7 +108,7 @@ def claim(
 
 def claimed_otherwise(folder, variant, changed, **about):
     """Another finding of `sme`, made with other settings."""
-    said = {
+    said = FACTS | {
         "attack": "sme",
         "plugin": "sme",
         "round": 1,
@@ -131,7 +140,7 @@ def judge(folder, lines, victims=3):
 
 def claim_texts(folder, tokens, *, attack):
     finding = Texts(tokens=torch.tensor(tokens), labels=torch.zeros(len(tokens), dtype=torch.long))
-    about = {
+    about = FACTS | {
         "attack": attack,
         "plugin": attack,
         "round": 1,
@@ -169,7 +178,7 @@ def text_of(html):
 def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     folder.write_experiment(config())
     record(folder)
-    png = claim(folder, held.flip(0))
+    png = claim(folder, held.flip(0), variant="0a1b")
     right = {(2, "server"): 0.75}
     rows = [(r, c, right.get((r, c), 0.5), 1.0) for r in (1, 2) for c in ("server", 0, 1)]
     measure(folder, rows)
@@ -603,7 +612,7 @@ def test_findings_stand_in_the_order_of_their_rounds(folder):
 def test_each_original_stands_above_the_reconstruction_matched_to_it(folder, held):
     folder.write_experiment(config())
     record(folder)
-    png = claim(folder, held.flip(0))
+    png = claim(folder, held.flip(0), variant="0a1b")
     page(folder)
     pixels = np.asarray(Image.open(png).convert("L")).astype(int)
     above, below = pixels[10:114, 200:-10], pixels[124:228, 200:-10]

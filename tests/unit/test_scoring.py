@@ -19,7 +19,8 @@ from fedsim.errors import AttackError, DataError, TranscriptError
 from fedsim.evaluation.score import Public, Score
 from fedsim.evaluation.scoring import by_frequencies, every_class_as_often, label_accuracy, score
 from fedsim.evaluation.truth import Truth
-from fedsim.findings import Reconstruction, Texts, load_finding, save_finding
+from fedsim.findings import Reconstruction, Texts
+from fedsim.recording.finding_files import load_finding, save_finding
 
 
 def images(count: int, seed: int = 0, size: int = 8) -> Tensor:

@@ -24,11 +24,12 @@ from fedsim.evaluation import text_metrics
 from fedsim.evaluation.score import Public
 from fedsim.evaluation.scoring import score
 from fedsim.evaluation.truth import Truth
-from fedsim.findings import Reconstruction, Texts, load_finding, save_finding
+from fedsim.findings import Reconstruction, Texts
 from fedsim.models.lstm import Lstm
 from fedsim.models.mlp import Mlp
 from fedsim.models.text_cnn import TextCnn
 from fedsim.randomness import generator
+from fedsim.recording.finding_files import load_finding, save_finding
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task

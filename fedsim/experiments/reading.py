@@ -1,0 +1,151 @@
+"""Reads an experiment file: TOML with `key=value` overrides, in which relative paths become absolute."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import ConfigError, did_you_mean, first_line
+from fedsim.experiments.config import TOO_DEEP, Config, check
+from fedsim.experiments.trust import check_trust, is_in_a_run
+
+_LARGEST = (1 << 64) - 1
+"""Flower's ids of nodes, which may be victims, have 64 bits."""
+_PATHS = ("path", "start", "folder")
+"""Settings that name a file or folder."""
+
+
+def load_config(path: Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Config:
+    """Read an experiment file and apply `key=value` overrides.
+
+    Args:
+        trust: accept `module:callable` in a file that lies in a run folder.
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, says something that does not hold, or names code and is not
+            the user's own.
+    """
+    config = config_of(read_toml(path, overrides), str(path), path.parent)
+    check_trust(config, path, trust or not is_in_a_run(path))
+    return config
+
+
+def config_of(tables: dict[str, Any], where: str, folder: Path) -> Config:
+    """The experiment that `tables` describe, in which relative paths become absolute.
+
+    Args:
+        tables: as `read_toml` returns them.
+        where: what messages call them.
+        folder: to which relative paths are relative.
+
+    Raises:
+        ConfigError: they say something that does not hold.
+    """
+    check_possible(tables, where)
+    for table, key in (("model", "start"), ("partition", "path")):  # nodes work in folders of their own
+        owner = tables.get(table)
+        if isinstance(owner, dict) and isinstance(owner.get(key), str) and owner[key]:
+            try:
+                owner[key] = str((folder / Path(owner[key]).expanduser()).resolve())
+            except (OSError, ValueError, RuntimeError) as error:
+                raise ConfigError(f"{where}: {table}.{key}: {first_line(error)}; name another file") from error
+    return check(Config, tables, where)
+
+
+def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The tables of a TOML file with overrides applied; of what they say, only what no setting can be is refused."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: {TOO_DEEP}") from error
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from error
+    for override in overrides:
+        _override(tables, override)
+    check_possible(tables, str(path))
+    return tables
+
+
+def check_possible(tables: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError where a value in `tables` is one that no setting can have."""
+    try:
+        for place, value in _leaves(tables):
+            if complaint := _impossible(place[-1], value, is_path=place[0] == "truth" or place[-1] in _PATHS):
+                raise ConfigError(f"{where}: {'.'.join(place)}: {complaint}")
+    except RecursionError as error:
+        raise ConfigError(f"{where}: {TOO_DEEP}") from error
+
+
+def _leaves(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every key and every value in `value` that is no table or list, and where it is."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield (*place, str(key)), str(key)
+            yield from _leaves(inner, (*place, str(key)))
+    else:
+        yield place, value
+
+
+def _impossible(key: str, value: Any, *, is_path: bool) -> str:
+    """Why no setting can have this value; nothing where one might."""
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return f"expected a whole number below 2^64, got one of {value.bit_length()} bits"
+    if not isinstance(value, str):
+        return ""
+    if "\0" in value:
+        return "holds a NUL character; remove it"
+    if not is_path or value == key:
+        return ""
+    if any(len(os.fsencode(part)) > 255 for part in value.split("/")) or len(os.fsencode(value)) > 4000:
+        return f"a path of {len(value)} characters is longer than files can be called; shorten it"
+    try:
+        Path(value).expanduser()
+    except RuntimeError:
+        return f"nobody knows the home folder that {value.split('/')[0]!r} stands for; write the path out"
+    return ""
+
+
+def _override(tables: dict[str, Any], override: str) -> None:
+    """Apply one `a.b.c=value`; see `put`."""
+    key, equals, text = override.partition("=")
+    if not equals or not all(word.strip() for word in key.split(".")):
+        raise ConfigError(f"--set {override}: expected key=value, e.g. attack.sme.iterations=200")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except RecursionError as error:
+        raise ConfigError(f"--set {key}: {TOO_DEEP}") from error
+    except ValueError:
+        value = text
+    put(tables, key, value, f"--set {override}")
+
+
+def put(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set `a.b.c` to `value`; in a list of plug-in tables the next word picks one by label or name.
+
+    Raises:
+        ConfigError: a table on the way is none, or is not told from others of its list.
+    """
+    *parents, last = (word.strip() for word in key.split("."))
+    table: Any = tables
+    for word in parents:
+        if isinstance(table, list):
+            named = [t for t in table if isinstance(t, dict)]
+            chosen = [t for t in named if word in (t.get("label"), t.get("name"))]
+            if len(chosen) != 1:
+                raise ConfigError(
+                    f"{where}: {len(chosen) or 'no'} tables are called '{word}', "
+                    f"{did_you_mean(word, (str(t.get('label', t.get('name', ''))) for t in named))}"
+                )
+            table = chosen[0]
+        else:
+            table = table.setdefault(word, {})
+        if not isinstance(table, dict | list):
+            raise ConfigError(f"{where}: '{word}' is a value, not a table")
+    if isinstance(table, list):
+        raise ConfigError(f"{where}: name one of them, e.g. {'.'.join(parents)}.NAME.{last}")
+    table[last] = value
