@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
+from adversaries.batch_norm import normalising_by_batch, trained_by_batch
 from adversaries.engine.compiled import compiled
 from adversaries.engine.descent import Curves, Schedule, Trial, descend, diverged, steps_of
 from adversaries.engine.distances import Cosine, Distance, length
@@ -25,16 +26,7 @@ from adversaries.engine.places import AtBroadcast, Place, Variable
 from adversaries.engine.priors import Prior, total_variation
 from adversaries.engine.slopes import check_inputs, check_slope
 from adversaries.labels.updates import count_labels
-from adversaries.scene import (
-    STEPPING,
-    Scene,
-    known_steps,
-    normalising_by_batch,
-    scene_of,
-    trained_by_batch,
-    warn_of_dropout,
-    warn_unless_plain,
-)
+from adversaries.scene import STEPPING, Scene, known_steps, scene_of, warn_of_dropout, warn_unless_plain
 from fedsim.attacks import Attack, Knowledge, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from adversaries.batch_norm import normalising_by_batch, trained_by_batch
 from adversaries.engine.descent import Curves, Trial, descend, diverged, steps_of
 from adversaries.engine.matching import (
     MOMENTS,
@@ -23,7 +24,7 @@ from adversaries.engine.matching import (
 from adversaries.engine.priors import TotalVariation, total_variation
 from adversaries.local_models.model_sources import ModelAttack, outputs
 from adversaries.local_updates import PAPER, rounds_of
-from adversaries.scene import STEPPING, Scene, normalising_by_batch, scene_of, trained_by_batch
+from adversaries.scene import STEPPING, Scene, scene_of
 from fedsim.attacks import Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction, Representatives

@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from adversaries.batch_norm import normalising_by_batch, trained_by_batch
 from adversaries.engine import aggregation
 from adversaries.engine.alignment import align
 from adversaries.engine.descent import Curves, Step, Trial, descend, diverged, steps_of
@@ -23,7 +24,7 @@ from adversaries.engine.priors import BatchNormStatistics, total_variation
 from adversaries.engine.slopes import check_inputs, check_slope
 from adversaries.labels.gradients import RULES
 from adversaries.labels.last_layer import last_layer
-from adversaries.scene import Scene, normalising_by_batch, scene_of, trained_by_batch, warn_of_dropout
+from adversaries.scene import Scene, scene_of, warn_of_dropout
 from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction

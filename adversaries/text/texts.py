@@ -25,7 +25,8 @@ from adversaries.inversion.deep_leakage import DeepLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.tgias_ro import TemporalInversion
 from adversaries.labels.updates import count_labels
-from adversaries.scene import STEPPING, Scene, named_states
+from adversaries.named_states import named_states
+from adversaries.scene import STEPPING, Scene
 from adversaries.text.word_exchange import exchange
 from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from adversaries.batch_norm import normalising_by_batch
 from adversaries.engine import compiled as graphs
 from adversaries.engine.descent import Trial, descend, diverged
 from adversaries.engine.distances import Cosine, Distance, GaussianKernel, SquaredL2
@@ -39,7 +40,7 @@ from adversaries.inversion.sapag import SelfAdaptiveLeakage
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.labels.gradients import sign_rule
-from adversaries.scene import Scene, Units, normalising_by_batch
+from adversaries.scene import Scene, Units
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Reconstruction
