@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from adversaries.batch_norm import normalising_by_batch
 from adversaries.engine.descent import Curves, Trial, descend, diverged, following, steps_of
-from adversaries.engine.matching import check_positive
+from adversaries.engine.settings import check_positive
 from adversaries.local_models.model_sources import ModelAttack, known, losses, matched, outputs
 from adversaries.local_updates import PAPER, rounds_of
 from adversaries.named_states import named_states

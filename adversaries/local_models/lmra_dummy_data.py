@@ -14,7 +14,8 @@ from torch.func import functional_call
 
 from adversaries.batch_norm import normalising_by_batch
 from adversaries.engine.descent import Curves, Trial, descend, diverged, following, steps_of
-from adversaries.engine.matching import by_cosine, check_not_negative, check_positive
+from adversaries.engine.recipe import by_cosine
+from adversaries.engine.settings import check_not_negative, check_positive
 from adversaries.local_models.input_span import InputSpan, first_layer, row_span
 from adversaries.local_models.model_sources import matched
 from adversaries.local_updates import PAPER, LocalUpdates, read_updates

@@ -20,7 +20,7 @@ from adversaries.batch_norm import normalising_by_batch
 from adversaries.engine import compiled as graphs
 from adversaries.engine.descent import Trial, descend, diverged
 from adversaries.engine.distances import Cosine, Distance, GaussianKernel, SquaredL2
-from adversaries.engine.matching import GradientInversion, Recipe, _objective
+from adversaries.engine.matching import GradientInversion
 from adversaries.engine.places import AlongStrides, AlongTraining, AtBroadcast, OnLine, Place
 from adversaries.engine.priors import (
     BatchNormStatistics,
@@ -32,6 +32,8 @@ from adversaries.engine.priors import (
     SquaredTotalVariation,
     TotalVariation,
 )
+from adversaries.engine.recipe import Recipe
+from adversaries.engine.restart import objective_of
 from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
@@ -482,7 +484,7 @@ def test_slopes_are_those_of_finite_differences(place: Place, distance: Distance
     around = (torch.tensor(1.7, dtype=torch.float64), random(3 * epochs, *SHAPE, key="consensus"))
 
     def objective(moved: dict[str, Tensor]) -> list[Tensor]:
-        return _objective(recipe, here, moved, around, distance.target(here), tuple(values))
+        return objective_of(recipe, here, moved, around, distance.target(here), tuple(values))
 
     _, _, _, *slopes = objective(values)
     for (name, value), slope in zip(values.items(), slopes, strict=True):

@@ -17,7 +17,8 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from adversaries.batch_norm import trained_by_batch
-from adversaries.engine.matching import GradientInversion, total_variation
+from adversaries.engine.matching import GradientInversion
+from adversaries.engine.priors import total_variation
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.attacks import Knowledge
