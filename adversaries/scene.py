@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import batch_norm
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from adversaries.named_states import named_states, running_statistics
 from fedsim.attacks import Attack, Knowledge
-from fedsim.errors import AttackError, TranscriptError
+from fedsim.errors import AttackError
 from fedsim.task import Loss
-from fedsim.training.model_state import statistics_of
 from fedsim.training.modes import dropping
-from fedsim.wire.messages import State, Update, by_name
-from fedsim.wire.payloads import Payload
+from fedsim.wire.messages import State, Update
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -181,7 +177,7 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
     model = knowledge.model().to(knowledge.device).eval()
     named = named_states(update, model, where)
     shapes, floating, before, after, gradient, delta = named
-    excused = _running(model) if by_batch else []
+    excused = running_statistics(model) if by_batch else []
     if missing := [name for name in floating if name not in before and name not in excused]:
         raise AttackError(
             f"the model normalises with {missing[0]}, which clients of this federation do not share; "
@@ -236,41 +232,6 @@ def _frozen(model: nn.Module, before: State, after: State, gradient: State | Non
     return [name for name in still if torch.equal(before[name], after[name])]
 
 
-def normalising_by_batch(model: nn.Module) -> nn.Module:
-    """A copy of `model` whose BatchNorm layers normalise by the batch, as in training, and keep no account of it."""
-    own = deepcopy(model)
-    for module in own.modules():
-        if isinstance(module, _BatchNorm):
-            module.register_forward_hook(_by_batch)
-    return own
-
-
-def trained_by_batch(update: Update, model: nn.Module) -> bool:
-    """Whether the client's BatchNorm layers normalised by the batch, as in training, so far as its message tells.
-
-    They did where it returned other running statistics than it was sent. Where statistics do not travel nothing
-    tells, and there is nothing else to normalise by.
-    """
-    names = _running(model)
-    if not names:
-        return False
-    states = named_states(update, model, f"round {update.round}, client {update.client}")
-    if any(name not in states.before for name in names):
-        return True
-    return any(name in states.after and not torch.equal(states.after[name], states.before[name]) for name in names)
-
-
-def _running(model: nn.Module) -> list[str]:
-    """Names of the running statistics of its BatchNorm layers, where they keep any; counters are none."""
-    buffers = dict(model.named_buffers())
-    return sorted(name for name in statistics_of(model) if buffers[name].is_floating_point())
-
-
-def _by_batch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    assert isinstance(layer, _BatchNorm)
-    return batch_norm(inputs[0], None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
-
-
 def known_steps(knowledge: Knowledge | Scene, num_examples: int) -> int | None:
     """T, where the threat model grants it, or E and B."""
     if knowledge.local_steps is not None:
@@ -319,105 +280,3 @@ def warn_of_dropout(attack: Attack, model: nn.Module, where: str) -> None:
             attack.called,
             where,
         )
-
-
-class NamedStates(NamedTuple):
-    """An update under the names of a model, in float32 where it was sent in half precision.
-
-    Attributes:
-        shapes: of the model's parameters.
-        floating: names of buffers that may travel.
-        before: w_0.
-        after: w_T; beside a gradient, buffers alone.
-        gradient: what was sent instead of weights, or None.
-        delta: w_T - w_0 as it was sent instead of weights, or None.
-    """
-
-    shapes: Mapping[str, torch.Size]
-    floating: Sequence[str]
-    before: State
-    after: State
-    gradient: State | None
-    delta: State | None
-
-    def direction(self, name: str) -> Tensor:
-        """w_0 - w_T of a parameter, of a delta its negative to the bit; or the gradient that was sent."""
-        if self.gradient is not None:
-            return self.gradient[name]
-        return -self.delta[name] if self.delta is not None else self.before[name] - self.after[name]
-
-    @property
-    def payload(self) -> Payload:
-        """What was sent, dense."""
-        sent = Payload.dense(self.after, "weights")
-        if self.gradient is not None:
-            return Payload.dense(self.gradient, "gradient") | sent
-        return sent if self.delta is None else sent | Payload.dense(self.delta)
-
-
-def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
-    """The states of `update` under the names of `model`, whatever the federation calls its arrays.
-
-    Raises:
-        TranscriptError: the update is not one of this model.
-    """
-    kept = model.state_dict()
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    real = {name: t.shape for name, t in kept.items() if t.is_floating_point()}
-    floating = [name for name, _ in model.named_buffers() if name in real]
-    # Federations send all that a model keeps, all but integer counters, not the running statistics either, or the
-    # parameters alone.
-    running = _running(model)
-    unnormalised = {name: shape for name, shape in real.items() if name not in running}
-    orders = ({name: t.shape for name, t in kept.items()}, real, unnormalised, shapes)
-    returned = orders if update.gradient is None else ({n: real[n] for n in floating if n in update.after},)
-    before, after, gradient, delta = _named(update.before, orders), _named(update.after, returned), None, None
-    if update.gradient is not None:
-        gradient = by_name(update.gradient, shapes)
-    if before is None:
-        raise _of_another_model(where, "weights w_0", update.before, orders)
-    if gradient is None and update.gradient is not None:
-        raise _of_another_model(where, "gradients", update.gradient, (shapes,))
-    if after is None:
-        what = "weights w_T" if update.gradient is None else "buffers beside the gradient"
-        raise _of_another_model(where, what, update.after, returned)
-    if update.sends_delta:
-        moved = _named(update.pseudo_gradient, orders)
-        assert moved is not None  # it has the names and shapes of w_0
-        delta = {name: -tensor for name, tensor in _whole(moved).items()}
-    return NamedStates(
-        shapes=shapes,
-        floating=floating,
-        before=_whole(before),
-        after=_whole(after),
-        gradient=None if gradient is None else _whole(gradient),
-        delta=delta,
-    )
-
-
-def _named(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | None:
-    """`state` in the first of these orders that it fits."""
-    return next((named for names in orders if (named := by_name(state, names)) is not None), None)
-
-
-def _whole(state: State) -> State:
-    """In half precision a slope of a slope is noise."""
-    return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in state.items()}
-
-
-def _of_another_model(
-    where: str, what: str, state: State, orders: Sequence[Mapping[str, torch.Size]]
-) -> TranscriptError:
-    """Names the first tensor that differs from the model's parameters, or else tells how many there are."""
-    shapes = next((names for names in orders if len(names) == len(state)), orders[-1])
-    if all(key.isdigit() for key in state):
-        state = dict(zip(shapes, (state[key] for key in sorted(state, key=int)), strict=False))
-    told = f"are {len(state)} tensors, the model has {len(shapes)}"
-    for name, shape in orders[-1].items():
-        if name not in state:
-            told = f"have no {name}, the model has one of shape {tuple(shape)}"
-            break
-        if state[name].shape != shape:
-            told = f"have {name} of shape {tuple(state[name].shape)}, the model {tuple(shape)}"
-            break
-    return TranscriptError(f"{where}: the recorded {what} {told}; attack with the model of that federation")

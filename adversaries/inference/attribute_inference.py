@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import one_hot
 
+from adversaries.batch_norm import normalising_by_batch
 from adversaries.engine.descent import Curves, Trial, descend, diverged, following, steps_of
-from adversaries.engine.matching import check_positive
+from adversaries.engine.settings import check_positive
 from adversaries.local_models.model_sources import ModelAttack, known, losses, matched, outputs
 from adversaries.local_updates import PAPER, rounds_of
-from adversaries.scene import STEPPING, named_states, normalising_by_batch, warn_of_dropout, warn_unless_plain
+from adversaries.named_states import named_states
+from adversaries.scene import STEPPING, warn_of_dropout, warn_unless_plain
 from fedsim.attacks import Attack, Knowledge, Paper, PartialRecords, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Inference

@@ -9,24 +9,18 @@ from typing import ClassVar, Literal
 
 import torch
 
+from adversaries.batch_norm import normalising_by_batch, trained_by_batch
 from adversaries.engine.descent import Curves, Trial, descend, diverged, steps_of
-from adversaries.engine.matching import (
-    MOMENTS,
-    GradientInversion,
-    Recipe,
-    by_tenths,
-    check_choices,
-    check_not_negative,
-    check_positive,
-    constant,
-)
+from adversaries.engine.matching import GradientInversion
 from adversaries.engine.priors import TotalVariation, total_variation
+from adversaries.engine.recipe import MOMENTS, Recipe, by_tenths, constant
+from adversaries.engine.settings import check_choices, check_not_negative, check_positive
 from adversaries.local_models.model_sources import ModelAttack, outputs
 from adversaries.local_updates import PAPER, rounds_of
-from adversaries.scene import STEPPING, Scene, normalising_by_batch, scene_of, trained_by_batch
+from adversaries.scene import STEPPING, Scene, scene_of
 from fedsim.attacks import Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, Reconstruction, Representatives
+from fedsim.findings import Finding, Representatives
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
 
@@ -210,8 +204,7 @@ class GradientSampleReconstruction(GradientInversion):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        found = super()._run(transcript, knowledge, victim, rng, progress)
-        assert isinstance(found, Reconstruction)
+        found = self.invert(self._update(transcript, knowledge, victim), knowledge, rng, progress)
         return Representatives(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 

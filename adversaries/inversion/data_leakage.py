@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from adversaries.engine.distances import SquaredL2
-from adversaries.engine.matching import MEAN_GRADIENT, GradientInversion, Recipe, check_not_negative, check_positive
+from adversaries.engine.matching import GradientInversion
 from adversaries.engine.places import AlongTraining
 from adversaries.engine.priors import EpochConsistency, SoftBounds, SquaredTotalVariation
+from adversaries.engine.recipe import MEAN_GRADIENT, Recipe
+from adversaries.engine.settings import check_not_negative, check_positive
 from adversaries.scene import Scene
 from fedsim.attacks import Paper
 from fedsim.errors import ConfigError

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from adversaries.engine.distances import SquaredL2
-from adversaries.engine.matching import MEAN_GRADIENT, MOMENTS, GradientInversion, Recipe, check_positive, constant
+from adversaries.engine.matching import GradientInversion
+from adversaries.engine.recipe import MEAN_GRADIENT, MOMENTS, Recipe, constant
+from adversaries.engine.settings import check_positive
 from adversaries.labels.gradients import sign_rule
 from adversaries.scene import STEPPING, Scene
 from fedsim.attacks import Knowledge, Paper

@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.engine.matching import (
-    GradientInversion,
-    Recipe,
-    by_tenths,
-    check_not_negative,
-    check_positive,
-    constant,
-)
+from adversaries.engine.matching import GradientInversion
 from adversaries.engine.places import AlongStrides
 from adversaries.engine.priors import TotalVariation
+from adversaries.engine.recipe import Recipe, by_tenths, constant
+from adversaries.engine.settings import check_not_negative, check_positive
 from adversaries.scene import Scene
 from fedsim.attacks import Paper
 from fedsim.errors import ConfigError

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from adversaries.engine.distances import GaussianKernel
-from adversaries.engine.matching import MEAN_GRADIENT, GradientInversion, Recipe, by_tenths, check_positive
+from adversaries.engine.matching import GradientInversion
+from adversaries.engine.recipe import MEAN_GRADIENT, Recipe, by_tenths
+from adversaries.engine.settings import check_positive
 from adversaries.scene import Scene
 from fedsim.attacks import Paper
 

@@ -8,15 +8,10 @@ from typing import ClassVar
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from adversaries.engine.distances import SquaredL2
-from adversaries.engine.matching import (
-    MEAN_GRADIENT,
-    GradientInversion,
-    Recipe,
-    by_cosine,
-    check_not_negative,
-    check_positive,
-)
+from adversaries.engine.matching import GradientInversion
 from adversaries.engine.priors import BatchNormStatistics, GroupConsistency, Norm, TotalVariation
+from adversaries.engine.recipe import MEAN_GRADIENT, Recipe, by_cosine
+from adversaries.engine.settings import check_not_negative, check_positive
 from adversaries.scene import Scene
 from fedsim.attacks import Paper
 from fedsim.errors import AttackError

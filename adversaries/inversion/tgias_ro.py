@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -18,17 +17,19 @@ from adversaries.engine.alignment import align
 from adversaries.engine.descent import Curves, Step, Trial, descend, diverged, steps_of
 from adversaries.engine.distances import SquaredL2
 from adversaries.engine.lbfgs import Slopes, minimise
-from adversaries.engine.matching import MOMENTS, by_cosine, check_choices, check_not_negative, check_positive
-from adversaries.engine.priors import BatchNormStatistics, total_variation
+from adversaries.engine.priors import total_variation
+from adversaries.engine.recipe import MOMENTS, by_cosine
+from adversaries.engine.settings import check_choices, check_not_negative, check_positive
 from adversaries.engine.slopes import check_inputs, check_slope
+from adversaries.engine.temporal import temporal_objective
+from adversaries.inversion.sent_gradients import Messages, SentGradients, in_words, of_other_labels, rounds_of
 from adversaries.labels.gradients import RULES
 from adversaries.labels.last_layer import last_layer
-from adversaries.scene import Scene, normalising_by_batch, scene_of, trained_by_batch, warn_of_dropout
+from adversaries.scene import Scene, warn_of_dropout
 from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update, non_finite
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -155,26 +156,39 @@ class TemporalInversion(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        """Algorithm 1."""
-        sent = _Sent.by(transcript, knowledge, victim, self.batch_statistics)
+        return self.invert(Messages.of(transcript, victim), knowledge, rng, progress)
+
+    def invert(
+        self, messages: Messages, knowledge: Knowledge, rng: torch.Generator, progress: Progress
+    ) -> Reconstruction:
+        """Algorithm 1.
+
+        Args:
+            messages: of the client whose mini-batch is sought.
+            knowledge: what is granted of the data and the model of these messages.
+
+        Raises:
+            AttackError: the messages cannot be matched, or all estimates diverged.
+        """
+        sent = SentGradients.among(messages, knowledge, self.batch_statistics)
         first = sent.scene(sent.rounds[0])
         dummy = torch.randn((first.num_examples, *(knowledge.input_shape or ())), generator=rng).to(first.before[0])
-        warn_of_dropout(self, first.model, f"client {victim}")
+        warn_of_dropout(self, first.model, f"client {sent.victim}")
         check_inputs(first, dummy)
         scenes = [sent.scene(number) for number in self._aligned(sent, dummy, rng)]
         labels = self._labels(scenes, knowledge, dummy, rng)
-        if strangers := _of_other_labels(scenes, labels):
+        if strangers := of_other_labels(scenes, labels):
             log.warning(
                 "client %d, %s: the gradient seems to be of examples with other labels, so of another mini-batch than "
                 "that of the first round; %s",
-                victim,
-                _told(strangers),
+                sent.victim,
+                rounds_of(strangers),
                 "raise similarity" if self.align else "set align = true, or choose rounds of one mini-batch",
             )
         scenes = [replace(scene, labels=labels.to(dummy.device)) for scene in scenes]
-        return self._invert(scenes, dummy, progress)
+        return self._optimise(scenes, dummy, progress)
 
-    def _aligned(self, sent: _Sent, dummy: Tensor, rng: torch.Generator) -> list[int]:
+    def _aligned(self, sent: SentGradients, dummy: Tensor, rng: torch.Generator) -> list[int]:
         """Up to T rounds whose gradients are of the first round's mini-batch."""
         groups = [list(sent.rounds)]
         if self.align and len(sent.rounds) > 1:
@@ -192,7 +206,7 @@ class TemporalInversion(Attack):
         self._check_enough(groups, sent)
         return groups[0][: self.gradients]
 
-    def _check_enough(self, groups: Sequence[list[int]], sent: _Sent) -> None:
+    def _check_enough(self, groups: Sequence[list[int]], sent: SentGradients) -> None:
         """See that there are gradients enough of the first mini-batch; the remedy depends on what there is."""
         found = groups[0]
         if len(found) >= self._least:
@@ -206,8 +220,8 @@ class TemporalInversion(Attack):
             remedy = f"there are {len(largest)} of another one, set adversary.rounds to {largest}"
         raise AttackError(
             f"client {sent.victim}: of the mini-batch of the first round there {'is' if len(found) == 1 else 'are'} "
-            f"{len(found)} gradient{'s' * (len(found) > 1)} ({_named(found)}) among {len(sent.rounds)} that were sent, "
-            f"expected {self._least}; {remedy}"
+            f"{len(found)} gradient{'s' * (len(found) > 1)} ({in_words(found)}) among {len(sent.rounds)} that were "
+            f"sent, expected {self._least}; {remedy}"
         )
 
     def _labels(self, scenes: Sequence[Scene], knowledge: Knowledge, dummy: Tensor, rng: torch.Generator) -> Tensor:
@@ -221,7 +235,7 @@ class TemporalInversion(Attack):
             )
         return knowledge.labels
 
-    def _invert(self, scenes: Sequence[Scene], estimate: Tensor, progress: Progress) -> Reconstruction:
+    def _optimise(self, scenes: Sequence[Scene], estimate: Tensor, progress: Progress) -> Reconstruction:
         """Steps II and III: from the first estimate, `example ...` in standardised units, to the finding."""
         self._check(scenes, estimate)
         units = scenes[0].units
@@ -230,7 +244,7 @@ class TemporalInversion(Attack):
             point=lambda: estimate,
             shown=units.to_unit_range,
         )
-        where = f"client {_client(scenes)}, {_told(scenes)}"
+        where = _where(scenes)
         if not descend([trial], self.iterations, progress, where=where, snapshots=_SNAPSHOTS):
             raise diverged([trial], where, "step_size")
         return Reconstruction(
@@ -275,8 +289,7 @@ class TemporalInversion(Attack):
         finite = estimates.flatten(1).isfinite().all(1)
         if not finite.any():
             raise AttackError(
-                f"client {_client(scenes)}, {_told(scenes)}: all estimates diverged at iteration {iteration}; lower "
-                "the attack's step_size"
+                f"{_where(scenes)}: all estimates diverged at iteration {iteration}; lower the attack's step_size"
             )
         estimates = estimates[finite]
         if self.aggregation == "mean":
@@ -287,50 +300,16 @@ class TemporalInversion(Attack):
             return aggregation.trimmed_mean(estimates, trim=self.trim)
         return aggregation.krum(estimates, invalid=self.invalid)
 
-    def _weights(self, targets: Sequence[Tensor]) -> Sequence[float | Tensor]:
-        """Of each parameter tensor's share: with mean one, or `gradient` each. Targets are `gradient number`."""
-        count = len(targets)
-        if self.layers == "relative":
-            return [1 / target.square().sum(1).clamp_min(torch.finfo(target.dtype).tiny) for target in targets]
-        if self.layers == "equal":
-            return (1.0,) * count
-        rising = tuple(2 * (place + 1) / (count + 1) for place in range(count))
-        return rising if self.layers == "increasing" else rising[::-1]
-
     def _objective(self, scenes: Sequence[Scene]) -> Slopes:
-        """The function `points -> (f_t, slopes)`, both `gradient ...`."""
-        targets = [torch.stack(tensors).flatten(1) for tensors in zip(*(s.mean_gradient for s in scenes), strict=True)]
-        weights = self._weights(targets)
-        gradients = _all_at_once(scenes) if self.vectorise else _one_by_one(scenes)
-
-        def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
-            pairs = zip(weights, left, right, strict=True)
-            return torch.stack([weight * (a * b).sum(1) for weight, a, b in pairs]).sum(0)
-
-        size = inner(targets, targets)
-        tiny = torch.finfo(size.dtype).tiny
-
-        def distance(points: Tensor) -> Tensor:
-            dummy = [tensor.flatten(1) for tensor in gradients(points)]
-            if self.distance == "cosine":
-                return 1 - inner(dummy, targets) / (inner(dummy, dummy) * size).clamp_min(tiny).sqrt()
-            apart = [a - b for a, b in zip(dummy, targets, strict=True)]
-            return inner(apart, apart) / size
-
-        def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.enable_grad():
-                points = points.detach().requires_grad_(True)
-                values = distance(points)
-                if self.bn_weight:
-                    prior = BatchNormStatistics(exact=scenes[0].by_batch)
-                    each = [prior(scene, images, images) for scene, images in zip(scenes, points, strict=True)]
-                    values = values + self.bn_weight * torch.stack(each)
-                if self.tv_weight and self.optimizer == "lbfgs":
-                    values = values + self.tv_weight * torch.stack([total_variation(images) for images in points])
-                (slopes,) = torch.autograd.grad(values.sum(), points, materialize_grads=True)
-            return values.detach(), slopes
-
-        return evaluate
+        """f_t of all gradients with the priors; Adam adds total variation after the aggregation."""
+        return temporal_objective(
+            scenes,
+            distance=self.distance,
+            layers=self.layers,
+            bn_weight=self.bn_weight,
+            tv_weight=self.tv_weight if self.optimizer == "lbfgs" else 0.0,
+            vectorise=self.vectorise,
+        )
 
     def _smoothed(self, slope: Tensor, estimate: Tensor) -> Tensor:
         """The aggregated slope with a share of that of total variation."""
@@ -360,138 +339,11 @@ class TemporalInversion(Attack):
         check_slope(first, {"dummy": estimate}, first.labels, distance_of)
 
 
-def _all_at_once(scenes: Sequence[Scene]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Gradients at all w_t by one vectorised call, tensors `gradient ...` in the model's order."""
-    first = scenes[0]
-    weights = tuple(torch.stack(tensors) for tensors in zip(*(scene.before for scene in scenes), strict=True))
-    buffers = {name: torch.stack([scene.buffers[name] for scene in scenes]) for name in first.buffers}
-
-    def loss_of(weights: Sequence[Tensor], buffers: Mapping[str, Tensor], dummy: Tensor) -> Tensor:
-        state = {**dict(zip(first.names, weights, strict=True)), **buffers}
-        return first.loss(functional_call(first.model, state, (first.units.to_model(dummy),)), first.labels)
-
-    gradient = vmap(grad(loss_of))
-    return lambda points: gradient(weights, buffers, points)
-
-
-def _one_by_one(scenes: Sequence[Scene]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """The same in a loop."""
-
-    def gradients(points: Tensor) -> Sequence[Tensor]:
-        each = [s.gradient(s.before, dummy, s.labels) for s, dummy in zip(scenes, points, strict=True)]
-        return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
-
-    return gradients
-
-
 def _of_length_one(slopes: Tensor) -> Tensor:
     """Slopes that all count the same, however steep their f_t is."""
     return normalize(slopes.flatten(1), dim=1, eps=torch.finfo(slopes.dtype).tiny).reshape(slopes.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sent:
-    """The gradients that the victim sent.
-
-    Attributes:
-        knowledge: with one network for all rounds.
-        rounds: in which it sent a gradient that is of use, ascending.
-        sizes: N of these rounds, ascending, each once.
-        by_batch: whether BatchNorm layers normalise by the batch.
-    """
-
-    transcript: Transcript
-    knowledge: Knowledge
-    victim: int
-    rounds: Sequence[int]
-    sizes: Sequence[int]
-    by_batch: bool
-
-    @classmethod
-    def by(cls, transcript: Transcript, knowledge: Knowledge, victim: int, by_batch: bool | None) -> _Sent:
-        """Those of one client; where `by_batch` is None, as it trained.
-
-        Raises:
-            AttackError: it sent none; or weights; or the first cannot be used.
-        """
-        numbers = [number for number in transcript.rounds if victim in transcript.clients(number)]
-        if not numbers:
-            raise AttackError(f"client {victim} is in none of the rounds {transcript.rounds}; choose another victim")
-        sound, sizes = [], set()
-        for number in numbers:
-            update = transcript.update(number, victim)
-            fault = _fault(update)
-            if fault and number == numbers[0]:
-                raise AttackError(
-                    f"round {number}, client {victim}: {fault}, and its mini-batch is the one to be found; leave the "
-                    "round out of adversary.rounds"
-                )
-            if fault:
-                log.warning("round %d, client %d: %s; the round is left out", number, victim, fault)
-            else:
-                sound.append(number)
-                sizes.add(update.num_examples)
-        assert knowledge.model is not None
-        model = knowledge.model().to(knowledge.device).eval()
-        if by_batch is None:
-            by_batch = trained_by_batch(transcript.update(numbers[0], victim), model)
-        own = normalising_by_batch(model) if by_batch else model
-        knowledge = replace(knowledge, model=lambda: own)
-        return cls(
-            transcript=transcript,
-            knowledge=knowledge,
-            victim=victim,
-            rounds=sound,
-            sizes=sorted(sizes),
-            by_batch=by_batch,
-        )
-
-    def scene(self, number: int) -> Scene:
-        """One round."""
-        update = self.transcript.update(number, self.victim)
-        return scene_of(update, self.knowledge, by_batch=self.by_batch)
-
-
-def _fault(update: Update) -> str:
-    """Why a round is of no use, or nothing.
-
-    Raises:
-        AttackError: weights were sent.
-    """
-    if update.gradient is None:
-        raise AttackError(
-            f"round {update.round}, client {update.client}: weights were sent, expected a gradient; attack rounds of "
-            "FedSGD, or updates with another attack"
-        )
-    for state, what in ((update.before, "weight"), (update.gradient, "gradient of"), (update.after, "returned")):
-        if broken := non_finite(state):
-            return f"the {what} {broken[0]} holds NaN or infinite values"
-    return "" if any(bool((slope != 0).any()) for slope in update.gradient.values()) else "the gradient is zero"
-
-
-def _of_other_labels(scenes: Sequence[Scene], labels: Tensor) -> list[Scene]:
-    """Those whose last bias has a slope below 0, by more than a little noise, for a class that is not among `labels`.
-
-    With cross-entropy that slope is p_c - n_c / b, so not below 0 for a class that does not occur.
-    """
-    first = scenes[0]
-    layer = first.model.get_submodule(first.names[-1].rpartition(".")[0])
-    if not isinstance(layer, nn.Linear) or layer.bias is None or labels.is_floating_point():
-        return []
-    absent = torch.ones(layer.out_features, dtype=torch.bool)
-    absent[labels.cpu()] = False
-    return [scene for scene in scenes if (scene.mean_gradient[-1].cpu()[absent] < -0.25 / len(labels)).any()]
-
-
-def _client(scenes: Sequence[Scene]) -> str:
-    return scenes[0].where.rpartition(" ")[2]
-
-
-def _told(scenes: Sequence[Scene]) -> str:
-    """The rounds of these scenes in words."""
-    return _named([scene.where.split(",")[0].removeprefix("round ") for scene in scenes])
-
-
-def _named(numbers: Sequence[int | str]) -> str:
-    """Rounds as `round 3` or `rounds 1, 3, 4`."""
-    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+def _where(scenes: Sequence[Scene]) -> str:
+    """Whom and which rounds an error is about."""
+    return f"{scenes[0].where.rpartition(', ')[2]}, {rounds_of(scenes)}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from adversaries.engine.descent import Curves, Trial, descend, following, steps_of
-from adversaries.engine.matching import check_choices
+from adversaries.engine.settings import check_choices
 from adversaries.local_updates import PAPER, LocalUpdates, Span, read_updates
 from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from adversaries.batch_norm import normalising_by_batch
 from adversaries.engine.descent import Curves, Trial, descend, diverged, following, steps_of
-from adversaries.engine.matching import by_cosine, check_not_negative, check_positive
+from adversaries.engine.recipe import by_cosine
+from adversaries.engine.settings import check_not_negative, check_positive
 from adversaries.local_models.input_span import InputSpan, first_layer, row_span
 from adversaries.local_models.model_sources import matched
 from adversaries.local_updates import PAPER, LocalUpdates, read_updates
-from adversaries.scene import STEPPING, normalising_by_batch, warn_of_dropout, warn_unless_plain
+from adversaries.scene import STEPPING, warn_of_dropout, warn_unless_plain
 from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError, RunError, first_line
 from fedsim.findings import Finding, LocalModel

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from adversaries.batch_norm import normalising_by_batch
 from adversaries.local_updates import rounds_of
-from adversaries.scene import normalising_by_batch
 from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
 from fedsim.errors import AttackError, ConfigError, first_line
 from fedsim.recording.transcript import Transcript

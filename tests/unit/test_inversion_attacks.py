@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from adversaries.batch_norm import normalising_by_batch
 from adversaries.engine import compiled as graphs
 from adversaries.engine.descent import Trial, descend, diverged
 from adversaries.engine.distances import Cosine, Distance, GaussianKernel, SquaredL2
-from adversaries.engine.matching import GradientInversion, Recipe, _objective
+from adversaries.engine.matching import GradientInversion
 from adversaries.engine.places import AlongStrides, AlongTraining, AtBroadcast, OnLine, Place
 from adversaries.engine.priors import (
     BatchNormStatistics,
@@ -31,6 +32,8 @@ from adversaries.engine.priors import (
     SquaredTotalVariation,
     TotalVariation,
 )
+from adversaries.engine.recipe import Recipe
+from adversaries.engine.restart import objective_of
 from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
@@ -39,7 +42,7 @@ from adversaries.inversion.sapag import SelfAdaptiveLeakage
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.labels.gradients import sign_rule
-from adversaries.scene import Scene, Units, normalising_by_batch
+from adversaries.scene import Scene, Units
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Reconstruction
@@ -481,7 +484,7 @@ def test_slopes_are_those_of_finite_differences(place: Place, distance: Distance
     around = (torch.tensor(1.7, dtype=torch.float64), random(3 * epochs, *SHAPE, key="consensus"))
 
     def objective(moved: dict[str, Tensor]) -> list[Tensor]:
-        return _objective(recipe, here, moved, around, distance.target(here), tuple(values))
+        return objective_of(recipe, here, moved, around, distance.target(here), tuple(values))
 
     _, _, _, *slopes = objective(values)
     for (name, value), slope in zip(values.items(), slopes, strict=True):

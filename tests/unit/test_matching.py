@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.matching import GradientInversion, total_variation
+from adversaries.batch_norm import trained_by_batch
+from adversaries.engine.matching import GradientInversion
+from adversaries.engine.priors import total_variation
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from adversaries.scene import trained_by_batch
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError, TranscriptError
 from fedsim.findings import Reconstruction

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool1d
 
-from adversaries.text import texts
-from adversaries.text.texts import EmbeddingRows, Lexicon, TemporalTextInversion, TextInvertingGradients, TextLeakage
+from adversaries.text.behind import behind
+from adversaries.text.embedding import Lexicon, reads_tokens
+from adversaries.text.texts import EmbeddingRows, TemporalTextInversion, TextInvertingGradients, TextLeakage
 from adversaries.text.word_exchange import exchange
 from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, TranscriptError
@@ -169,9 +170,9 @@ def test_the_embeddings_rows_are_the_words(record: Any) -> None:
 def test_a_model_without_its_embedding_says_the_same_of_vectors_as_of_tokens(record: Any) -> None:
     for network in (NETWORK, Lstm()):
         model = build(network)
-        layer = texts.reads_tokens(dataclasses.replace(KNOWN, model=lambda model=model: model))[1]
+        layer = reads_tokens(dataclasses.replace(KNOWN, model=lambda model=model: model))[1]
         vectors = model.get_submodule(layer).weight.detach()
-        rest = texts.behind(model, layer, Lexicon(torch.arange(WORDS), vectors, "cosine"))
+        rest = behind(model, layer, Lexicon(torch.arange(WORDS), vectors, "cosine"))
         assert torch.equal(rest(vectors[TRUE].transpose(1, 2)), model(TRUE))
         assert f"{layer}.weight" not in dict(rest.named_parameters())
         assert f"{layer}.weight" in dict(model.named_parameters())

@@ -1,0 +1,35 @@
+"""Checks that the settings of several attacks share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from fedsim.attacks import Attack
+from fedsim.errors import ConfigError
+
+
+def check_choices(attack: Attack) -> None:
+    """See that each setting that is one of several words is one of them.
+
+    Raises:
+        ConfigError: it is another.
+    """
+    for name, kind in get_type_hints(type(attack)).items():
+        if get_origin(kind) is Literal and getattr(attack, name) not in get_args(kind):
+            told = ", ".join(map(str, get_args(kind)))
+            raise ConfigError(f"{name}: expected one of {told}, got {getattr(attack, name)!r}")
+
+
+def check_positive(attack: Any, *names: str) -> None:
+    """Raise ConfigError where one of these settings is not a finite value above 0."""
+    for name in names:
+        if not 0 < getattr(attack, name) < math.inf:
+            raise ConfigError(f"{name}: expected a finite value above 0, got {getattr(attack, name)}")
+
+
+def check_not_negative(attack: Any, *names: str) -> None:
+    """Raise ConfigError where one of these settings is not a finite value of at least 0."""
+    for name in names:
+        if not 0 <= getattr(attack, name) < math.inf:
+            raise ConfigError(f"{name}: expected a finite value of at least 0, got {getattr(attack, name)}")

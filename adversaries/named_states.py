@@ -1,0 +1,122 @@
+"""A client's message under the names of the model that is attacked, whatever the federation calls its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.errors import TranscriptError
+from fedsim.training.model_state import statistics_of
+from fedsim.wire.messages import State, Update, by_name
+from fedsim.wire.payloads import Payload
+
+
+class NamedStates(NamedTuple):
+    """An update under the names of a model, in float32 where it was sent in half precision.
+
+    Attributes:
+        shapes: of the model's parameters.
+        floating: names of buffers that may travel.
+        before: w_0.
+        after: w_T; beside a gradient, buffers alone.
+        gradient: what was sent instead of weights, or None.
+        delta: w_T - w_0 as it was sent instead of weights, or None.
+    """
+
+    shapes: Mapping[str, torch.Size]
+    floating: Sequence[str]
+    before: State
+    after: State
+    gradient: State | None
+    delta: State | None
+
+    def direction(self, name: str) -> Tensor:
+        """w_0 - w_T of a parameter, of a delta its negative to the bit; or the gradient that was sent."""
+        if self.gradient is not None:
+            return self.gradient[name]
+        return -self.delta[name] if self.delta is not None else self.before[name] - self.after[name]
+
+    @property
+    def payload(self) -> Payload:
+        """What was sent, dense."""
+        sent = Payload.dense(self.after, "weights")
+        if self.gradient is not None:
+            return Payload.dense(self.gradient, "gradient") | sent
+        return sent if self.delta is None else sent | Payload.dense(self.delta)
+
+
+def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
+    """The states of `update` under the names of `model`, whatever the federation calls its arrays.
+
+    Raises:
+        TranscriptError: the update is not one of this model.
+    """
+    kept = model.state_dict()
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    real = {name: t.shape for name, t in kept.items() if t.is_floating_point()}
+    floating = [name for name, _ in model.named_buffers() if name in real]
+    # Federations send all that a model keeps, all but integer counters, not the running statistics either, or the
+    # parameters alone.
+    running = running_statistics(model)
+    unnormalised = {name: shape for name, shape in real.items() if name not in running}
+    orders = ({name: t.shape for name, t in kept.items()}, real, unnormalised, shapes)
+    returned = orders if update.gradient is None else ({n: real[n] for n in floating if n in update.after},)
+    before, after, gradient, delta = _named(update.before, orders), _named(update.after, returned), None, None
+    if update.gradient is not None:
+        gradient = by_name(update.gradient, shapes)
+    if before is None:
+        raise _of_another_model(where, "weights w_0", update.before, orders)
+    if gradient is None and update.gradient is not None:
+        raise _of_another_model(where, "gradients", update.gradient, (shapes,))
+    if after is None:
+        what = "weights w_T" if update.gradient is None else "buffers beside the gradient"
+        raise _of_another_model(where, what, update.after, returned)
+    if update.sends_delta:
+        moved = _named(update.pseudo_gradient, orders)
+        assert moved is not None  # it has the names and shapes of w_0
+        delta = {name: -tensor for name, tensor in _whole(moved).items()}
+    return NamedStates(
+        shapes=shapes,
+        floating=floating,
+        before=_whole(before),
+        after=_whole(after),
+        gradient=None if gradient is None else _whole(gradient),
+        delta=delta,
+    )
+
+
+def _named(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | None:
+    """`state` in the first of these orders that it fits."""
+    return next((named for names in orders if (named := by_name(state, names)) is not None), None)
+
+
+def _whole(state: State) -> State:
+    """In half precision a slope of a slope is noise."""
+    return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in state.items()}
+
+
+def _of_another_model(
+    where: str, what: str, state: State, orders: Sequence[Mapping[str, torch.Size]]
+) -> TranscriptError:
+    """Names the first tensor that differs from the model's parameters, or else tells how many there are."""
+    shapes = next((names for names in orders if len(names) == len(state)), orders[-1])
+    if all(key.isdigit() for key in state):
+        state = dict(zip(shapes, (state[key] for key in sorted(state, key=int)), strict=False))
+    told = f"are {len(state)} tensors, the model has {len(shapes)}"
+    for name, shape in orders[-1].items():
+        if name not in state:
+            told = f"have no {name}, the model has one of shape {tuple(shape)}"
+            break
+        if state[name].shape != shape:
+            told = f"have {name} of shape {tuple(state[name].shape)}, the model {tuple(shape)}"
+            break
+    return TranscriptError(f"{where}: the recorded {what} {told}; attack with the model of that federation")
+
+
+def running_statistics(model: nn.Module) -> list[str]:
+    """Names of the running statistics of its BatchNorm layers, where they keep any; counters are none."""
+    buffers = dict(model.named_buffers())
+    return sorted(name for name in statistics_of(model) if buffers[name].is_floating_point())
