@@ -327,7 +327,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
     guesses = [str(row["floor_guess"]) for row in computed]
     higher = str(group[0]["higher_is_better"]) == "True"
     low, high = interval(metric, values)
-    gains = (values - floors) * (1 if higher else -1)
+    gains = statistics.gains(values, floors, higher_is_better=higher)
     return Summary(
         attack=attack,
         made=(str(group[0]["title"]), str(group[0].get("variant") or "")),
