@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.auditing.cache import Cache, made_with
-from fedsim.auditing.variants import VARIANT, columns
+from fedsim.auditing.variants import VARIANT, check_made, columns
 from fedsim.errors import FedsimError, RunError, one_line, what_it_said
 from fedsim.evaluation.kind import Bench, Judgement, evaluator_of
 from fedsim.evaluation.score import Score
@@ -65,6 +65,7 @@ def _readable(path: Path, cache: Cache, failures: list[str]) -> tuple[Finding, d
         if not is_noted(cache.folder.path, path):
             raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
         finding, about = load_claim(path)
+        check_made(about, path)
     except FedsimError as error:
         log.error("%s/%s: not scored: %s", path.parent.name, path.name, error)
         if not any(str(error) in told for told in failures):  # an attack that is to be made again has said so

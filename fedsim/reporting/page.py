@@ -199,11 +199,11 @@ def _made(found: Sequence[Found]) -> list[dict[str, Any]]:
         own = {
             "plugin": item.about["plugin"],
             "changed": changed,
-            "command": item.about["command"] or "",
+            "command": item.about["command"],
             "warnings": {},
         }
         warnings = attacks.setdefault(str(item.about["attack"]), own)["warnings"]
-        for warning in item.about["warnings"] or ():
+        for warning in item.about["warnings"]:
             what = str(warning).partition(": ")[2] or str(warning)  # whoever else it was said of
             warnings[what] = warnings.get(what, 0) + 1
     return [{"name": name} | own for name, own in attacks.items()]

@@ -150,14 +150,15 @@ def test_whatever_bytes_of_a_finding_are_others_it_is_judged_or_named(
         ("settings", "x", "is damaged (settings is 'x'); remove it and attack again"),
         ("warnings", 0.5, "is damaged (warnings is 0.5); remove it and attack again"),
         ("victim", 99, "client 99: not scored: there is no client 99, expected one from 0 to 1"),
-        ("settings", None, ""),
+        ("settings", None, "is damaged (it does not say its settings); remove it and attack again"),
+        ("variant", None, "is damaged (it does not say its variant); remove it and attack again"),
     ],
 )
-def test_an_odd_fact_about_a_finding_is_named_or_does_no_harm(audit: Audit, fact: str, value: Any, told: str) -> None:
+def test_an_odd_or_missing_fact_about_a_finding_is_named(audit: Audit, fact: str, value: Any, told: str) -> None:
     path = audit.folder.findings / "odd" / "f.safetensors"
     save_finding(SOUND["source"], path, ABOUT | {fact: value})
     failures = assert_the_others_are_judged_and_drawn(audit)
-    assert failures[0].endswith(told) if told else failures == []
+    assert failures[0].endswith(told)
 
 
 @pytest.mark.parametrize("claims", [torch.tensor(-1), torch.tensor(3), torch.tensor(0.5), torch.tensor([1])])

@@ -112,7 +112,8 @@ def finding_of_theirs(run: Path) -> None:
         "victim": 0,
         "repeat": 0,
     }
-    about |= {"settings": {}, "granted": [], "fingerprint": ""}
+    about |= {"settings": {}, "granted": [], "fingerprint": "", "changed": {}, "variant": "0a1b", "command": ""}
+    about |= {"warnings": [], "seconds": 1.0}
     claim = Reconstruction(data=torch.zeros(24, 1, 8, 8), labels=torch.zeros(24, dtype=torch.long))
     path = run / "findings" / "theirs" / "round-1-client-0-repeat-0.safetensors"
     save_finding(claim, path, about)

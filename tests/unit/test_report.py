@@ -59,6 +59,8 @@ def record(folder, rounds=(1, 2, 3), failures=None):
 
 CURVES = {"objective": torch.linspace(1, 0.01, 20), "l_sim": torch.linspace(0.9, 0.01, 20)}
 
+MADE = {"variant": "0a1b", "rounds": [1], "settings": {}, "changed": {}, "command": "", "warnings": [], "seconds": 1.0}
+
 
 def claim(
     folder,
@@ -81,7 +83,7 @@ def claim(
         snapshots=torch.stack([torch.rand_like(data), data]),
         snapshot_iterations=torch.tensor([0, 20]),
     )
-    about = {
+    about = MADE | {
         "attack": attack,
         "plugin": attack,
         "settings": settings or {},
@@ -99,7 +101,7 @@ def claim(
 
 def claimed_otherwise(folder, variant, changed, **about):
     """Another finding of `sme`, made with other settings."""
-    said = {
+    said = MADE | {
         "attack": "sme",
         "plugin": "sme",
         "round": 1,
@@ -122,7 +124,8 @@ def judge(folder, lines, victims=3):
     """Rows of `scores.csv` out of (attack, metric, value, floor, guess), each for so many victims."""
     rows = [
         dict(zip(SCORES, (attack, victim, 1, 0, metric, value + victim / 1000, floor, guess), strict=False))
-        | {"nearest_public": "", "ceiling": 1, "higher_is_better": True, "missing": ""}
+        | {"nearest_public": "nan", "ceiling": 1, "higher_is_better": True, "missing": ""}
+        | {"variant": MADE["variant"], "settings": "{}", "granted": "model loss"}
         for attack, metric, value, floor, guess in lines
         for victim in range(victims)
     ]
@@ -131,7 +134,7 @@ def judge(folder, lines, victims=3):
 
 def claim_texts(folder, tokens, *, attack):
     finding = Texts(tokens=torch.tensor(tokens), labels=torch.zeros(len(tokens), dtype=torch.long))
-    about = {
+    about = MADE | {
         "attack": attack,
         "plugin": attack,
         "round": 1,
@@ -442,7 +445,7 @@ def test_a_finding_that_is_drawn_and_not_scored_is_told_from_the_others_everywhe
     claimed_otherwise(folder, "aaaa", {"iterations": 7})
     claimed_otherwise(folder, "bbbb", {"iterations": 9})
     row = dict(zip(SCORES, ("sme", 0, 1, 0, "psnr", 12.0, 9.0, "mean"), strict=False)) | {"granted": "model"}
-    row |= {"ceiling": 1, "higher_is_better": True, "missing": "", "nearest_public": ""}
+    row |= {"ceiling": 1, "higher_is_better": True, "missing": "", "nearest_public": "nan"}
     write_rows(folder.scores, SCORES, [row | {"variant": "aaaa", "settings": '{"iterations": 7}'}])
     page = write_report(folder.path).read_text()
     assert '<th rowspan="1">sme (iterations=7)</th>' in page
