@@ -2,8 +2,8 @@
 
 Digits and the quickstart's network, or with `--data mnist` MNIST under $FEDSIM_DATA and the CNN of SME, untrained; the
 protocol is known; `noise` counts by what the model makes of noise alone, as where no training is simulated; `floor`
-is the better of the two guesses of the evaluator; `gain` is the mean difference with twice its standard error, of the
-same clients; `warned` is the share of updates of which a warning says that simulations do not explain them.
+is the better of the two guesses of the evaluator; `gain` is the mean difference on the same clients, with its
+95 % interval; `warned` is the share of updates of which a warning says that simulations do not explain them.
 `python benchmarks/label_counts.py` takes some minutes of one core.
 """
 
@@ -26,6 +26,7 @@ from fedsim.attacks import Knowledge
 from fedsim.datasets import Dataset
 from fedsim.datasets.digits import Digits
 from fedsim.datasets.idx import Mnist
+from fedsim.evaluation import statistics
 from fedsim.evaluation.scoring import by_frequencies, every_class_as_often, label_accuracy
 from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
@@ -65,8 +66,9 @@ def main() -> None:
         seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
         found = np.array([measure(data, build, shape, *cell, seed) for seed in seeds])
         own, noise, floor, warned = found.mean(0)
-        gains = found[:, 0] - found[:, 1]
-        gain = f"{gains.mean():+.3f} ± {2 * gains.std(ddof=1) / np.sqrt(len(gains)):.3f}"
+        gains = statistics.gains(found[:, 0], found[:, 1], higher_is_better=True)
+        low, high = statistics.interval(gains, lowest=-1.0, highest=1.0)
+        gain = f"{gains.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
         print(f"{', '.join(map(str, cell))}: {own:.3f}, {noise:.3f}, {gain}, {floor:.3f}, {warned:.2f}", flush=True)
 
 

@@ -146,7 +146,7 @@ class Cache:
             if path.suffix != ".safetensors" or not is_noted(self.folder.path, path):
                 continue
             about, digest = _model_at(path, path.stat().st_mtime_ns)
-            if made_with(about) != now or about.get("rounds", list(job.rounds)) != list(job.rounds):
+            if made_with(about) != now or about["rounds"] != list(job.rounds):
                 continue
             if digest is None:
                 raise ConfigError(

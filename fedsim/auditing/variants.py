@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedsim.attacks import Attack
+from fedsim.errors import RunError
 
 VARIANT = ("variant", "settings", "granted")
 """Columns of `scores.csv`: a hash of all that an attack was made with, the settings that differ from its defaults, and
@@ -35,8 +36,8 @@ def variant(*made_with: Any) -> str:
 def columns(about: Mapping[str, Any]) -> dict[str, str]:
     """What `scores.csv` says of a finding's variant."""
     return {
-        "variant": str(about.get("variant") or ""),
-        "settings": json.dumps(about.get("changed") or {}, sort_keys=True),
+        "variant": about["variant"],
+        "settings": json.dumps(about["changed"], sort_keys=True),
         "granted": " ".join(about["granted"]),
     }
 
@@ -49,7 +50,7 @@ def told_apart(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
     """
     titles: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for row in rows:
-        titles[str(row["attack"])][str(row.get("variant") or "")] = row
+        titles[row["attack"]][row["variant"]] = row
     names = {}
     for title, variants in titles.items():
         told = {key: _told(row, list(variants.values())) for key, row in variants.items()}
@@ -59,7 +60,7 @@ def told_apart(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
             elif list(told.values()).count(text) == 1:
                 names[title, key] = f"{title} ({text})"
             else:
-                names[title, key] = f"{title} ({', '.join(filter(None, (text, key or 'of unknown settings')))})"
+                names[title, key] = f"{title} ({', '.join(filter(None, (text, key)))})"
     return names
 
 
@@ -73,10 +74,7 @@ def named(
     """
     known = list(rows)
     names = told_apart(known) | dict(names or {})
-    return [
-        {**row, "attack": names[str(row["attack"]), str(row.get("variant") or "")], "title": row["attack"]}
-        for row in known
-    ]
+    return [{**row, "attack": names[row["attack"], row["variant"]], "title": row["attack"]} for row in known]
 
 
 def _told(row: Mapping[str, Any], others: list[Mapping[str, Any]]) -> str:
@@ -84,15 +82,20 @@ def _told(row: Mapping[str, Any], others: list[Mapping[str, Any]]) -> str:
     own, settings = _settings(row), [_settings(other) for other in others]
     odd = sorted({key for other in settings for key in other if any(o.get(key) != other[key] for o in settings)})
     words = [f"{key}={own[key]}" if key in own else f"{key} as by default" for key in odd]
-    granted = [set(str(other.get("granted") or "").split()) for other in others]
+    granted = [set(other["granted"].split()) for other in others]
     for name in sorted(granted[0].union(*granted) - granted[0].intersection(*granted)):
-        words.append(f"{'with' if name in str(row.get('granted') or '').split() else 'without'} {name}")
+        words.append(f"{'with' if name in row['granted'].split() else 'without'} {name}")
     return ", ".join(words)
 
 
 def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        found = json.loads(str(row.get("settings") or "{}"))
+        found = json.loads(row["settings"])
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = None
+    if not isinstance(found, dict):
+        raise RunError(
+            f"scores.csv: the settings of '{row['attack']}' are {row['settings']!r}, expected a table in JSON; remove "
+            "the file and run `fedsim attack` again"
+        )
+    return found

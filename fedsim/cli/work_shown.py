@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from fedsim.cli.options import console
 from fedsim.cli.screen import Phases, Seldom
 from fedsim.progress import LOGGER
-from fedsim.workflow.logs import Once
+from fedsim.workflow.logs import Once, listening
 
 if TYPE_CHECKING:
     from fedsim.auditing.plan import Job
@@ -29,8 +29,6 @@ _STYLES = {"leaks": "bold red", "undecided": "yellow", "beyond the floor": "yell
 def shown(quiet: bool = False, verbose: bool = False) -> Iterator[Callable[[Job, int, int, Mapping[str, float]], None]]:
     """Show the program's own log lines and how far it is; the value is to be told how far each attack is."""
     logger, progress = logging.getLogger("fedsim"), logging.getLogger(LOGGER)
-    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
-    logger.propagate = progress.propagate = False
     screen = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
     screen.setFormatter(_Sentence())
     if quiet:
@@ -38,20 +36,16 @@ def shown(quiet: bool = False, verbose: bool = False) -> Iterator[Callable[[Job,
     if not verbose:
         screen.addFilter(Seldom())
     screen.addFilter(Once())
-    logger.handlers = [screen]
-    with Phases(console) as phases:
-        progress.setLevel(logging.NOTSET if quiet else logging.DEBUG)
-        progress.handlers = [] if quiet else [phases]
+    with (
+        Phases(console) as phases,
+        listening(logger, [screen], logging.DEBUG if verbose else logging.INFO),
+        listening(progress, [] if quiet else [phases], logging.CRITICAL if quiet else logging.DEBUG),
+    ):
 
         def follow(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
             phases.part(job.title, job.name, iteration / max(iterations, 1))
 
-        try:
-            yield follow
-        finally:
-            logger.handlers, logger.propagate = [], True
-            progress.handlers, progress.propagate = [], True
-            progress.setLevel(logging.NOTSET)
+        yield follow
 
 
 def show_scores(lines: Sequence[Line]) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.evaluation.imputation import IMPUTED, Guess
-from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, imputed
+from fedsim.evaluation.imputation import IMPUTED, Guess, Imputation
+from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed
 from fedsim.evaluation.score import Score
 from fedsim.experiments.build import Experiment
 from fedsim.findings import Inference
@@ -49,7 +49,7 @@ class Inferences(Evaluator[Inference]):
         else:
             column = str(about["partial_records"])
             own = experiment.dataset.column(column).values(experiment.data.train(victim)[0])
-            scores = score_inference(finding, own, imputed(bench, column, victim))
+            scores = score_inference(finding, own, _imputed(experiment, bench, column, victim))
         return Judgement(scores=scores, examples=len(finding.scores))
 
 
@@ -58,6 +58,17 @@ def _holders(finding: Inference, experiment: Experiment, victim: int) -> Tensor:
     own, _ = experiment.data.indices(victim)
     shares = [experiment.data.indices(candidate)[0] for candidate in finding.candidates.tolist()]
     return torch.from_numpy(np.stack([np.isin(own, share) for share in shares], axis=1))
+
+
+def _imputed(experiment: Experiment, bench: Bench, column: str, victim: int) -> Guess | None:
+    """What public records say of this column of the victim's; None where no records are public."""
+    dataset = experiment.dataset
+    if not len(dataset.test):
+        return None
+    learnt: dict[str, Imputation] = bench.kept.setdefault("imputation", {})  # takes seconds, and serves all victims
+    if column not in learnt:
+        learnt[column] = Imputation.learnt(dataset.test, dataset.column(column), bench.case.seed)
+    return learnt[column].guess(*experiment.data.train(victim))
 
 
 def score_inference(inference: Inference, truth: Tensor, imputed: Guess | None = None) -> list[Score]:
@@ -104,13 +115,9 @@ def _check_shape(inference: Inference, truth: Tensor, expected: tuple[int, ...])
 
 def _source_accuracy(chosen: Tensor, holders: Tensor) -> Score:
     holds = holders.double()
-    return Score(
-        metric="source_accuracy",
-        value=(chosen * holds).sum(1).mean().item(),
-        floor=holds.mean().item(),
-        floor_guess="random source",
-        ceiling=holders.bool().any(1).double().mean().item(),
-    )
+    right = (chosen * holds).sum(1).mean().item()
+    ceiling = holders.bool().any(1).double().mean().item()
+    return Score.beside("source_accuracy", right, {"random source": holds.mean().item()}, ceiling=ceiling)
 
 
 def _attribute_accuracy(chosen: Tensor, candidates: Tensor, truth: Tensor, imputed: Guess | None) -> list[Score]:
@@ -133,6 +140,6 @@ def _attribute_accuracy(chosen: Tensor, candidates: Tensor, truth: Tensor, imput
 
 
 def _against_guesses(metric: str, value: float, guesses: Mapping[str, float]) -> Score:
-    best = max(guesses, key=lambda name: guesses[name])
-    told = best if IMPUTED in guesses else f"{best}; there are no public data to impute from"
-    return Score(metric=metric, value=value, floor=guesses[best], floor_guess=told, ceiling=1.0)
+    if IMPUTED not in guesses:
+        guesses = {f"{name}; there are no public data to impute from": floor for name, floor in guesses.items()}
+    return Score.beside(metric, value, guesses, ceiling=1.0)

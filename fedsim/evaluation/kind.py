@@ -19,7 +19,6 @@ from torch import Tensor
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError
 from fedsim.evaluation.case import Case
-from fedsim.evaluation.imputation import Guess, Imputation
 from fedsim.evaluation.score import Public, Score
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Finding
@@ -225,15 +224,3 @@ def evaluator_of(finding: Finding) -> Evaluator[Any]:
 def first_round(about: About) -> int:
     """The first round in which the victim of a finding sent something."""
     return int(about["first_round"])
-
-
-def imputed(bench: Bench, column: str, victim: int) -> Guess | None:
-    """What the public records say of an attribute of the victim's; None where no records are public."""
-    experiment = bench.case.experiment
-    if experiment is None or not len(experiment.dataset.test):
-        return None
-    learnt: dict[str, Imputation] = bench.kept.setdefault("imputation", {})  # seconds each, and it serves all victims
-    if column not in learnt:
-        dataset = experiment.dataset
-        learnt[column] = Imputation.learnt(dataset.test, dataset.column(column), bench.case.seed)
-    return learnt[column].guess(*experiment.data.train(victim))

@@ -41,6 +41,8 @@ _HIGHER = ("zest", "zest_other_start", "zest_of_optima", "local_accuracy")
 _MISSING = {
     **dict.fromkeys(("zest", "zest_other_start"), "texts have no mean that a masked word could be replaced with"),
     "local_mape": "a true target is 0, to which no error is relative",
+    "parameter_distance": "all weights of the optimal local model are 0, to which no distance is relative",
+    "local_loss": "the loss of the optimal local model is not finite",
 }
 
 
@@ -85,7 +87,7 @@ class LocalModels(Evaluator[LocalModel]):
             memory=bench.kept.setdefault("models", Memory()),
         )
         return Judgement(
-            scores=[*scores, Score(metric="zest_other_start", value=math.nan, missing=why)] if why else scores,
+            scores=[*scores, Score.not_computed("zest_other_start", why)] if why else scores,
             examples=len(labels),
         )
 
@@ -330,13 +332,5 @@ def _best(metric: str) -> Callable[[Iterable[float]], float]:
 def _against_proxies(metric: str, value: float, proxies: Mapping[str, float], optimum: float) -> Score:
     higher = metric in _HIGHER
     if not math.isfinite(optimum):
-        return Score(metric=metric, value=math.nan, missing=_MISSING.get(metric, ""), higher_is_better=higher)
-    best = (max if higher else min)(proxies, key=lambda name: proxies[name], default="")
-    return Score(
-        metric=metric,
-        value=value,
-        floor=proxies.get(best, math.nan),
-        floor_guess=best,
-        ceiling=optimum,
-        higher_is_better=higher,
-    )
+        return Score.not_computed(metric, _MISSING[metric], higher_is_better=higher)
+    return Score.beside(metric, value, proxies, ceiling=optimum, higher_is_better=higher)

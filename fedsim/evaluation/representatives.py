@@ -99,17 +99,15 @@ def score_representatives(
     scores = []
     for metric, (closeness, ceiling) in _CLOSENESS.items():
         if metric == "class_ssim" and (why := metrics.no_ssim(data)):
-            scores.append(Score(metric=metric, value=math.nan, missing=why))
+            scores.append(Score.not_computed(metric, why))
             continue
         own = _closest(closeness, found.data, found.labels, data, labels)
         floors = {n: _closest(closeness, g, found.labels, data, labels).mean().item() for n, g in guesses.items()}
-        best = max(floors, key=lambda guess: floors[guess])
         scores.append(
-            Score(
-                metric=metric,
-                value=own.mean().item(),
-                floor=floors[best],
-                floor_guess=best,
+            Score.beside(
+                metric,
+                own.mean().item(),
+                floors,
                 nearest_public=math.nan if other is None else other[metric],
                 ceiling=ceiling,
                 per_image=tuple(own.tolist()),

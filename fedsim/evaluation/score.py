@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from fedsim.evaluation.statistics import best_guess
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +51,33 @@ class Score:
     higher_is_better: bool = True
     per_image: tuple[float, ...] = ()
     missing: str = ""
+
+    @classmethod
+    def beside(
+        cls,
+        metric: str,
+        value: float,
+        guesses: Mapping[str, float],
+        *,
+        ceiling: float | None,
+        higher_is_better: bool = True,
+        nearest_public: float = math.nan,
+        per_image: tuple[float, ...] = (),
+    ) -> Score:
+        """A score whose floor is the best of `guesses`, which are called by what they do."""
+        guess, floor = best_guess(guesses, higher_is_better=higher_is_better)
+        return cls(
+            metric=metric,
+            value=value,
+            floor=floor,
+            floor_guess=guess,
+            nearest_public=nearest_public,
+            ceiling=ceiling,
+            higher_is_better=higher_is_better,
+            per_image=per_image,
+        )
+
+    @classmethod
+    def not_computed(cls, metric: str, why: str, *, higher_is_better: bool = True) -> Score:
+        """A score without a value, and the reason."""
+        return cls(metric=metric, value=math.nan, missing=why, higher_is_better=higher_is_better)

@@ -240,14 +240,11 @@ def _metric_score(
     name: str, value: Tensor | str, floors: Mapping[str, Tensor | str], nearest: Tensor | str | None
 ) -> Score:
     if isinstance(value, str):
-        return Score(metric=name, value=math.nan, missing=value, higher_is_better=_DIRECTION[name])
-    numbers = {guess: floor.mean().item() for guess, floor in floors.items() if isinstance(floor, Tensor)}
-    best = (max if _DIRECTION[name] else min)(numbers, key=lambda guess: numbers[guess], default="")
-    return Score(
-        metric=name,
-        value=value.mean().item(),
-        floor=numbers.get(best, math.nan),
-        floor_guess=best,
+        return Score.not_computed(name, value, higher_is_better=_DIRECTION[name])
+    return Score.beside(
+        name,
+        value.mean().item(),
+        {guess: floor.mean().item() for guess, floor in floors.items() if isinstance(floor, Tensor)},
         nearest_public=nearest.mean().item() if isinstance(nearest, Tensor) else math.nan,
         ceiling=_CEILING[name],
         higher_is_better=_DIRECTION[name],
@@ -261,11 +258,4 @@ def _label_score(claimed: Tensor, true: Tensor, public: Public | None) -> Score:
     if public is not None:
         frequencies = public.labels.bincount(minlength=classes) / len(public.labels)
         guesses["public class frequencies"] = by_frequencies(true, frequencies)
-    best = max(guesses, key=lambda guess: guesses[guess])
-    return Score(
-        metric="label_accuracy",
-        value=label_accuracy(claimed, true),
-        floor=guesses[best],
-        floor_guess=best,
-        ceiling=1.0,
-    )
+    return Score.beside("label_accuracy", label_accuracy(claimed, true), guesses, ceiling=1.0)

@@ -1,4 +1,4 @@
-"""What is computed from scores: intervals over victims, over clients and seeds, and sign tests."""
+"""What is computed from scores: floors, paired differences, intervals over victims, clients and seeds, sign tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ from scipy import stats
 _CHANCE = 0.05
 _DRAWS = 4000
 Values = NDArray[np.float64]
+
+
+def best_guess(guesses: Mapping[str, float], *, higher_is_better: bool) -> tuple[str, float]:
+    """The guess that a finding has to beat, and what it gets; an empty name and NaN where there is none.
+
+    Of equal guesses it is the first.
+    """
+    best = (max if higher_is_better else min)(guesses, key=lambda name: guesses[name], default="")
+    return best, guesses.get(best, math.nan)
+
+
+def gains(values: Values, floors: Values, *, higher_is_better: bool) -> Values:
+    """By how much each value is beyond its own floor, in the direction of leakage; negative where it falls short."""
+    return values - floors if higher_is_better else floors - values
 
 
 def mean(values: Values) -> float:

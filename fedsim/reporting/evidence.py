@@ -32,6 +32,11 @@ from fedsim.reporting.summary import Kind
 
 log = logging.getLogger(__name__)
 
+_NEEDED = (
+    "attack", "plugin", "round", "victim", "repeat", "granted", "settings", "changed", "seconds", "command", "warnings",
+    "variant",
+)  # fmt: skip
+"""What the page needs of what a finding says of itself."""
 _VERIFIED = 10**9
 """Bytes; a larger recording is not read whole for a report."""
 
@@ -192,10 +197,7 @@ def _curves(finding: Finding) -> dict[str, Any]:
 
 
 def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
-    needed = {key: about[key] for key in ("attack", "plugin", "round", "victim", "repeat", "granted")}
-    own = {"title": about["attack"], "settings": about.get("settings") or {}, "changed": about.get("changed") or {}}
-    made = {key: about.get(key) for key in ("seconds", "command", "warnings", "variant")}
-    return needed | own | made
+    return {key: about[key] for key in _NEEDED} | {"title": about["attack"]}
 
 
 def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Viewer) -> Found:
@@ -248,7 +250,7 @@ def kinds(folder: RunFolder, audit: Audit | None, *, trust: bool = False) -> dic
     """By the title and the variant of each attack, what reading its scores takes."""
     found = {made: Kind(name=name) for made, name in called(folder).items()}
     for about in _abouts(folder):
-        made, source = _made(about), str((about.get("settings") or {}).get("source", ""))
+        made, source = _made(about), str(about["settings"].get("source", ""))
         found[made] = replace(found[made], main_metric=_main_metric(about, audit, trust), source=source)
     return found
 
@@ -257,11 +259,12 @@ def _abouts(folder: RunFolder) -> Iterator[dict[str, Any]]:
     """What each readable finding says of itself."""
     for path in sorted(folder.findings.rglob("*.safetensors")):
         with suppress(FedsimError):  # it is not scored either
-            yield read_about(path)
+            about = read_about(path)
+            yield about
 
 
 def _made(about: Mapping[str, Any]) -> tuple[str, str]:
-    return str(about["attack"]), str(about.get("variant") or "")
+    return about["attack"], about["variant"]
 
 
 def _attack_class(name: str, audit: Audit | None, trust: bool) -> Any:

@@ -48,7 +48,6 @@ PICTURES, ROUNDS = 12, 200
 """Most findings shown, and most rounds listed."""
 DELTA = 1e-5
 """The delta at which a defense's guarantee is stated."""
-"""What can be granted of the victims' data."""
 _STEPPING = ("learning_rate", "momentum", "weight_decay")
 
 
@@ -98,14 +97,7 @@ def write_report(
         read=[item for item in found if item.texts],
         most={"pictures": PICTURES, "images": IMAGES, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
         styles={title: styles[title] for title in styles if title in {f.about["attack"] for f in found if f.curves}},
-        training_legend={
-            name: style
-            for name, style in {
-                "server, on the public test set": figures.SERVER,
-                "clients, each on what it holds out: mean, lowest to highest": figures.CLIENTS,
-            }.items()
-            if any(line.style == style for panel in training for line in panel.lines)
-        },
+        training_legend=_training_legend(training),
         training=training,
         attacking=figures.attack_panels([(str(f.about["attack"]), f.curves) for f in found], styles, floor),
         recording=recording,
@@ -127,6 +119,16 @@ def _template() -> Any:
     )
     environment.filters |= {"png": _data_uri, "draw": figures.draw, "bibtex": bibtex, "listed": listed}
     return environment.get_template("report.html.j2")
+
+
+def _training_legend(training: Sequence[figures.Panel]) -> dict[str, figures.Style]:
+    """Of the curves that are drawn, what they are of."""
+    drawn = {line.style for panel in training for line in panel.lines}
+    legend = {
+        "server, on the public test set": figures.SERVER,
+        "clients, each on what it holds out: mean, lowest to highest": figures.CLIENTS,
+    }
+    return {name: style for name, style in legend.items() if style in drawn}
 
 
 def _final_accuracy(rows: Sequence[Mapping[str, str]], audit: Audit | None = None) -> str:
@@ -198,11 +200,11 @@ def _made(found: Sequence[Found]) -> list[dict[str, Any]]:
         own = {
             "plugin": item.about["plugin"],
             "changed": changed,
-            "command": item.about["command"] or "",
+            "command": item.about["command"],
             "warnings": {},
         }
         warnings = attacks.setdefault(str(item.about["attack"]), own)["warnings"]
-        for warning in item.about["warnings"] or ():
+        for warning in item.about["warnings"]:
             what = str(warning).partition(": ")[2] or str(warning)  # whoever else it was said of
             warnings[what] = warnings.get(what, 0) + 1
     return [{"name": name} | own for name, own in attacks.items()]

@@ -327,10 +327,10 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
     guesses = [str(row["floor_guess"]) for row in computed]
     higher = str(group[0]["higher_is_better"]) == "True"
     low, high = interval(metric, values)
-    gains = (values - floors) * (1 if higher else -1)
+    gains = statistics.gains(values, floors, higher_is_better=higher)
     return Summary(
         attack=attack,
-        made=(str(group[0]["title"]), str(group[0].get("variant") or "")),
+        made=(group[0]["title"], group[0]["variant"]),
         metric=metric,
         count=len(values),
         unit=unit,
@@ -339,7 +339,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         high=high,
         floor=statistics.mean(floors),
         floor_guess=max(guesses, key=guesses.count, default=""),
-        nearest=statistics.mean(_units([row for row in computed if row.get("nearest_public")], "nearest_public")[1]),
+        nearest=statistics.mean(_units(computed, "nearest_public")[1]),
         gain=statistics.mean(gains),
         ahead=int((gains > 0).sum()),
         ceiling=float(np.mean([float(row["ceiling"]) if row["ceiling"] != "" else math.nan for row in group])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,23 +21,13 @@ def kept(path: Path) -> Iterator[None]:
     The host program's own handlers get what they got before.
     """
     logger = logging.getLogger("fedsim")
-    level, propagate = logger.level, logger.propagate
     file = _LogFile(path)
     file.addFilter(Once())
-    added: list[logging.Handler] = [file]
-    if propagate:  # or else a line that the host program has no interest in would reach its handlers
-        added.append(_Upwards(logger.getEffectiveLevel()))
-    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
-    logger.propagate = False
-    for handler in added:
-        logger.addHandler(handler)
-    try:
+    handlers: list[logging.Handler] = [file]
+    if logger.propagate:  # or else a line that the host program has no interest in would reach its handlers
+        handlers.append(_Upwards(logger.getEffectiveLevel()))
+    with listening(logger, handlers, min(logger.getEffectiveLevel(), logging.INFO)):
         yield
-    finally:
-        for handler in added:
-            logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = propagate
 
 
 @contextmanager
@@ -46,17 +36,25 @@ def told(progress: Progress | None) -> Iterator[None]:
     if progress is None:
         yield
         return
-    logger, listener = logging.getLogger(LOGGER), _Listener(progress)
-    level, propagate = logger.level, logger.propagate
-    logger.addHandler(listener)
-    logger.setLevel(logging.DEBUG)
+    with listening(logging.getLogger(LOGGER), [_Listener(progress)], logging.DEBUG):
+        yield
+
+
+@contextmanager
+def listening(logger: logging.Logger, handlers: Sequence[logging.Handler], level: int) -> Iterator[None]:
+    """Add `handlers` to `logger` and let records from `level` on through, to its handlers alone; then undo all this."""
+    before = logger.level, logger.propagate
+    for handler in handlers:
+        logger.addHandler(handler)
+    logger.setLevel(level)
     logger.propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(listener)
-        logger.setLevel(level)
-        logger.propagate = propagate
+        for handler in handlers:
+            logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
 
 
 class Once(logging.Filter):

@@ -15,7 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from fedsim.errors import ConfigError, first_line
+import numpy as np
+
+from fedsim.errors import ConfigError
 from fedsim.plugins import registry
 from fedsim.plugins.objects import Given, hand_over
 
@@ -97,13 +99,7 @@ def as_table(group: registry.Group, thing: Any, where: str) -> tuple[dict[str, A
 
 def _settings(thing: Any) -> dict[str, Any]:
     found = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
-    try:
-        return dict(json.loads(json.dumps({key: value for key, value in found.items() if value is not None})))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{type(thing).__name__}: a setting cannot be written in an experiment file ({first_line(error)}); "
-            "use numbers, texts and lists of them"
-        ) from error
+    return writable({key: value for key, value in found.items() if value is not None}, type(thing).__name__)
 
 
 def _kind(group: registry.Group) -> type | tuple[type, ...]:
@@ -132,6 +128,28 @@ _EXPECTED: dict[registry.Group, str] = {
     "partitions": "a table, or a partition that is a dataclass",
     "models": "a table, or a torch.nn.Module",
 }
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy, as the data frames of a run hold them, as one of Python; all else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def writable(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`values` as an experiment file would hold them.
+
+    Raises:
+        ConfigError: one is neither a number nor a text, nor a list of them.
+    """
+    found = {}
+    for key, value in values.items():
+        try:
+            found[key] = json.loads(json.dumps(value, default=plain))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"{where}: {key}: expected a number, a text or a list of them, got {type(value).__name__}"
+            ) from error
+    return found
 
 
 def importable(cls: type) -> str | None:

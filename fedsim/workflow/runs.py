@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from fedsim.reporting.page import write_report
 from fedsim.workflow import single, work
 from fedsim.workflow.adversaries import Adversary, read_adversary
 from fedsim.workflow.logs import Progress, told
-from fedsim.workflow.objects import replaced
+from fedsim.workflow.objects import plain, replaced
 
 
 def run(
@@ -55,15 +56,20 @@ def run(
             computed before is kept in the folder.
     """
     tables, where, folder = _tables(experiment)
-    for key, value in (set or {}).items():
-        put(tables, key, value, f"set {key}")
+    changes = {} if set is None else set
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"set: expected a dict of settings, got {type(changes).__name__}")
+    for key, value in changes.items():
+        if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
+            raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
+        put(tables, key, plain(value), f"set {key}")
     held = replaced(tables)
     config = config_of(tables, where, folder)
     if isinstance(experiment, str | Path):
         check_trust(config, Path(experiment), trust or not is_in_a_run(Path(experiment)))
     if out is None and not isinstance(experiment, str | Path):
         raise ConfigError("out: an experiment that is in no file has no name; name the run folder")
-    place = default_folder(Path(str(experiment))) if out is None else RunFolder(Path(out))
+    place = default_folder(Path(str(experiment))) if out is None else RunFolder(_path(out, "out"))
     with told(progress):
         done = work.run(config, place, overwrite=overwrite, follow=_following(progress))
     _complain(done)
@@ -81,13 +87,12 @@ def open(path: str | Path, *, file: str | Path | None = None, trust: bool = Fals
     Raises:
         ConfigError: there is no run in the folder, or the file says something that does not hold.
     """
-    folder = RunFolder(Path(path))
-    if not folder.path.is_dir():
-        raise ConfigError(f"{path}: no such run folder")
+    folder = RunFolder(_path(path, "open"))
+    _check_there(folder)
     folder.check_kinds()
     if not folder.experiment.is_file() and not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
-    return Run(folder.path, file=None if file is None else Path(file), trust=trust)
+    return Run(folder.path, file=None if file is None else _path(file, "file"), trust=trust)
 
 
 class Run:
@@ -125,7 +130,7 @@ class Run:
         Raises:
             RunError: the table is damaged.
         """
-        return _frame(self._folder.metrics, lambda: measurements(self._folder), texts=("client",))
+        return _frame(self._folder, self._folder.metrics, lambda: measurements(self._folder), texts=("client",))
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -135,7 +140,8 @@ class Run:
             RunError: the table is damaged.
         """
         path = self._folder.scores
-        return _frame(path, lambda: read_rows(path, ("attack", "metric"), ("value", "floor")), texts=("round",))
+        rows = partial(read_rows, path, ("attack", "metric"), ("value", "floor"))
+        return _frame(self._folder, path, rows, texts=("round",))
 
     @property
     def findings(self) -> list[Found]:
@@ -145,6 +151,7 @@ class Run:
             TranscriptError: a file is damaged.
             RunError: a file is not what this run found.
         """
+        _check_there(self._folder)
         return [self._found(path) for path in sorted(self._folder.findings.glob("*/*.safetensors"))]
 
     def attack(
@@ -170,19 +177,19 @@ class Run:
         Raises:
             FedsimError: the request is wrong and nothing was attacked, or the attack failed.
         """
-        rounds = [round] if isinstance(round, int) else round
+        rounds = list(map(plain, round)) if isinstance(round, Iterable) else None if round is None else [plain(round)]
         base = self._base()
         spec, held = single.specified(
             base,
             self.transcript,
             attack,
-            victim=victim,
+            victim=plain(victim),
             rounds=rounds,
             knowledge=knowledge or {},
             settings=settings,
         )
         self._held += [held] if held else []
-        told_as = {"victim": victim, "round": round, **settings}
+        told_as = {"victim": plain(victim), "round": plain(round), "knowledge": knowledge or None, **settings}
         words = [
             repr(spec.attack[-1].name),
             *(f"{key}={value!r}" for key, value in told_as.items() if value is not None),
@@ -279,7 +286,10 @@ class Report:
 
     def _repr_html_(self) -> str:
         complaints = "".join(f"<p>{escape(failure)}</p>" for failure in self.failures)
-        page = escape(self.path.read_text(encoding="utf-8"))
+        try:
+            page = escape(self.path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeError) as error:
+            raise RunError(f"{self.path}: cannot be read ({error}); write the report again") from error
         return f'{complaints}<iframe srcdoc="{page}" style="width: 100%; height: 60em; border: 0"></iframe>'
 
 
@@ -316,11 +326,25 @@ def _complain(done: work.Done) -> None:
         raise RunError(f"{'; '.join(done.failures)}; all else is kept, fedsim.open({str(done.folder.path)!r}) reads it")
 
 
-def _frame(path: Path, check: Callable[[], object], texts: Sequence[str]) -> pd.DataFrame:
+def _path(given: object, what: str) -> Path:
+    """Raise ConfigError unless `given` is a path."""
+    if not isinstance(given, str | Path):
+        raise ConfigError(f"{what}: expected a path, got {type(given).__name__}")
+    return Path(given)
+
+
+def _check_there(folder: RunFolder) -> None:
+    """Raise ConfigError unless the run folder exists: one that was moved does not count as one without findings."""
+    if not folder.path.is_dir():
+        raise ConfigError(f"{folder.path}: no such run folder")
+
+
+def _frame(folder: RunFolder, path: Path, check: Callable[[], object], texts: Sequence[str]) -> pd.DataFrame:
     """The CSV file of a run as a data frame, once `check` has found nothing wrong with it."""
+    _check_there(folder)
     check()
     if not path.is_file():
         return pd.DataFrame()
-    if not is_noted(path.parent, path):
+    if not is_noted(folder.path, path):
         raise RunError(f"{path}: is not what this run wrote; remove it, and attack or resume the run")
     return pd.read_csv(path, dtype=dict.fromkeys(texts, str))

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedsim.attacks import Attack
 from fedsim.auditing.audit import ProgressOf, open_audit
-from fedsim.errors import AttackError, ConfigError, RunError
+from fedsim.errors import AttackError, ConfigError, RunError, TranscriptError
 from fedsim.experiments.build import build_attacks
 from fedsim.experiments.config import AttackFile, AttackTable, check
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Finding
+from fedsim.plugins import registry
 from fedsim.plugins.objects import Given, is_gone
 from fedsim.recording.finding_files import load_claim, read_about
 from fedsim.recording.transcript import Transcript
 from fedsim.workflow.adversaries import Adversary
 from fedsim.workflow.logs import kept
-from fedsim.workflow.objects import as_table
+from fedsim.workflow.objects import as_table, writable
 from fedsim.workflow.work import make_ready
 
 _WHERE = "run.attack"
@@ -44,15 +46,19 @@ def specified(
     Raises:
         FedsimError: the attack, its settings, the victim or the rounds cannot be.
     """
+    if not isinstance(knowledge, Mapping):
+        raise ConfigError(f"{_WHERE}: knowledge: expected a dict, got {type(knowledge).__name__}")
     held: Given | None = None
     if isinstance(attack, str):
-        table: dict[str, Any] = {"name": attack, **settings}
+        table: dict[str, Any] = {"name": attack, **writable(settings, _WHERE)}
     else:
         if settings:
             raise ConfigError(f"{_WHERE}: {next(iter(settings))}: the attack is an object, which has its settings")
         table, held = as_table("attacks", attack, _WHERE)
     adversary = base.adversary.model_dump(mode="json", exclude_unset=True)
-    adversary["knowledge"] = {**adversary.get("knowledge", {}), **knowledge}
+    if isinstance(model := knowledge.get("model"), str):
+        registry.load_object(model)  # a module of this program, never one that lies in the run folder
+    adversary["knowledge"] = {**adversary.get("knowledge", {}), **writable(knowledge, f"{_WHERE}: knowledge")}
     adversary |= {"repeats": 1} | ({"workers": 1} if held else {})
     alone = check(AttackFile, {"attack": [table]}, _WHERE)
     [(own, built)] = build_attacks(alone)
@@ -122,8 +128,9 @@ def _newest(folder: RunFolder, spec: AttackFile, title: str, variant: str) -> Pa
     """The finding that this attack has made, or had made before with the same settings and knowledge."""
     victims, rounds = spec.adversary.victims, spec.adversary.rounds
     for path in sorted(folder.findings.glob("*/*.safetensors")):
-        about = read_about(path)
-        same = about["attack"] == title and about.get("variant") == variant and about["repeat"] == 0
-        if same and [about["victim"]] == victims and about.get("rounds") == rounds:
-            return path
+        with suppress(TranscriptError):  # another finding that is damaged, which was said when it was to be scored
+            about = read_about(path)
+            same = about["attack"] == title and about["variant"] == variant and about["repeat"] == 0
+            if same and [about["victim"]] == victims and about["rounds"] == rounds:
+                return path
     raise RunError(f"{folder.findings}: what '{title}' found of clients {victims} is not there; attack again")

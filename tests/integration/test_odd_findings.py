@@ -142,6 +142,7 @@ def test_whatever_bytes_of_a_finding_are_others_it_is_judged_or_named(
         ("warnings", 0.5, "is damaged (warnings is 0.5); remove it and attack again"),
         ("victim", 99, "client 99: not scored: there is no client 99, expected one from 0 to 1"),
         ("settings", None, "is damaged (settings is None); remove it and attack again"),
+        ("variant", None, "is damaged (variant is None); remove it and attack again"),
     ],
 )
 def test_an_odd_fact_about_a_finding_is_named(audit: Audit, fact: str, value: Any, told: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import tomli_w
 import torch
 from flwr.serverapp.strategy import FedAvg
+from safetensors.torch import save_file
 from torch import nn
 
 import fedsim
@@ -25,6 +29,7 @@ from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from clients.gaussian_noise import GaussianNoise
 from fedsim import Run, Transcript
 from fedsim.errors import (
+    AttackCrash,
     AttackError,
     ConfigError,
     FedsimError,
@@ -33,6 +38,8 @@ from fedsim.errors import (
     RunError,
     TranscriptError,
 )
+from fedsim.workflow.in_memory import _classes
+from fedsim.workflow.runs import Report
 
 TABLES: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -196,6 +203,17 @@ def test_knowledge_is_granted_and_withheld(made: Run) -> None:
         (lambda run: fedsim.run(TABLES), ConfigError, "name the run folder"),
         (lambda run: fedsim.run(TABLES, run.path), ConfigError, "is not empty"),
         (lambda run: fedsim.run(TABLES, run.path / "x", set={"model.name.x": 1}), ConfigError, "is a value"),
+        (lambda run: fedsim.run(TABLES, run.path / "x", set={"federation.roundz": 1}), ConfigError, "mean 'rounds'"),
+        (lambda run: fedsim.run(TABLES, run.path / "x", set={3: 1}), ConfigError, "keys such as 'federation.rounds'"),
+        (lambda run: fedsim.run(TABLES, run.path / "x", set=["a=1"]), ConfigError, "set: expected a dict"),
+        (lambda run: fedsim.run(TABLES, 3), ConfigError, "out: expected a path, got int"),
+        (lambda run: fedsim.open(None), ConfigError, "open: expected a path, got NoneType"),
+        (lambda run: run.attack("sme", victim=-1), ConfigError, "client -1 is not recorded"),
+        (lambda run: run.attack("sme", victim="0"), ConfigError, "valid integer, got '0'"),
+        (lambda run: run.attack("sme", iterations=torch.tensor(2)), ConfigError, "iterations: expected a number"),
+        (lambda run: run.attack("sme", knowledge=["labels"]), ConfigError, "knowledge: expected a dict, got list"),
+        (lambda run: run.attack("sme", knowledge={"modl": True}), ConfigError, "did you mean 'model'"),
+        (lambda run: run.attack("sme", knowledge={"model": network()}), ConfigError, "model: expected a number"),
     ],
 )
 def test_bad_input_is_one_sentence_and_loses_nothing(
@@ -301,6 +319,108 @@ def test_a_run_of_objects_says_that_its_file_cannot_rebuild_it_and_what_is_there
     assert "cannot be rebuilt from its file" in run.report().path.read_text()
 
 
+def test_numbers_out_of_a_data_frame_are_taken(made: Run) -> None:
+    victim, iterations = made.scores["victim"].to_numpy()[0], np.int64(2)
+    finding = made.attack("sme", victim=victim, round=np.int64(1), iterations=iterations)
+    assert torch.equal(finding.data, made.attack("sme", victim=0, round=1, iterations=2).data)  # type: ignore[union-attr]
+
+
+def damaged(made: Run, tmp_path: Path) -> Run:
+    shutil.copytree(made.path, tmp_path / "run")
+    [finding] = (tmp_path / "run" / "findings" / "inverting-gradients").glob("*.safetensors")
+    finding.write_bytes(b"garbage")
+    return fedsim.open(tmp_path / "run")
+
+
+def test_an_attack_beside_a_damaged_finding_is_kept_and_the_damaged_one_is_named(made: Run, tmp_path: Path) -> None:
+    run = damaged(made, tmp_path)
+    with pytest.raises(RunError, match=r"is not what this run found.*; what was found is kept in .*sme") as caught:
+        run.attack("sme", victim=1, iterations=5)
+    assert is_a_sentence(caught.value)
+    assert "left out" in run.report()._repr_html_()
+
+
+def test_a_run_whose_folder_is_gone_does_not_pass_for_one_without_findings(made: Run, tmp_path: Path) -> None:
+    shutil.copytree(made.path, tmp_path / "run")
+    run = fedsim.open(tmp_path / "run")
+    page = run.report()
+    shutil.rmtree(run.path)
+    for read in (lambda: run.scores, lambda: run.metrics, lambda: run.findings):
+        with pytest.raises(ConfigError, match="no such run folder"):
+            read()
+    for call in (lambda: run.attack("sme"), run.report, run.resume, page._repr_html_):
+        with pytest.raises(FedsimError) as caught:
+            call()
+        assert is_a_sentence(caught.value)
+
+
+def test_what_a_report_shows_in_a_notebook_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text('<script>"&</script>')
+    shown = Report(tmp_path / "report.html", ("<b> cannot be shown",))._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;&quot;&amp;&lt;/script&gt;" in shown
+    assert "<p>&lt;b&gt; cannot be shown</p>" in shown
+
+
+# A recording made elsewhere.
+
+
+FOREIGN: dict[str, Any] = {
+    "model": "network_of_theirs:build", "input_shape": (1, 8, 8), "num_classes": 10, "value_range": (0, 1),
+}  # fmt: skip
+
+
+@pytest.fixture
+def foreign(made: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the recording alone; the module of its network lies in the present folder."""
+    shutil.copytree(made.path / "transcript", tmp_path / "foreign" / "transcript")
+    (tmp_path / "network_of_theirs.py").write_text(
+        "from fedsim.models.mlp import Mlp\nfrom fedsim.task import Task\n\n\n"
+        "def build():\n    return Mlp().build(Task((1, 8, 8), 10))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "network_of_theirs", raising=False)
+    return tmp_path / "foreign"
+
+
+def test_a_recording_made_elsewhere_is_attacked_with_the_knowledge_that_is_handed_over(foreign: Path) -> None:
+    run = fedsim.open(foreign)
+    with pytest.raises(KnowledgeError, match="sme needs input_shape, model, value_range"):
+        run.attack("sme", victim=0, iterations=2)
+    finding = run.attack("sme", victim=0, iterations=2, knowledge=FOREIGN)
+    assert finding.data.shape == (4, 1, 8, 8)  # type: ignore[union-attr]
+    [kept] = run.findings
+    assert "'network_of_theirs:build'" in kept.about["command"]
+    assert run.scores.empty
+    assert run.metrics.empty
+    assert run.report().failures == ()
+
+
+def test_a_module_in_the_folder_of_a_recording_is_not_imported_unasked(foreign: Path, tmp_path: Path) -> None:
+    (foreign / "theirs.py").write_text("raise SystemExit('imported')")
+    with pytest.raises(PluginError, match="No module named 'theirs'"):
+        fedsim.open(foreign).attack("sme", victim=0, iterations=2, knowledge={**FOREIGN, "model": "theirs:build"})
+
+
+def test_a_recording_made_elsewhere_is_attacked_and_scored_by_an_attack_file(foreign: Path, tmp_path: Path) -> None:
+    save_file({"data": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}, tmp_path / "held.safetensors")
+    facts = {key: list(value) if isinstance(value, tuple) else value for key, value in FOREIGN.items()}
+    tables = {"adversary": {"victims": [1], "knowledge": facts}, "truth": {"1": "held.safetensors"}}
+    (tmp_path / "attack.toml").write_text(tomli_w.dumps(tables))
+    run = fedsim.open(foreign, file=tmp_path / "attack.toml")
+    run.attack("sme", iterations=2)
+    run.attack("idlg", iterations=2, knowledge={"labels": True})
+    assert set(run.scores["attack"]) == {"sme", "idlg"}
+    assert set(run.scores["victim"]) == {1}
+    run.attack("sme", victim=2, iterations=2)
+    assert set(run.scores["victim"]) == {1}
+    for file, says in (("nothing.toml", "cannot be read"), (3, "file: expected a path, got int")):
+        with pytest.raises(ConfigError, match=says) as caught:
+            fedsim.open(foreign, file=file)  # type: ignore[arg-type]
+        assert is_a_sentence(caught.value)
+
+
 # In memory.
 
 
@@ -344,6 +464,20 @@ def test_an_update_in_memory_is_attacked_without_a_run(update: dict[str, Any]) -
         ({"attack": "smee"}, PluginError, "did you mean 'sme'"),
         ({"settings": {"iteration": 2}}, ConfigError, "did you mean 'iterations'"),
         ({"value_range": None}, KnowledgeError, "value_range"),
+        ({"value_range": (0, float("inf"))}, ConfigError, "both finite"),
+        ({"num_examples": "4"}, ConfigError, "at least 1, got '4'"),
+        ({"num_classes": 30}, ConfigError, "at most the 10 outputs of the model, got 30"),
+        ({"learning_rate": -1.0}, ConfigError, "learning_rate: expected a finite value above 0, got -1.0"),
+        ({"local_epochs": 0}, ConfigError, "local_epochs: expected at least 1, got 0"),
+        ({"labels": [1, 2, 3, 4]}, ConfigError, "labels: expected a tensor"),
+        ({"labels": torch.tensor([1, 2])}, AttackError, "2 labels are granted"),
+        ({"records": 3}, ConfigError, "records: expected fedsim.knowledge.Records, got 3"),
+        ({"model": nn.Flatten()}, ConfigError, "this Flatten has no weights"),
+        ({"model": nn.LazyLinear(10)}, ConfigError, "does not say how large"),
+        ({"after": network()}, ConfigError, "after: has no"),
+        ({"loss": "mse"}, ConfigError, "loss: expected a function"),
+        ({"loss": lambda outputs, labels: 1 / 0}, AttackCrash, "sme: ZeroDivisionError: division by zero"),
+        ({"settings": 3}, ConfigError, "settings: expected a dict"),
     ],
 )
 def test_what_does_not_fit_in_memory_is_one_sentence(
@@ -352,6 +486,31 @@ def test_what_does_not_fit_in_memory_is_one_sentence(
     with pytest.raises(kind, match=re.escape(says)) as caught:
         fedsim.attack(**{**update, **KNOWN, **changed})
     assert is_a_sentence(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "change", "says"),
+    [
+        ("after", lambda tensor: tensor * float("nan"), "holds NaN or infinite values"),
+        ("before", lambda tensor: tensor.double(), "is of torch.float64, expected torch.float32 as in the model"),
+        ("after", lambda tensor: tensor.flatten(), "with shape (12800,), expected (200, 64)"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_one_sentence(
+    state: str, change: Callable[[torch.Tensor], torch.Tensor], says: str, update: dict[str, Any]
+) -> None:
+    changed = {name: change(tensor) for name, tensor in update[state].items()}
+    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+        fedsim.attack(**{**update, **KNOWN, state: changed})
+    assert str(caught.value).startswith(f"attack: {state}: ")
+    assert is_a_sentence(caught.value)
+
+
+def test_an_update_of_a_regression_has_no_classes() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3, 1))
+    known = _classes(net, {"input_shape": (3,)}, texts=False)
+    assert known == {}
+    assert _classes(network(), {"input_shape": (1, 8, 8)}, texts=False) == {"num_classes": 10}
 
 
 # The host program.

@@ -60,7 +60,6 @@ def record(folder, rounds=(1, 2, 3), failures=None):
 
 CURVES = {"objective": torch.linspace(1, 0.01, 20), "l_sim": torch.linspace(0.9, 0.01, 20)}
 
-
 FACTS = {
     "rounds": [1], "first_round": 1, "settings": {}, "changed": {}, "partial_records": "", "fingerprint": "",
     "variant": "", "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
@@ -131,7 +130,8 @@ def judge(folder, lines, victims=3):
     """Rows of `scores.csv` out of (attack, metric, value, floor, guess), each for so many victims."""
     rows = [
         dict(zip(SCORES, (attack, victim, 1, 0, metric, value + victim / 1000, floor, guess), strict=False))
-        | {"nearest_public": "", "ceiling": 1, "higher_is_better": True, "missing": ""}
+        | {"nearest_public": "nan", "ceiling": 1, "higher_is_better": True, "missing": ""}
+        | {"variant": FACTS["variant"], "settings": "{}", "granted": "model loss"}
         for attack, metric, value, floor, guess in lines
         for victim in range(victims)
     ]
@@ -451,7 +451,7 @@ def test_a_finding_that_is_drawn_and_not_scored_is_told_from_the_others_everywhe
     claimed_otherwise(folder, "aaaa", {"iterations": 7})
     claimed_otherwise(folder, "bbbb", {"iterations": 9})
     row = dict(zip(SCORES, ("sme", 0, 1, 0, "psnr", 12.0, 9.0, "mean"), strict=False)) | {"granted": "model"}
-    row |= {"ceiling": 1, "higher_is_better": True, "missing": "", "nearest_public": ""}
+    row |= {"ceiling": 1, "higher_is_better": True, "missing": "", "nearest_public": "nan"}
     write_rows(folder.scores, SCORES, [row | {"variant": "aaaa", "settings": '{"iterations": 7}'}])
     page = write_report(folder.path).read_text()
     assert '<th rowspan="1">sme (iterations=7)</th>' in page

@@ -33,3 +33,18 @@ def test_five_of_five_are_the_fewest_that_are_more_than_half() -> None:
     assert not statistics.more_than_half(4, 4)
     assert statistics.fewer_than_half(0, 5)
     assert not statistics.fewer_than_half(1, 5)
+
+
+def test_the_floor_is_the_best_guess_in_the_direction_of_leakage() -> None:
+    guesses = {"noise": 3.0, "mid-grey": 5.0, "public mean": 5.0}
+    assert statistics.best_guess(guesses, higher_is_better=True) == ("mid-grey", 5.0)
+    assert statistics.best_guess(guesses, higher_is_better=False) == ("noise", 3.0)
+    name, floor = statistics.best_guess({}, higher_is_better=True)
+    assert name == ""
+    assert np.isnan(floor)
+
+
+def test_a_gain_is_paired_and_counted_towards_leakage() -> None:
+    values, floors = np.array([1.0, 2.0]), np.array([0.5, 3.0])
+    assert statistics.gains(values, floors, higher_is_better=True).tolist() == [0.5, -1.0]
+    assert statistics.gains(values, floors, higher_is_better=False).tolist() == [-0.5, 1.0]

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from fedsim.attacks import GLOBAL, OPTIMAL
+from fedsim.errors import RunError
 from fedsim.evaluation import representatives, scoring
 from fedsim.reporting.summary import Kind, headline, interval, lines, reading, summarise
 
@@ -27,9 +28,13 @@ def row(value: float | str, **keys: Any) -> dict[str, Any]:
         "value": value,
         "floor": 10.0,
         "floor_guess": "noise",
+        "nearest_public": math.nan,
         "ceiling": "",
         "higher_is_better": True,
         "missing": "",
+        "variant": "0a1b",
+        "settings": "{}",
+        "granted": "",
     } | keys
 
 
@@ -73,7 +78,7 @@ def test_missing_scores_do_not_count_among_the_others() -> None:
 
 
 def test_rows_read_back_from_the_file_say_the_same() -> None:
-    rows = [row(20.0, ceiling=1.0, higher_is_better=False), row(21.0, ceiling=1.0, higher_is_better=False)]
+    rows = [row(value, ceiling=1.0, nearest_public=5.0, higher_is_better=False) for value in (20.0, 21.0)]
     texts = [{key: str(value) for key, value in item.items()} for item in rows]
     assert summarise(texts) == summarise(rows)
     assert summarise(texts)[0].direction == "lower"
@@ -247,7 +252,7 @@ def test_too_few_victims_are_told_in_the_headline() -> None:
 
 def test_baselines_are_not_counted_as_attacks() -> None:
     rows = [r for name in ("lmra", "shared-model", "aia, best") for r in rows_of(name, "zest", 0.2)]
-    found = lines(rows, {("shared-model", ""): Kind(source=GLOBAL), ("aia, best", ""): Kind(source=OPTIMAL)})
+    found = lines(rows, {("shared-model", "0a1b"): Kind(source=GLOBAL), ("aia, best", "0a1b"): Kind(source=OPTIMAL)})
     assert headline(found) == (
         "By Zest, leaks: lmra. Baselines are not counted as attacks. By Zest, leaks: shared-model."
     )
@@ -260,3 +265,10 @@ def test_what_an_attack_may_beat_is_not_called_a_bound() -> None:
     assert distance.best_text == "0.4 by the optimal local model"
     [share] = summarise(rows_of("sia", "source_accuracy", 0.2, ceiling=1.0))
     assert share.best_text == "at most 1"
+
+
+@pytest.mark.parametrize("settings", ["", "{", "[1]"])
+def test_a_table_whose_settings_cannot_be_read_is_refused(settings: str) -> None:
+    rows = [row(20.0, settings=settings), row(21.0, variant="ffff")]
+    with pytest.raises(RunError, match=r"^scores\.csv: the settings of 'sme' are .*, expected a table in JSON"):
+        summarise(rows)
