@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedsim import attacks, datasets, defense, findings, knowledge, partitions, task
+from fedsim import attacks, datasets, defense, findings, knowledge, measure, partitions, task
 from fedsim.plugins.makers import PRODUCTS
 from fedsim.recording import transcript
 from fedsim.wire import messages, payloads
@@ -45,6 +45,11 @@ PARTS = {
     "A defense": (
         "Derive a frozen dataclass from `Defense` and override a hook; each is the identity by default.",
         [defense.Defense, defense.Poisson, defense.Guarantee],
+        [],
+    ),
+    "A measure": (
+        "Derive a frozen dataclass from `Measure` and implement `_of`.",
+        [measure.Measure],
         [],
     ),
     "A data set": (
@@ -103,7 +108,7 @@ def _fields(cls: type) -> Iterable[str]:
 
 def _methods(cls: type) -> Iterable[str]:
     for name, member in vars(cls).items():
-        if name.startswith("_") and name != "_run":
+        if name.startswith("_") and name not in ("_run", "_of"):
             continue
         if isinstance(member, property):
             kind = inspect.signature(member.fget).return_annotation if member.fget else ""

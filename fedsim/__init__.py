@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedsim.defense import Defense, Guarantee
     from fedsim.experiments.config import Config
     from fedsim.findings import Inference, LocalModel, Reconstruction, Representatives, Texts
+    from fedsim.measure import Measure
     from fedsim.recording.transcript import Transcript
     from fedsim.task import Task
     from fedsim.wire.messages import Update
@@ -33,6 +34,7 @@ _HOMES = {
     "Inference": "fedsim.findings",
     "Knowledge": "fedsim.attacks",
     "LocalModel": "fedsim.findings",
+    "Measure": "fedsim.measure",
     "Paper": "fedsim.attacks",
     "Reconstruction": "fedsim.findings",
     "Representatives": "fedsim.findings",
@@ -48,8 +50,8 @@ _HOMES = {
 """Each public name and the module that it is in."""
 __all__ = [
     "Attack", "Config", "Curious", "Dataset", "Defense", "Examples", "Guarantee", "Inference", "Knowledge",
-    "LocalModel", "Paper", "Reconstruction", "Representatives", "Run", "Task", "Texts", "Transcript", "Update",
-    "attack", "open", "run",
+    "LocalModel", "Measure", "Paper", "Reconstruction", "Representatives", "Run", "Task", "Texts", "Transcript",
+    "Update", "attack", "open", "run",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The command line: run, train, attack, geometry, report, inspect, data, list, show.
+"""The command line: run, train, attack, geometry, report, inspect, data, list, show, check.
 
 Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Exit codes: 0 done,
 1 a run or an attack failed, 2 the request itself is wrong.
@@ -18,6 +18,7 @@ import typer
 
 from fedsim.cli.allocator import keep_freed_memory
 from fedsim.cli.attack import attack
+from fedsim.cli.check import check
 from fedsim.cli.data import show_data
 from fedsim.cli.geometry import geometry
 from fedsim.cli.inspect import inspect
@@ -44,6 +45,7 @@ for _command in (run, train, attack, geometry, report, inspect):
 cli.command("data")(show_data)
 cli.command("list")(list_plugins)
 cli.command()(show)
+cli.command()(check)
 
 
 def _print_version(wanted: bool) -> None:

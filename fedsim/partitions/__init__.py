@@ -18,7 +18,7 @@ class Partition(Protocol):
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Indices into the training set of `dataset`, one array a client.
 
-        Together they hold each example at most once, unless the partition says otherwise; no client
-        holds one twice. `rng` is the only source of chance.
+        No two clients hold the same example, unless the class sets `overlapping: ClassVar[bool] = True`; no client
+        holds one twice. Random numbers are drawn from `rng` alone.
         """
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -80,6 +81,8 @@ class AttFacesByPerson:
 
     own: int = 4
     others: tuple[int, ...] = (3, 4)
+
+    overlapping: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.own < 1:

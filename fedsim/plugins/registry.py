@@ -26,7 +26,7 @@ from fedsim.errors import (
 )
 from fedsim.plugins import objects
 
-Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models", "findings"]
+Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models", "findings", "measures"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 ROOMS = ("strategies", "adversaries", "clients")
 OFFERS: Mapping[Group, str] = {
@@ -37,6 +37,7 @@ OFFERS: Mapping[Group, str] = {
     "partitions": "assign",
     "models": "build",
     "findings": "judge",
+    "measures": "of",
 }
 """The method by which a class is known for a plug-in of its group."""
 

@@ -1,0 +1,70 @@
+"""`fedsim check`."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedsim.cli.options import console, finish
+from fedsim.errors import ConfigError, PluginError, did_you_mean
+from fedsim.plugins import registry
+
+_STYLES = {"passed": "green", "failed": "bold red", "does not apply": "dim", "not checked": "yellow"}
+
+
+def check(
+    name: Annotated[str, typer.Argument(metavar="PLUGIN", help="A registered plug-in of any kind.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the plug-in that differs from its default, as size=2."),
+    ] = None,
+) -> None:
+    """Check on tiny cases that a plug-in keeps to what fedsim relies on, in seconds."""
+    groups = [group for group in registry.GROUPS if name in registry.names(group)]
+    if not groups:
+        everything = [known for group in registry.GROUPS for known in registry.names(group)]
+        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, everything)}")
+    chosen, bad = _parsed(settings or ()), []
+    logging.disable(logging.WARNING)  # what it says of its tiny cases is of no use to anybody
+    from fedsim.contract.checks import examine
+
+    for group in groups:
+        owner = registry.entry(group, name).dist
+        console.print(f"[bold]{escape(name)}[/]  ({group}, from {owner.name if owner else '?'})")
+        for outcome in examine(group, name, chosen):
+            style = _STYLES[outcome.verdict]
+            why = f": {outcome.why}" if outcome.why else ""
+            console.print(
+                f"[{style}]{outcome.verdict:<14}[/]  {escape(outcome.check + why)}", highlight=False, soft_wrap=True
+            )
+            bad += [] if outcome.well else [outcome.verdict]
+    failed, unknown = bad.count("failed"), bad.count("not checked")
+    if bad:
+        finish([f"'{name}' {' and '.join(filter(None, [_fails(failed), _open(unknown)]))}"])
+
+
+def _parsed(settings: Iterable[str]) -> dict[str, Any]:
+    """The settings `key=value` by name; a value that is not TOML is a text."""
+    chosen: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {setting}: expected key=value, as size=2")
+        try:
+            chosen[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except ValueError:
+            chosen[key.strip()] = text
+    return chosen
+
+
+def _fails(count: int) -> str:
+    return f"fails {count} check{'s' * (count > 1)}" if count else ""
+
+
+def _open(count: int) -> str:
+    return f"leaves {count} check{'s' * (count > 1)} open" if count else ""

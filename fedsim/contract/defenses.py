@@ -1,0 +1,233 @@
+"""What a defense keeps to. Each hook is called as clients call it, so what a client would refuse is a failure here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedsim.contract import common
+from fedsim.contract.checks import Broken, DoesNotApply, Subject, expect
+from fedsim.defense import (
+    HOOKS,
+    Defense,
+    Guarantee,
+    Poisson,
+    a_defense,
+    kind,
+    of_examples,
+    overrides,
+    remembers,
+    replaced,
+    replaced_batch,
+    replaced_update,
+)
+from fedsim.errors import ConfigError
+from fedsim.models.mlp import Mlp
+from fedsim.randomness import generator, one_thread, seeded
+from fedsim.task import Task
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.settings import LocalTraining
+from fedsim.wire.messages import State, non_finite
+from fedsim.wire.payloads import Payload
+
+_COUNT, _BATCH, _ROUNDS, _DELTA = 6, 3, 3, 1e-5
+
+
+def is_a_defense(subject: Subject) -> None:
+    """It overrides a hook, misspells none, and each can be called as clients call it."""
+    a_defense(subject.build())
+
+
+def hooks_return_what_fits(subject: Subject) -> None:
+    """Each hook returns tensors of the names and shapes that it got, finite even where all is zero."""
+    for case in _cases(_defense(subject)):
+        for state, what in ((_state(), "it"), (_zeros(), "zeros")):
+            got = case.call(state, generator(1))
+            expect(
+                not non_finite(got),
+                f"{case.hook} makes NaN or infinite values of {what if what == 'zeros' else 'numbers'}",
+            )
+
+
+def draws_from_its_generator(subject: Subject) -> None:
+    """It draws from the generator of each hook alone, so that the same seed gives the same bytes."""
+    for case in _cases(_defense(subject)):
+        with common.global_generators_untouched():
+            first = case.call(_state(), generator(1))
+        with common.other_global_generators(7):
+            again = case.call(_state(), generator(1))
+        expect(
+            common.same(first, again), f"{case.hook} returns something else for the same seed; draw from 'rng' alone"
+        )
+
+
+def does_something(subject: Subject) -> None:
+    """With these settings it changes something that a client sends, or how it draws its batches."""
+    defense = _defense(subject)
+    if defense.sampling(_COUNT, _BATCH) is not None:
+        return
+    for case in _cases(defense):
+        if not common.same(case.call(_state(), generator(1)), case.untouched(_state())):
+            return
+    raise Broken("with these settings it changes nothing; choose defaults that defend, or refuse such settings")
+
+
+def sampling_is_poisson_or_none(subject: Subject) -> None:
+    """It asks for Poisson sampling or for none."""
+    defense = _defense(subject)
+    if not overrides(defense, "sampling"):
+        raise DoesNotApply("it asks for no sampling of its own")
+    got = defense.sampling(_COUNT, _BATCH)
+    expect(got is None or isinstance(got, Poisson), f"sampling returns {kind(got)}, expected Poisson or None")
+
+
+def memory_is_all_that_it_keeps(subject: Subject) -> None:
+    """What it knows of earlier rounds is in its memory, as tensors by name."""
+    defense = _defense(subject)
+    if not remembers(defense):
+        raise DoesNotApply("it asks for no memory")
+
+    def rounds() -> list[State]:
+        kept: dict[str, Tensor] = {}
+        sent = []
+        for number in range(_ROUNDS):
+            memory = {name: tensor.clone() for name, tensor in kept.items()}
+            sent.append(_dense(replaced_update(defense, _state(), generator(number), memory), _state()))
+            for name, value in memory.items():
+                fits = isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
+                expect(fits, f"it keeps {name!r} as {kind(value)}, expected dense tensors by name")
+            kept = memory
+        return sent
+
+    for one, again in zip(rounds(), rounds(), strict=True):
+        expect(common.same(one, again), "from the same memory it sends something else, so it keeps something elsewhere")
+
+
+def guarantee_is_one(subject: Subject) -> None:
+    """What it promises is a guarantee or nothing, and no smaller privacy loss after more rounds."""
+    defense = _defense(subject)
+    if not overrides(defense, "guarantee"):
+        raise DoesNotApply("it promises nothing")
+    few, many = defense.guarantee(10, _DELTA), defense.guarantee(20, _DELTA)
+    for got in (few, many):
+        if got is not None and not isinstance(got, Guarantee):
+            raise Broken(f"guarantee returns {kind(got)}, expected a Guarantee or None")
+        expect(got is None or got.epsilon > 0, f"it promises epsilon = {got.epsilon if got else 0}, expected above 0")
+    if few and many:
+        expect(few.epsilon <= many.epsilon, f"epsilon falls from {few.epsilon} to {many.epsilon} with more rounds")
+
+
+def a_client_trains_under_it(subject: Subject) -> None:
+    """A client trains and sends under it, and with the same seed sends the same bytes."""
+    defense = _defense(subject)
+    task = Task((1, 8, 8), 10)
+    with seeded("contract", "model"):
+        model = Mlp(hidden=(12,)).build(task)
+    before, (inputs, labels) = state_of(model), _batch(_COUNT)
+    settings = LocalTraining(local_epochs=2, batch_size=_BATCH, learning_rate=0.1)
+
+    def sent() -> State:
+        after, _ = local_update(model, before, inputs, labels, settings, key=("contract",), defenses=[defense])
+        update = {name: after[name] - tensor for name, tensor in before.items()}
+        memory: dict[str, Tensor] | None = {} if remembers(defense) else None
+        return _dense(replaced_update(defense, update, generator(1), memory), before)
+
+    try:
+        with one_thread():
+            first, again = sent(), sent()
+    except ConfigError as error:
+        raise Broken(f"a client cannot train under it: {error}") from error
+    expect(common.same(first, again), "with the same seed a client sends something else")
+
+
+CHECKS = (
+    *common.CHECKS,
+    is_a_defense,
+    hooks_return_what_fits,
+    draws_from_its_generator,
+    does_something,
+    sampling_is_poisson_or_none,
+    memory_is_all_that_it_keeps,
+    guarantee_is_one,
+    a_client_trains_under_it,
+)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A hook of a defense that is called as a client calls it.
+
+    Attributes:
+        hook: its name.
+        call: what comes of a state; of a batch the state lends nothing.
+        untouched: what would come of it without the defense.
+    """
+
+    hook: str
+    call: Callable[[State, torch.Generator], State]
+    untouched: Callable[[State], State]
+
+
+def _cases(defense: Defense) -> list[_Case]:
+    """The hooks that it overrides; one gradient an example also of an empty batch, as Poisson sampling draws it."""
+
+    def batch(state: State, rng: torch.Generator) -> State:
+        inputs, labels = replaced_batch(defense, *_batch(_BATCH), rng)
+        return {"inputs": inputs, "labels": labels.float()}
+
+    def examples(state: State, rng: torch.Generator) -> State:
+        parameters = _state()
+        none = {name: tensor.new_zeros(0, *tensor.shape) for name, tensor in state.items()}
+        empty = of_examples(defense, none, 3.0, parameters, rng)
+        expect(not non_finite(empty), "on_examples makes NaN or infinite values of an empty batch")
+        return of_examples(defense, _each(state), 3.0, parameters, rng)
+
+    def gradient(state: State, rng: torch.Generator) -> State:
+        return replaced(defense, "on_gradient", state, rng)
+
+    def update(state: State, rng: torch.Generator) -> State:
+        return _dense(replaced_update(defense, state, rng, {} if remembers(defense) else None), state)
+
+    def plain_batch(state: State) -> State:
+        inputs, labels = _batch(_BATCH)
+        return {"inputs": inputs, "labels": labels.float()}
+
+    cases = [
+        _Case("on_batch", batch, plain_batch),
+        _Case("on_examples", examples, lambda state: {name: each.sum(0) / 3 for name, each in _each(state).items()}),
+        _Case("on_gradient", gradient, dict),
+        _Case("on_update", update, dict),
+    ]
+    assert [case.hook for case in cases] == list(HOOKS)
+    return [case for case in cases if overrides(defense, case.hook)]
+
+
+def _defense(subject: Subject) -> Defense:
+    return cast("Defense", subject.build())
+
+
+def _state() -> dict[str, Tensor]:
+    """A dozen and some numbers, of which clipping to a norm of 1 leaves less."""
+    return {"a": torch.randn((4, 3), generator=generator("a")), "b": torch.randn(5, generator=generator("b"))}
+
+
+def _zeros() -> dict[str, Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in _state().items()}
+
+
+def _each(state: State) -> State:
+    """Three multiples of a state, as gradients of three examples."""
+    return {name: torch.stack([tensor, -2 * tensor, 3 * tensor]) for name, tensor in state.items()}
+
+
+def _batch(count: int) -> tuple[Tensor, Tensor]:
+    return torch.rand((count, 1, 8, 8), generator=generator("x")), torch.arange(count) % 10
+
+
+def _dense(sent: State | Payload, before: State) -> State:
+    return sent.values("delta", before) if isinstance(sent, Payload) else sent

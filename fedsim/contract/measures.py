@@ -1,0 +1,77 @@
+"""What a measure keeps to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.contract import common
+from fedsim.contract.checks import NotChecked, Subject, expect
+from fedsim.errors import ConfigError
+from fedsim.measure import Measure
+from fedsim.models.mlp import Mlp
+from fedsim.randomness import generator, seeded
+from fedsim.task import Task
+
+_TASKS = (Task((1, 8, 8), 10), Task((4,), 0))
+
+
+def is_a_measure(subject: Subject) -> None:
+    """It derives from fedsim.Measure."""
+    measure = subject.build()
+    expect(isinstance(measure, Measure), f"{type(measure).__name__} does not derive from fedsim.Measure")
+
+
+def says_something(subject: Subject) -> None:
+    """It gives a value of an ordinary batch, or one of each of its examples."""
+    for task, model, inputs, labels in _batches(subject):
+        value = _measure(subject).of(model, task.loss, inputs, labels)
+        expect(not value.isnan().all(), "of an ordinary batch it says that it is undefined")
+
+
+def is_a_pure_function(subject: Subject) -> None:
+    """It gives the same again, leaves the model and the batch as they were, and draws from no global generator."""
+    for task, model, inputs, labels in _batches(subject):
+        measure, copies = _measure(subject), (inputs.clone(), labels.clone())
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with common.global_generators_untouched():
+            first = measure.of(model, task.loss, inputs, labels)
+        with common.other_global_generators(1):
+            again = measure.of(model, task.loss, inputs, labels)
+        expect(torch.equal(first.nan_to_num(), again.nan_to_num()), "of the same batch it gives something else")
+        expect(torch.equal(inputs, copies[0]) and torch.equal(labels, copies[1]), "it changes the batch")
+        same = all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+        expect(same and all(p.grad is None for p in model.parameters()), "it changes the model")
+
+
+CHECKS = (*common.CHECKS, is_a_measure, says_something, is_a_pure_function)
+
+
+def _measure(subject: Subject) -> Measure:
+    return cast("Measure", subject.build())
+
+
+def _batches(subject: Subject) -> Iterator[tuple[Task, nn.Module, Tensor, Tensor]]:
+    """Batches of a classification and of a regression that it accepts.
+
+    Raises:
+        NotChecked: it accepts none.
+    """
+    refusals, accepted = [], 0
+    for task in _TASKS:
+        with seeded("contract", "model"):
+            model = Mlp(hidden=(12,)).build(task)
+        inputs = torch.rand((4, *task.input_shape), generator=generator("inputs"))
+        labels = torch.arange(4) if task.num_classes else torch.linspace(-1, 1, 4)
+        try:
+            _measure(subject).of(model, task.loss, inputs, labels)
+        except ConfigError as error:
+            refusals.append(str(error))
+            continue
+        accepted += 1
+        yield task, model, inputs, labels
+    if not accepted:
+        raise NotChecked(f"it accepts no tiny batch: {'; '.join(refusals)}")

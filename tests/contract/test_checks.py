@@ -1,0 +1,532 @@
+"""Each check of the contract fails where a plug-in breaks what it asks for, and says how."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+from fedsim.attacks import Attack, Paper, single_update
+from fedsim.contract import attacks, common, datasets, defenses, measures, models, partitions
+from fedsim.contract import findings as kinds
+from fedsim.contract import strategies as strategy_checks
+from fedsim.contract.checks import Check, Outcome, Subject, examine, outcome
+from fedsim.datasets import Dataset, Examples
+from fedsim.defense import Defense, Guarantee
+from fedsim.errors import AttackError, ConfigError, PluginError
+from fedsim.evaluation.kind import Evaluator, Judgement
+from fedsim.findings import Reconstruction
+from fedsim.measure import Measure
+from fedsim.plugins import registry
+
+PAPER = Paper(title="An example", authors="Nobody", venue="nowhere", year=2026)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fine(Attack):
+    """Claim grey images.
+
+    Args:
+        level: how grey, in [0, 1].
+
+    References:
+        Nobody.
+    """
+
+    level: float = 0.5
+    paper: ClassVar[Paper] = PAPER
+    needs: ClassVar[frozenset[str]] = frozenset({"input_shape"})
+
+    def _run(self, transcript: Any, knowledge: Any, victim: Any, rng: Any, progress: Any) -> Any:
+        count = single_update(transcript, victim).num_examples
+        progress(1, 1, {"objective": 0.0})
+        data = torch.full((count, *knowledge.input_shape), self.level)
+        return Reconstruction(data=self.spoil(data, transcript, knowledge, rng), labels=torch.zeros(count).long())
+
+    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawsGlobally(Fine):
+    """Draw from torch's own generator."""
+
+    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+        return torch.rand(data.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reseeds(Fine):
+    """Seed Python's generator."""
+
+    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+        random.seed(1)
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsMore(Fine):
+    """Declare too little."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    uses: ClassVar[frozenset[str]] = frozenset({"input_shape"})
+
+    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+        return data
+
+    def _run(self, transcript: Any, knowledge: Any, victim: Any, rng: Any, progress: Any) -> Any:
+        if knowledge.input_shape is None:
+            raise AttackError("no shape is known")
+        return super()._run(transcript, knowledge, victim, rng, progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsesNothing(Fine):
+    """Declare to use what is never read."""
+
+    uses: ClassVar[frozenset[str]] = frozenset({"labels"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsMore(Fine):
+    """Read what it did not declare."""
+
+    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+        return data if knowledge.labels is None else data / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spoils(Fine):
+    """Change the records that it is given."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"input_shape", "records"})
+
+    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+        knowledge.records.inputs.mul_(0.5)
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Fine):
+    """Never report progress."""
+
+    def _run(self, transcript: Any, knowledge: Any, victim: Any, rng: Any, progress: Any) -> Any:
+        return super()._run(transcript, knowledge, victim, rng, lambda *_: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongShape(Fine):
+    """Claim images of another shape."""
+
+    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+        return data[..., :4]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crashes(Fine):
+    """Divide by zero."""
+
+    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+        return 1 / 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaves(Fine):
+    """End the program."""
+
+    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+        raise SystemExit(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakesNothing(Fine):
+    """Refuse every update."""
+
+    def _run(self, transcript: Any, knowledge: Any, victim: Any, rng: Any, progress: Any) -> Any:
+        raise AttackError("this update is not for me")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantsTheSecret(Fine):
+    """Need what is nothing."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"truth"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChecksNothing(Fine):
+    """Run without asking whether it may."""
+
+    def run(self, *given: Any, **named: Any) -> Any:  # type: ignore[misc]
+        return None
+
+
+@dataclass
+class Thawed:
+    """Is not frozen."""
+
+    def run(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgets(Fine):
+    """Is not equal to its copies."""
+
+    token: Any = field(default_factory=object)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unexplained(Fine):
+    """Explain no setting of its own.
+
+    References:
+        Nobody.
+    """
+
+    further: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(Defense):
+    """Send half of the update."""
+
+    paper: ClassVar[Paper] = PAPER
+
+    def on_update(self, update: Any, *, rng: Any) -> Any:
+        return {name: tensor / 2 for name, tensor in update.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity(Defense):
+    """Do nothing."""
+
+    def on_update(self, update: Any, *, rng: Any) -> Any:
+        return update
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesOddly(Halves):
+    """Ask for sampling that there is not."""
+
+    def sampling(self, num_examples: int, batch_size: int) -> Any:
+        return 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoHook(Defense):
+    """Override nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyDefense(Defense):
+    """Draw from torch's own generator."""
+
+    def on_update(self, update: Any, *, rng: Any) -> Any:
+        return {name: tensor + torch.randn(tensor.shape) for name, tensor in update.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DividesByNorm(Defense):
+    """Divide by a norm that may be zero."""
+
+    def on_gradient(self, gradient: Any, *, rng: Any) -> Any:
+        return {name: tensor / tensor.norm() for name, tensor in gradient.items()}
+
+
+_SEEN: list[int] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsElsewhere(Defense):
+    """Keep something outside its memory."""
+
+    def on_update(self, update: Any, *, rng: Any, memory: Any) -> Any:  # type: ignore[override]
+        _SEEN.append(1)
+        return {name: tensor * len(_SEEN) for name, tensor in update.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromisesLess(Halves):
+    """Promise more with every round."""
+
+    def guarantee(self, rounds: int, delta: float) -> Guarantee:
+        return Guarantee(epsilon=1 / rounds, delta=delta, neighbours="none", accountant="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breaks(Defense):
+    """Return another shape."""
+
+    def on_update(self, update: Any, *, rng: Any) -> Any:
+        return {name: tensor[:1] for name, tensor in update.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dots:
+    """Two classes of numbers.
+
+    Args:
+        shuffled: draw them anew each time.
+        labels: most of them.
+        level: highest input.
+        licence: of use.
+    """
+
+    shuffled: bool = False
+    labels: int = 1
+    level: float = 1.0
+    licence: str = "none"
+
+    def load(self, folder: Path | None) -> Dataset:
+        raw = torch.linspace(0, self.level, 20)[:, None].repeat(1, 2)
+        raw = raw[torch.randperm(20)] if self.shuffled else raw
+        examples = Examples(raw=raw, labels=torch.arange(20) % (self.labels + 1), scale=1.0)
+        return Dataset(name="dots", train=examples, test=examples, num_classes=2, source="here", licence=self.licence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nowhere(Dots):
+    """Its files are missing."""
+
+    def load(self, folder: Path | None) -> Dataset:
+        raise ConfigError("data: its file is missing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Cut the data into shares.
+
+    Args:
+        ways: how it goes wrong.
+    """
+
+    ways: str = ""
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Any]:
+        order = np.random.permutation(200) if self.ways == "global" else rng.permutation(200)  # noqa: NPY002
+        shares = list(np.array_split(order, clients))
+        if self.ways == "twice":
+            shares[0] = np.append(shares[0], shares[0][:1])
+        if self.ways == "shared":
+            shares[0] = np.append(shares[0], shares[1][:1])
+        return shares[1:] if self.ways == "few" else shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net:
+    """A layer.
+
+    Args:
+        way: how it goes wrong.
+    """
+
+    way: str = ""
+
+    def build(self, task: Any) -> Any:
+        if task.kind != "table":
+            raise ConfigError("no" if self.way == "rude" else f"model: net takes rows, got {task.kind}s; choose mlp")
+        net = nn.Linear(task.input_shape[0], task.outputs)
+        if self.way == "unseeded":
+            _SEEN.append(1)
+            nn.init.constant_(net.weight, len(_SEEN))
+        if self.way == "unused":
+            net.idle = nn.Linear(1, 1)
+        if self.way == "infinite":
+            nn.init.constant_(net.bias, float("inf"))
+        return "a network" if self.way == "text" else net
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(Measure):
+    """Mean of the inputs, or something worse.
+
+    Args:
+        way: how it goes wrong.
+    """
+
+    way: str = ""
+
+    def _of(self, model: Any, loss: Any, inputs: Any, labels: Any) -> Any:
+        if self.way == "nan":
+            return torch.tensor(torch.nan)
+        if self.way == "changing":
+            _SEEN.append(1)
+            return torch.tensor(float(len(_SEEN)))
+        return "high" if self.way == "text" else inputs.mean()
+
+
+@dataclass(frozen=True)
+class Odd(Evaluator[Reconstruction]):
+    """Judge what is of another kind."""
+
+    finding = Reconstruction
+
+    def form(self, finding: Any, owed: Any) -> None: ...
+
+    def judge(self, finding: Any) -> Judgement:  # type: ignore[override]
+        return Judgement()
+
+
+class Nothing:
+    """No strategy and no measure, but by its methods."""
+
+    def aggregate_train(self) -> None: ...
+
+    def of(self) -> None: ...
+
+
+class Stuck(FedAvg):
+    """Send the first model again and again."""
+
+    sends = "postcards"
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        self.first = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        return self.first, super().aggregate_train(server_round, replies)[1]
+
+
+class Wanders(FedAvg):
+    """Add what comes from nowhere."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        _SEEN.append(1)
+        return ArrayRecord({name: Array(array.numpy() + len(_SEEN)) for name, array in arrays.items()}), metrics
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Callable[..., Outcome]:
+    """What a check says of a class of this module."""
+
+    def check(asked: Check, group: registry.Group, cls: type, **settings: Any) -> Outcome:
+        name = f"{cls.__module__}:{cls.__qualname__}"
+        return outcome(asked, Subject(group=group, name=name, settings=settings, folder=tmp_path))
+
+    return check
+
+
+BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
+    (common.is_made, "attacks", Fine, {"levle": 1}, "unknown setting"),
+    (common.is_a_frozen_dataclass, "attacks", Thawed, {}, "Thawed is not frozen"),
+    (common.comes_back_the_same, "attacks", Forgets, {}, "are not equal"),
+    (common.explains_itself, "attacks", Unexplained, {}, "does not explain the setting 'further'"),
+    (common.explains_itself, "attacks", Reseeds, {}, "has no part 'References:'"),
+    (attacks.is_an_attack, "attacks", WantsTheSecret, {}, "to read 'truth', which is nothing that can be known"),
+    (attacks.finishes, "attacks", WrongShape, {}, r"claims examples of shape \(1, 8, 4\), expected \(1, 8, 8\)"),
+    (attacks.finishes, "attacks", Crashes, {}, r"ZeroDivisionError: division by zero \(.*test_checks.py:\d+\)"),
+    (attacks.finishes, "attacks", Leaves, {}, r"it called sys.exit\(0\)"),
+    (attacks.finds_the_same_again, "attacks", DrawsGlobally, {}, "draw from 'rng' alone"),
+    (attacks.leaves_the_global_generators, "attacks", Reseeds, {}, "it draws from Python's global generator"),
+    (attacks.needs_are_enough, "attacks", NeedsMore, {}, "and nothing else it does not work: no shape is known"),
+    (attacks.reads_what_it_declares, "attacks", UsesNothing, {}, "it declares to use labels, and reads nothing"),
+    (attacks.reads_what_it_declares, "attacks", ReadsMore, {}, "more at hand than it declares"),
+    (attacks.changes_nothing_it_is_given, "attacks", Spoils, {}, r"it changes the records.inputs"),
+    (attacks.reports_progress, "attacks", Silent, {}, "it never calls 'progress'"),
+    (defenses.is_a_defense, "defenses", NoHook, {}, "overrides none of"),
+    (defenses.does_something, "defenses", Identity, {}, "it changes nothing"),
+    (defenses.draws_from_its_generator, "defenses", NoisyDefense, {}, "torch's global generator"),
+    (defenses.hooks_return_what_fits, "defenses", DividesByNorm, {}, "on_gradient makes NaN or infinite"),
+    (defenses.hooks_return_what_fits, "defenses", Breaks, {}, "expected 'a' as a floating tensor of shape"),
+    (defenses.memory_is_all_that_it_keeps, "defenses", KeepsElsewhere, {}, "so it keeps something elsewhere"),
+    (defenses.guarantee_is_one, "defenses", PromisesLess, {}, "epsilon falls"),
+    (defenses.a_client_trains_under_it, "defenses", Breaks, {}, "expected 'network.1.weight'|floating tensor of shape"),
+    (datasets.inputs_are_in_their_range, "datasets", Dots, {"level": 2.0}, "go from 0.0 to 2.0"),
+    (datasets.labels_fit, "datasets", Dots, {"labels": 4}, "labels go from 0 to 4, expected several from 0 to 1"),
+    (datasets.is_the_same_each_time, "datasets", Dots, {"shuffled": True}, "global generator|in another order"),
+    (partitions.gives_each_client_its_examples, "partitions", Cut, {"ways": "few"}, "for 5 clients it gives 4"),
+    (partitions.gives_each_client_its_examples, "partitions", Cut, {"ways": "twice"}, "holds an example twice"),
+    (partitions.gives_no_example_twice, "partitions", Cut, {"ways": "shared"}, "two clients hold the same"),
+    (partitions.draws_from_its_generator, "partitions", Cut, {"ways": "global"}, "global generator"),
+    (models.says_what_it_takes, "models", Net, {"way": "rude"}, "it refuses a task with 'no'"),
+    (models.learns_its_tasks, "models", Net, {"way": "unused"}, "'idle.weight' has no gradient"),
+    (models.learns_its_tasks, "models", Net, {"way": "text"}, "build returns a str"),
+    (models.weights_are_floats, "models", Net, {"way": "infinite"}, "'bias' is NaN or infinite"),
+    (models.has_the_same_weights_again, "models", Net, {"way": "unseeded"}, "'weight' has other weights"),
+    (measures.says_something, "measures", Mean, {"way": "nan"}, "undefined"),
+    (measures.says_something, "measures", Mean, {"way": "text"}, "expected one floating value"),
+    (measures.is_a_pure_function, "measures", Mean, {"way": "changing"}, "of the same batch it gives something else"),
+    (kinds.is_an_evaluator, "findings", Odd, {}, "'judge' cannot be called as judge"),
+    (kinds.is_of_a_finding, "findings", Odd, {}, "the kind of Reconstruction is 'reconstruction', expected '.*:Odd'"),
+    (attacks.refuses_before_any_work, "attacks", ChecksNothing, {}, "without input_shape it runs"),
+    (defenses.sampling_is_poisson_or_none, "defenses", SamplesOddly, {}, "sampling returns a float"),
+    (datasets.says_what_it_is, "datasets", Dots, {"licence": ""}, "its licence is empty"),
+    (measures.is_a_measure, "measures", Nothing, {}, "Nothing does not derive from fedsim.Measure"),
+    (strategy_checks.says_what_clients_send, "strategies", Stuck, {}, "declares sends = 'postcards'"),
+    (strategy_checks.aggregates_rounds, "strategies", Stuck, {}, "the model never changes"),
+    (strategy_checks.aggregates_the_same_again, "strategies", Wanders, {}, "aggregated to another model"),
+    (strategy_checks.is_made, "strategies", Nothing, {}, "Nothing is no flwr.serverapp.strategy.Strategy"),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "group", "cls", "settings", "sentence"),
+    [pytest.param(*case, id=f"{case[0].__name__}-{case[2].__name__}{''.join(map(str, case[3]))}") for case in BROKEN],
+)
+def test_what_breaks_the_contract_is_told(
+    checked: Callable[..., Outcome], asked: Check, group: registry.Group, cls: type, settings: Any, sentence: str
+) -> None:
+    found = checked(asked, group, cls, **settings)
+    assert found.verdict == "failed"
+    assert_says(found.why, sentence)
+
+
+def assert_says(said: str, sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(said)
+
+
+@pytest.mark.parametrize(
+    ("group", "cls"),
+    [
+        ("attacks", Fine), ("defenses", Halves), ("datasets", Dots), ("partitions", Cut), ("models", Net),
+        ("measures", Mean),
+    ],
+)  # fmt: skip
+def test_what_keeps_to_it_passes_all(checked: Callable[..., Outcome], group: registry.Group, cls: type) -> None:
+    """So a failure above is of the one thing that is broken."""
+    asked = {"attacks": attacks, "defenses": defenses, "datasets": datasets, "partitions": partitions}
+    checks = ({**asked, "models": models, "measures": measures}[group]).CHECKS
+    found = [checked(check, group, cls) for check in checks if check is not common.explains_itself]
+    assert [outcome for outcome in found if not outcome.well] == []
+
+
+def test_what_cannot_be_checked_never_passes(checked: Callable[..., Outcome]) -> None:
+    refused = checked(attacks.finishes, "attacks", TakesNothing)
+    assert refused.verdict == "not checked"
+    assert "this update is not for me" in refused.why
+    missing = checked(datasets.labels_fit, "datasets", Nowhere)
+    assert (missing.verdict, missing.why) == ("not checked", "data: its file is missing")
+    assert not refused.well
+    assert not missing.well
+
+
+def test_a_check_that_does_not_apply_says_why(checked: Callable[..., Outcome]) -> None:
+    found = checked(defenses.memory_is_all_that_it_keeps, "defenses", Halves)
+    assert (found.verdict, found.why, found.well) == ("does not apply", "it asks for no memory", True)
+
+
+def test_every_group_has_checks_and_a_name_that_nobody_registered_is_refused() -> None:
+    from fedsim.contract.checks import checks_of
+
+    for group in registry.GROUPS:
+        assert len(checks_of(group)) > 2
+        with pytest.raises(PluginError, match="nothing is called 'nobodys'"):
+            next(iter(examine(group, "nobodys", {})))
+
+
+def test_each_check_is_broken_by_something_here() -> None:
+    tested = {case[0] for case in BROKEN}
+    parts = (attacks, defenses, datasets, partitions, models, measures, kinds, strategy_checks)
+    assert {check for part in parts for check in part.CHECKS} == tested
