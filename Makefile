@@ -5,7 +5,7 @@ ifneq ($(wildcard ../shared/data),)
 export FEDSIM_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow lint benchmark benchmark-engines benchmark-inversion setup clean
+.PHONY: demo test test-slow lint docs benchmark benchmark-engines benchmark-inversion setup clean
 
 demo: .venv/ready
 	.venv/bin/fedsim run examples/quickstart.toml --overwrite
@@ -22,6 +22,10 @@ lint: .venv/ready
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/codespell
+
+# All pages are read anew (-E), for a page that Sphinx remembers is not checked again.
+docs: .venv/ready
+	.venv/bin/sphinx-build -q -W -E -d build/doctrees docs build/docs
 
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/recording_cost.py
@@ -50,4 +54,4 @@ setup: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv build runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import fedsim
 from fedsim.attacks import Knowledge
 from fedsim.experiments.run_folder import write_rows
 from fedsim.findings import Reconstruction
@@ -23,7 +25,7 @@ from fedsim.wire.payloads import Payload
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*.md"), *ROOT.glob("examples/**/*.md")]
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.md"), *ROOT.glob("examples/**/*.md")]
 )
 
 
@@ -86,6 +88,23 @@ def test_the_page_of_signatures_is_what_the_code_says() -> None:
         "Task",
     ):
         assert re.search(rf"\b{name}\b", told), name
+
+
+def test_the_reference_shows_every_public_name_as_what_it_is() -> None:
+    """Those that the page does not document itself lead to where they are; `make docs` fails where a link is broken."""
+    page = (ROOT / "docs" / "reference" / "fedsim.md").read_text(encoding="utf-8")
+    here = re.findall(r"^\.\. auto(?:function|class):: (\w+)(?:\(\))?$", page, re.MULTILINE)
+    homes = dict(re.findall(r"^\| `fedsim\.(\w+)` \| \{py:class\}`(fedsim\.[\w.]+)` \|$", page, re.MULTILINE))
+    assert sorted([*here, *homes]) == sorted(fedsim.__all__)
+    for name, home in homes.items():
+        module, _, found = home.rpartition(".")
+        assert getattr(import_module(module), found) is getattr(fedsim, name)
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    listed = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").split()
+    pages = [path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
+    assert [str(page) for page in pages if str(page) not in listed and page.name != "index"] == []
 
 
 def test_the_lines_that_compare_runs_print_accuracy_and_scores_of_each(
