@@ -30,11 +30,11 @@ docs: .venv/ready
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/recording_cost.py
 
-# Beside two other simulators, in an environment of their own (another 6 GB).
+# Compares the engines with two other simulators, which are installed in an environment of their own (another 6 GB).
 benchmark-engines: .venv/ready .venv-peers/ready
 	.venv/bin/python benchmarks/engines.py --out runs/engines.json
 
-# An iteration of IG and SME beside that of another library, and how SME's and DLFA's cost grows with E.
+# Compares an iteration of IG and SME with that of another library, and measures how the cost of SME and DLFA grows with E.
 benchmark-inversion: .venv-peers/ready
 	PYTHONPATH=. .venv-peers/bin/python benchmarks/inversion_speed.py --compile
 	PYTHONPATH=. .venv-peers/bin/python benchmarks/inversion_speed.py --cells '28x28x1 N=10' --epochs 1 5 10 20 50
