@@ -5,7 +5,7 @@ ifneq ($(wildcard ../shared/data),)
 export FEDSIM_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow lint benchmark benchmark-engines benchmark-inversion setup clean
+.PHONY: demo test test-slow lint docs benchmark benchmark-engines benchmark-inversion setup clean
 
 demo: .venv/ready
 	.venv/bin/fedsim run examples/quickstart.toml --overwrite
@@ -23,14 +23,18 @@ lint: .venv/ready
 	.venv/bin/lint-imports
 	.venv/bin/codespell
 
+# All pages are read anew (-E), for a page that Sphinx remembers is not checked again.
+docs: .venv/ready
+	.venv/bin/sphinx-build -q -W -E -d build/doctrees docs build/docs
+
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/recording_cost.py
 
-# Beside two other simulators, in an environment of their own (another 6 GB).
+# Compares the engines with two other simulators, which are installed in an environment of their own (another 6 GB).
 benchmark-engines: .venv/ready .venv-peers/ready
 	.venv/bin/python benchmarks/engines.py --out runs/engines.json
 
-# An iteration of IG and SME beside that of another library, and how SME's and DLFA's cost grows with E.
+# Compares an iteration of IG and SME with that of another library, and measures how the cost of SME and DLFA grows with E.
 benchmark-inversion: .venv-peers/ready
 	PYTHONPATH=. .venv-peers/bin/python benchmarks/inversion_speed.py --compile
 	PYTHONPATH=. .venv-peers/bin/python benchmarks/inversion_speed.py --cells '28x28x1 N=10' --epochs 1 5 10 20 50
@@ -50,4 +54,4 @@ setup: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv build runs

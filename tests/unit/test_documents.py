@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
+import tomllib
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import dropwhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from click import NoSuchOption
 from torch import nn
 from torch.nn.functional import cross_entropy
+from typer.main import get_command
 
+import fedsim
 from fedsim.attacks import Knowledge
-from fedsim.experiments.run_folder import write_rows
+from fedsim.cli.main import cli
+from fedsim.errors import ConfigError
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.reading import load_config
 from fedsim.findings import Reconstruction
 from fedsim.knowledge import FACTS
+from fedsim.plugins import registry
 from fedsim.plugins.registry import load_object
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
@@ -23,7 +36,7 @@ from fedsim.wire.payloads import Payload
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*.md"), *ROOT.glob("examples/**/*.md")]
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.md"), *ROOT.glob("examples/**/*.md")]
 )
 
 
@@ -88,24 +101,136 @@ def test_the_page_of_signatures_is_what_the_code_says() -> None:
         assert re.search(rf"\b{name}\b", told), name
 
 
-def test_the_lines_that_compare_runs_print_accuracy_and_scores_of_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "summarise" in block]
-    score = {"attack": "sme", "round": 1, "repeat": 0, "metric": "psnr", "floor": 12, "floor_guess": "public mean"}
-    score |= {"ceiling": "", "higher_is_better": True, "missing": ""}
-    for name, accuracy, psnr in (("undefended", 0.9, 20), ("defended", "", 11)):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        measured = [{"round": r, "client": c, "accuracy": accuracy} for r in (1, 2) for c in ("server", 0)]
-        write_rows(tmp_path / "runs" / name / "metrics.csv", ("round", "client", "accuracy"), measured)
-        rows = [score | {"victim": victim, "value": psnr + victim} for victim in (0, 2)]
-        write_rows(tmp_path / "runs" / name / "scores.csv", list(rows[0]), rows)
+def test_the_reference_shows_every_public_name_as_what_it_is() -> None:
+    """Those that the page does not document itself lead to where they are; `make docs` fails where a link is broken."""
+    page = (ROOT / "docs" / "reference" / "fedsim.md").read_text(encoding="utf-8")
+    here = re.findall(r"^\.\. auto(?:function|class):: (\w+)(?:\(\))?$", page, re.MULTILINE)
+    homes = dict(re.findall(r"^\| `fedsim\.(\w+)` \| \{py:class\}`(fedsim\.[\w.]+)` \|$", page, re.MULTILINE))
+    assert sorted([*here, *homes]) == sorted(fedsim.__all__)
+    for name, home in homes.items():
+        module, _, found = home.rpartition(".")
+        assert getattr(import_module(module), found) is getattr(fedsim, name)
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    listed = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").split()
+    pages = [path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
+    assert [str(page) for page in pages if str(page) not in listed and page.name != "index"] == []
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def _commands(page: Path) -> list[list[str]]:
+    """Each command of the page as words, without variables before it."""
+    lines = "\n".join(_blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [list(dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words)) for words in split]
+
+
+PAGES_WITH_COMMANDS = [page for page in DOCUMENTS if any(_commands(page))]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_commands_of_a_page_exist_with_their_options(page: Path) -> None:
+    """What `fedsim` is told parses, its settings are those of the experiment file, and make and python find theirs."""
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    commands = get_command(cli).commands
+    for words in filter(None, _commands(page)):
+        program, arguments = words[0].rpartition("/")[2], words[1:]
+        if program == "fedsim":
+            given = commands[arguments[0]].make_context(arguments[0], arguments[1:]).params
+            if arguments[0] in ("run", "train") and (file := given["file"]) and (ROOT / file).is_file():
+                load_config(ROOT / file, given["overrides"] or [])
+            assert not str(given.get("file")).startswith("examples/") or (ROOT / given["file"]).is_file(), words
+        elif program == "make":
+            assert set(arguments) <= set(targets), words
+        elif program == "python" and arguments[0].endswith(".py"):
+            assert (ROOT / arguments[0]).is_file(), words
+
+
+def test_commands_were_found_to_check() -> None:
+    told = {page.name: len(list(filter(None, _commands(page)))) for page in PAGES_WITH_COMMANDS}
+    assert told["README.md"] >= 3
+    assert told["experiments.md"] >= 6
+    assert told["paper-numbers.md"] >= 20
+    with pytest.raises(NoSuchOption):
+        get_command(cli).commands["run"].make_context("run", ["quickstart.toml", "--iterations", "3"])
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tables_of_an_experiment_on_a_page_are_ones(page: Path) -> None:
+    for block in _blocks(page, "toml"):
+        tables = tomllib.loads(block)
+        if "project" in tables:  # a package of one's own
+            continue
+        config = check(Config, {"federation": {"rounds": 100}, "training": {"local_epochs": 1}, **tables}, str(page))
+        for group, plugins in (("attacks", config.attack), ("defenses", config.defense)):
+            for table in plugins:
+                if table.name in registry.names(group):
+                    registry.build(group, table.name, table.settings, str(page))
+
+
+def test_the_page_of_experiments_names_every_table_and_key() -> None:
+    page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `\[+([\w.]+)\]+` \| (.*) \|$", page, re.MULTILINE))
+    assert set(rows) == {*Config.model_fields, "adversary.knowledge"}
+    for name, field in Config.model_fields.items():
+        keys = set(getattr(field.annotation, "model_fields", {})) - {"knowledge"}
+        assert not keys or keys == set(re.findall(r"`([a-z_]+)`", rows[name])), name
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_of_modules_and_files_on_a_page_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    for name in set(re.findall(r"`((?:fedsim|strategies|adversaries|clients)(?:\.\w+)+)`", text)) - set(groups):
+        module, _, attribute = name.rpartition(".")
+        assert (ROOT / name.replace(".", "/")).with_suffix(".py").is_file() or (
+            (ROOT / name.replace(".", "/")).is_dir() or hasattr(import_module(module), attribute)
+        ), name
+    for path in re.findall(r"`((?:fedsim|strategies|adversaries|clients|tests|benchmarks|examples)/[\w./-]+\w)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_page_of_architecture_names_every_package() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for package in [path.parent for path in ROOT.glob("fedsim/*/__init__.py")]:
+        assert re.search(rf"^\|.*`(fedsim)?\.{package.name}`", page, re.MULTILINE), package.name
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its experiment with few iterations, to be fast."""
+    from flwr.serverapp.strategy import FedAvg
+
+    quick = (ROOT / "examples" / "quickstart.toml").read_text(encoding="utf-8")
+    quick = re.sub(r"(\[\[attack\]\]\n)", r"\1iterations = 2\n", quick)
+    quick = re.sub(r"(\[adversary\].*\n)", r"\1workers = 1\n", quick).replace("rounds = 8", "rounds = 1")
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "quickstart.toml").write_text(quick, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out.splitlines() == [
-        "runs/undefended accuracy 0.9",
-        "  sme psnr 21 ± 13 (n = 2) floor 12 (public mean)",
-        "runs/defended accuracy not measured",
-        "  sme psnr 12 [0, 25] (n = 2) floor 12 (public mean)",
-    ]
+    names: dict[str, Any] = {"FedAvg": FedAvg}
+    blocks = _blocks(ROOT / "README.md", "python")
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block.replace("iterations=300", "iterations=2"), "README.md", "exec"), names)
+    assert names["run"].report().path.is_file()
+    assert names["strategy"].recorder.folder == tmp_path / "recording" / "transcript"
+
+
+def test_the_functions_that_a_page_declares_serve_as_data_and_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = ROOT / "docs" / "data-and-models.md"
+    [code] = _blocks(page, "python")
+    [text] = [block for block in _blocks(page, "toml") if "mine:net" in block]
+    imports = "from pathlib import Path\nfrom torch import nn\nfrom fedsim import Dataset, Task\n"
+    (tmp_path / "mine_of_the_page.py").write_text(imports + code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    tables = tomllib.loads(text.replace("mine:", "mine_of_the_page:"))
+    for group, table in (("datasets", tables["data"]), ("models", tables["model"])):
+        registry.build(group, table.pop("name"), table, group)
+        with pytest.raises(ConfigError, match="colour"):
+            registry.build(group, f"mine_of_the_page:{'data' if group == 'datasets' else 'net'}", {"colour": 1}, group)

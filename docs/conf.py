@@ -1,0 +1,67 @@
+"""How Sphinx builds the site of these pages: `make docs`. A warning is an error, and no network is needed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import fedsim  # noqa: F401  (imported here as a program does, or autodoc would import it as a type checker does)
+from fedsim.knowledge import FACTS, Knowledge
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+project = "fedsim"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "alabaster"
+html_theme_options = {
+    "description": "What can an honest-but-curious server learn from a federation?",
+    "fixed_sidebar": True,
+    "show_powered_by": False,
+    "page_width": "1000px",
+    "sidebar_width": "250px",
+}
+html_copy_source = html_show_copyright = False
+
+myst_heading_anchors = 3
+default_role = "code"  # `name` in a docstring is code
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Class attributes", "params_style")]
+
+nitpicky = True  # a reference that leads nowhere is an error: each type of ours in a signature has to be on these pages
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!fedsim\.|strategies\.|adversaries\.|clients\.).*\..*"),  # of other packages
+    (r"py:class", r"Tensor|Generator|optional|dict\[str"),
+    (r"py:.*", r"fedsim\..*\.[A-Z]"),  # type variables
+]
+
+
+def _leave_out_links_to_code(app: Sphinx, page: str, source: list[str]) -> None:
+    """Links out of docs/ lead somewhere in the repository alone."""
+    if "/" not in page:
+        source[0] = re.sub(r"\[([^]]+)\]\(\.\./[^)]+\)", r"\1", source[0])
+
+
+def _prepare(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """What napoleon cannot know of a docstring."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "\\ ")  # it would take what is before a colon in the first line for a type
+    if drawn := [place for place, line in enumerate(lines) if line.startswith(("├", "│", "└"))]:
+        tree = slice(drawn[0] - 1, drawn[-1] + 1)
+        lines[tree] = ["::", "", *(f"   {line}" for line in lines[tree])]
+    if thing is Knowledge:
+        at = lines.index("Attributes:") + 1
+        lines[at:at] = [f"    {fact}: {about.about}." for fact, about in FACTS.items()]
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", _leave_out_links_to_code)
+    app.connect("autodoc-process-docstring", _prepare, priority=400)
