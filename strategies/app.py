@@ -21,7 +21,6 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedsim.auditing.workers import beside
-from fedsim.defense import remembers
 from fedsim.engines.arrays import Held, record_of, state_in
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.memory import ClientMemory
@@ -104,8 +103,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     plan = Plan(rounds=recording.rounds, clients=recording.clients, every=recording.every)
     strategy = Curious(experiment.new_strategy(), Recorder(folder.transcript, plan, resume, recording.fsync))
     fresh, lost = opaque(strategy.strategy), list[str]()
-    remembering = any(map(remembers, experiment.defenses))
-    start = Checkpoint.load(folder.checkpoint, strategy.strategy, remembering=remembering) if resume else None
+    start = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
     done = start.round if start else 0
     arrays = start.arrays if start else record_of(experiment.initial_state())
     rows = [row for row in measurements(folder) if int(row["round"]) <= done] if start else []
@@ -319,7 +317,7 @@ def _protocol(experiment: Experiment) -> ConfigRecord:
     if experiment.training.sends == "gradient":
         settings["learning_rate"] = None  # the server steps, and says how far if it likes
     if settings["batches"] == "reshuffled":
-        del settings["batches"]  # as nothing was said of it before there was a choice
+        del settings["batches"]  # clients reshuffle unless they are told otherwise
     return ConfigRecord({key.replace("_", "-"): value for key, value in settings.items() if value is not None})
 
 
