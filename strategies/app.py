@@ -44,7 +44,7 @@ from strategies.curious import Curious, miscounted
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
 _STEPS = 32
-"""Messages that the clients of a large round are cut into, so that whoever waits sees how far it is."""
+"""Messages that the clients of a large round are cut into, so that progress can be shown."""
 _WRONG = 2
 _NAMED = 5
 """Most clients named in one line of the log."""
@@ -76,7 +76,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool, nodes: int) -> None:
-    """`federate`, which nobody's `sys.exit` ends as if all was done: a thread or a process of Flower's would."""
+    """`federate`, but a `sys.exit` within is an error: Flower would end as if all rounds were done."""
     try:
         federate(experiment, folder, grid, resume=resume, nodes=nodes)
     except SystemExit as error:
@@ -218,7 +218,7 @@ def _checked(
 ) -> Iterator[Message]:
     """Pass `replies` on; one that is no answer to what was sent becomes an error reply of its client.
 
-    Who answers as it should remembers what came with its reply; all others remember what they did before.
+    A client whose reply is accepted keeps the memory that came with it; all others keep what they had.
     """
     asked = {message.metadata.dst_node_id: message for message in messages}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
