@@ -27,7 +27,7 @@ _LONGEST = 200
 
 @contextmanager
 def memory_of(defense: Defense, key: str, state: RecordDict) -> Iterator[Memory | None]:
-    """What `defense` kept under `key` in `state`, as copies; on leaving, what is in it then is kept instead.
+    """Copies of what `defense` kept under `key` in `state`; on leaving, what the mapping then holds is kept instead.
 
     None for a defense that asks for no memory. Whatever is raised within leaves `state` as it was.
 
@@ -50,7 +50,7 @@ def memory_of(defense: Defense, key: str, state: RecordDict) -> Iterator[Memory 
 
 @contextmanager
 def as_it_was_after_failure(state: RecordDict) -> Iterator[None]:
-    """Put `state` back as it was where something is raised within: who fails keeps what it had."""
+    """Put `state` back as it was where something is raised within: a client that fails keeps what it had."""
     before = dict(state)
     try:
         yield

@@ -19,14 +19,15 @@ from fedsim.errors import AttackError
 from fedsim.wire.messages import State, non_finite
 
 Claims = Literal["update", "client", "federation"]
-"""Whose examples a finding claims to hold: those that the attacked message was computed from, in the first of the
-attacked rounds, all that the victim trains on, or all that any client trains on."""
+"""Whose examples a finding claims to hold. `update`: those that the attacked message was computed from (of several
+rounds, the message of the first). `client`: all that the victim trains on. `federation`: all that any client trains
+on."""
 
 MOST_CLASSES = 1 << 24
-"""Class indices and tokens are below this; what counts them makes as much room as the largest asks for."""
+"""Class indices and tokens are below this, because counting them takes memory in proportion to the largest."""
 _CURVE = re.compile(r"\w[\w .+-]{0,39}")
 _EVALUATORS = ("psnr",)
-"""Names of curves that the report draws by the truth, so that no attack may give its own such a name."""
+"""Names of curves that the report computes from the truth; an attack may not use them for its own curves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ class Texts(Finding):
     """Texts that the attack claims the victim trained on, in arbitrary order.
 
     Attributes:
-        tokens: `example place`, integers; what they stand for is the data set's business.
+        tokens: `example place`, integers; the data set says what they stand for.
         labels: `example`, class index of each text, or of a regression its target (floating point).
         claims: whose texts they are, see `Claims`.
     """
@@ -165,7 +166,7 @@ class Texts(Finding):
 class Representatives(Reconstruction):
     """Data that the attack claims to be typical of a class at the victim's, fewer or more than it holds.
 
-    Each is to be compared with any of its examples of that class. Attributes are those of `Reconstruction`.
+    Each is compared with all of the victim's examples of that class. Attributes are those of `Reconstruction`.
     """
 
     kind = "representatives"
@@ -205,7 +206,7 @@ class LocalModel(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class Inference(Finding):
-    """Which of several candidates the attack claims to be true of each record of the victim that it knows.
+    """Which of several candidates the attack claims to be true, for each record of the victim that it knows.
 
     Attributes:
         of: what is inferred, the client whom a record comes from (`source`) or its sensitive `attribute`.
@@ -333,7 +334,7 @@ def _check_claims(claims: Claims) -> None:
 
 
 def _claimed(claims: Claims) -> dict[str, Tensor]:
-    """How `claims` is saved: not at all for the usual one."""
+    """How `claims` is saved: `update`, the usual value, is not written."""
     return {} if claims == "update" else {"claims": torch.tensor(get_args(Claims).index(claims))}
 
 

@@ -1,6 +1,6 @@
-"""How far work has come, told as log lines that nobody keeps: a display may show them, as `fedsim.cli.screen` does.
+"""Progress of long work, as log lines that are shown and not kept; `fedsim.cli.screen` shows them.
 
-Log lines because they pass from thread to thread, and from a deployed ServerApp to the command line, as all others do.
+Log lines are used because they pass between threads, and from a deployed ServerApp to the command line.
 """
 
 from __future__ import annotations

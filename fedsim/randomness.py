@@ -1,4 +1,4 @@
-"""Random numbers keyed by what they are for, never by when they are drawn.
+"""Random numbers, each drawn under a key that says what it is for.
 
 Every draw belongs to a key such as `(seed, "train", round, client)`. The order in which clients
 reply, the number of workers and what ran before cannot change it.

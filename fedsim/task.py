@@ -1,4 +1,4 @@
-"""What a model is for: the shape of its inputs, and what it is to say of them."""
+"""What a model is for: the shape of its inputs, and what it predicts."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedsim.auditing.workers import beside
-from fedsim.defense import remembers
 from fedsim.engines.arrays import Held, record_of, state_in
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.memory import ClientMemory
@@ -45,7 +44,7 @@ from strategies.curious import Curious, miscounted
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
 _STEPS = 32
-"""Messages that the clients of a large round are cut into, so that whoever waits sees how far it is."""
+"""Messages that the clients of a large round are cut into, so that progress can be shown."""
 _WRONG = 2
 _NAMED = 5
 """Most clients named in one line of the log."""
@@ -77,7 +76,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool, nodes: int) -> None:
-    """`federate`, which nobody's `sys.exit` ends as if all was done: a thread or a process of Flower's would."""
+    """`federate`, but a `sys.exit` within is an error: Flower would end as if all rounds were done."""
     try:
         federate(experiment, folder, grid, resume=resume, nodes=nodes)
     except SystemExit as error:
@@ -104,8 +103,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     plan = Plan(rounds=recording.rounds, clients=recording.clients, every=recording.every)
     strategy = Curious(experiment.new_strategy(), Recorder(folder.transcript, plan, resume, recording.fsync))
     fresh, lost = opaque(strategy.strategy), list[str]()
-    remembering = any(map(remembers, experiment.defenses))
-    start = Checkpoint.load(folder.checkpoint, strategy.strategy, remembering=remembering) if resume else None
+    start = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
     done = start.round if start else 0
     arrays = start.arrays if start else record_of(experiment.initial_state())
     rows = [row for row in measurements(folder) if int(row["round"]) <= done] if start else []
@@ -220,7 +218,7 @@ def _checked(
 ) -> Iterator[Message]:
     """Pass `replies` on; one that is no answer to what was sent becomes an error reply of its client.
 
-    Who answers as it should remembers what came with its reply; all others remember what they did before.
+    A client whose reply is accepted keeps the memory that came with it; all others keep what they had.
     """
     asked = {message.metadata.dst_node_id: message for message in messages}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -319,7 +317,7 @@ def _protocol(experiment: Experiment) -> ConfigRecord:
     if experiment.training.sends == "gradient":
         settings["learning_rate"] = None  # the server steps, and says how far if it likes
     if settings["batches"] == "reshuffled":
-        del settings["batches"]  # as nothing was said of it before there was a choice
+        del settings["batches"]  # clients reshuffle unless they are told otherwise
     return ConfigRecord({key.replace("_", "-"): value for key, value in settings.items() if value is not None})
 
 

@@ -28,6 +28,8 @@ from fedsim.recording.sealed import Arrays, read_sealed, write_sealed
 log = logging.getLogger("fedsim." + __name__)
 _DTYPES = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")))
 _DEEPEST = 20
+_HEADER = ("round", "model", "memory", "lost", "clients")
+"""What the header of each checkpoint says."""
 
 
 class _CannotBeSaved(Exception):
@@ -76,11 +78,8 @@ class Checkpoint:
         return cls(number, arrays, memory, copies, lost, {} if clients is None else clients)
 
     @classmethod
-    def load(cls, path: Path, strategy: Strategy, *, remembering: bool = False) -> Checkpoint | None:
+    def load(cls, path: Path, strategy: Strategy) -> Checkpoint | None:
         """Read the last checkpoint and put its memory back into `strategy`; None where there is none.
-
-        Args:
-            remembering: whether clients go on from what they remember.
 
         Raises:
             RunError: the file is damaged, or lacks what the strategy or the clients remembered.
@@ -88,17 +87,14 @@ class Checkpoint:
         if not path.is_file():
             return None
         header, stored = read_sealed(path)
+        if missing := [name for name in _HEADER if name not in header]:
+            raise RunError(f"{path}: does not say its '{missing[0]}'; begin the run again with --overwrite")
         if lost := header["lost"]:
             raise RunError(
                 f"{path}: does not hold {_listed(lost, strategy)}, so going on would give another run than one that "
                 "nobody interrupted; begin it again with --overwrite, or keep only arrays, numbers and texts there"
             )
-        if remembering and "clients" not in header:
-            raise RunError(
-                f"{path}: does not hold what clients remember, which their defenses go on from; "
-                "begin the run again with --overwrite"
-            )
-        clients = _clients(header.get("clients", {}), stored, path)
+        clients = _clients(header["clients"], stored, path)
         _restore(strategy, header["memory"], stored)
         arrays = ArrayRecord({name: Array(stored[f"model/{name}"]) for name in header["model"]})
         return cls(header["round"], arrays, header["memory"], stored, clients=clients)

@@ -65,8 +65,8 @@ class CohortGrid(Grid):
         together: clients that train as one batch of computations. Who is in one depends on the
             messages of the round alone, so that nodes and engines change no bit.
         parking: folder for the replies of large rounds; None is the system's for temporary files.
-        steps: how many messages a round is cut into at least, of eight clients or more each: replies come with the
-            message that they were in, and somebody may be waiting for a sign.
+        steps: the least number of messages that a round is cut into, as long as each has eight clients or more. The
+            replies of one message arrive together, so more messages show progress more often.
         memory: what clients keep from round to round, likewise never seen by the strategy. What comes with a reply
             counts once whoever asked for it calls `memory.accept`.
     """
@@ -128,14 +128,14 @@ class CohortGrid(Grid):
         return [self._replies.pop(i) for i in list(message_ids) if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """One reply a message, ascending by client, as they come; who did not answer has an error reply.
+        """One reply for each message, ascending by client; a client that did not answer has an error reply.
 
-        When the next one is asked for, the arrays of a reply may move to disk, from where they are
-        read again as often as somebody wants them.
+        Once the caller asks for the next reply, the arrays of the last one may move to disk. They are read again
+        from there whenever they are needed.
         """
         messages = list(messages)
         if messages and self._bytes(messages) > _MUCH:
-            gc.collect()  # Flower's records refer to themselves, so those of the last round are still about
+            gc.collect()  # Flower's records refer to themselves, so those of the last round are still in memory
         parking = Parking(self._parking, _MEMORY_BYTES)
         for message, reply in self._exchange(messages, timeout, parking):
             self.memory.bring(_client(message), reply)
@@ -173,7 +173,7 @@ class CohortGrid(Grid):
         return orders
 
     def _bytes(self, alike: Sequence[Message]) -> int:
-        """About as many as the replies to messages with the content of the first will have."""
+        """An estimate of the bytes of all replies; each is about as large as the content of the first message."""
         return len(alike) * _size(alike[0].content) + self.memory.size(map(_client, alike))
 
     def _pack(self, order: Sequence[Message], node: int, seconds: float) -> Message:
@@ -198,8 +198,8 @@ class _Work:
     An order over which a node failed is cut into groups, and a group into single clients, which are sent again.
 
     Attributes:
-        under_way: message id to the order, its place and its node. There is no order for what was
-            given up in an earlier exchange: its node is busy until it has answered.
+        under_way: message id to the order, its place and its node. A message that was given up in an earlier exchange
+            has no order here, but its node is busy until it has answered.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class _Work:
         self._parking = parking
         self._together = together
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
-        # Nodes stop beginning with clients at the deadline; what they have by then may still come.
+        # At the deadline nodes begin with no further client; what they have by then may still arrive.
         self._end = math.inf if timeout is None else self._deadline + min(_GRACE, timeout / 4)
         self._wait = _SHORTEST_WAIT
         self._idle = deque(node for node in nodes if node not in late.values())
@@ -247,13 +247,13 @@ class _Work:
             self.under_way[names[0]] = (self._to_send.popleft(), node)
 
     def receive(self, place: int) -> bool:
-        """Take the answers that are there; whether there were any. The next to be handed over is that of `place`."""
+        """Take the answers that have arrived; whether there were any. The order at `place` is handed over next."""
         answers = list(self._grid.pull_messages(list(self.under_way))) if self.under_way else []
         for answer in answers:
             if (known := self.under_way.pop(answer.metadata.reply_to_message_id, None)) is None:
                 continue  # it came twice
             what, node = known
-            # One that fails is quick about it, and would get all there is to do.
+            # A node that fails does so quickly, and would get all the remaining work.
             others = self._idle or any(other is not None for other, _ in self.under_way.values())
             if not answer.has_error() or not others:
                 self._idle.append(node)

@@ -38,13 +38,13 @@ def play_cohort(
 ) -> Message:
     """Let `app` answer for every logical client that a cohort message names.
 
-    A client that raises, exits, or answers with an error, becomes an error reply of that client alone. Once
-    the message's time is up, no other client is begun with. While others wait, a client may use half of the
-    time that is left, or twice what one took so far where that is more; then it is interrupted.
+    A client that raises, exits or answers with an error gets an error reply; the others are not affected. Once the
+    message's time is up, no further client begins. While others wait, a client may use half of the time that is left,
+    or twice the average time of a client so far if that is more. Then it is interrupted.
 
     Args:
-        ahead: called with the message to one client and all who can work together with it, each with its
-            `Context.state`; those for whom it returns the records of a reply are not asked one by one.
+        ahead: called with the message to one client and the `Context.state` of each client that can train together
+            with it. Clients for which it returns the records of a reply are not asked one by one.
     """
     order: dict[str, Any] = dict(message.content[ORDER])
     kept = states_in(message.content)
@@ -75,7 +75,7 @@ def play_cohort(
         for place, client in enumerate(group, start):
             reply = done.get(client)
             if reply is None:
-                states[client] = RecordDict(dict(kept.get(client, {})))  # `ahead` may have got half way with another
+                states[client] = RecordDict(dict(kept.get(client, {})))  # `ahead` may have changed the other one
                 reply = clock.run(partial(alone, client, states[client]), waiting=place + 1 < len(clients))
                 clock.answered += reply is not None
             answers.update({f"{client}/{name}": r for name, r in _remembering(reply, states[client]).items()})
@@ -98,7 +98,7 @@ class _Clock:
         self.answered = 0
 
     def run(self, work: Callable[[], _Result], *, waiting: bool) -> _Result | None:
-        """What `work` returns; None where there was no time for it, or not enough.
+        """What `work` returns; None if there was too little time for it.
 
         Args:
             waiting: whether others have to wait for it.
@@ -106,7 +106,7 @@ class _Clock:
         began = time.monotonic()
         left = self._end - began
         usual = self._spent / self.answered if self.answered else 0.0
-        if left < usual or left <= 0:  # it would not be done in time, and cost the others' answers
+        if left < usual or left <= 0:  # it would not finish in time, and would delay the answers of the others
             return None
         try:
             result = _interrupted_after(min(left, max(left / 2, 2 * usual)) if waiting else left, work)
@@ -121,7 +121,7 @@ class _TimeUp(BaseException):
 
 
 def _interrupted_after(seconds: float, work: Callable[[], _Result]) -> _Result:
-    """What `work` returns, or a _TimeUp; Python can be interrupted in its main thread alone."""
+    """What `work` returns, or a _TimeUp; Python can be interrupted in its main thread only."""
     if not math.isfinite(seconds) or threading.current_thread() is not threading.main_thread():
         return work()
 
@@ -133,7 +133,7 @@ def _interrupted_after(seconds: float, work: Callable[[], _Result]) -> _Result:
     others, interval = 0.0, 0.0
     try:
         try:
-            # Again, for where it rings in a destructor, an exception goes unheard.
+            # It rings again and again, because an exception that is raised in a destructor is lost.
             others, interval = signal.setitimer(signal.ITIMER_REAL, min(seconds, threading.TIMEOUT_MAX), _RING_AGAIN)
             return work()
         finally:
@@ -157,7 +157,7 @@ def _answer(app: ClientApp, message: Message, context: Context) -> Mapping[str, 
 
 
 def _remembering(reply: Mapping[str, Any] | None, state: RecordDict) -> Mapping[str, Any]:
-    """What a client answers, with what it keeps; who fails keeps what it had."""
+    """What a client answers, with what it keeps; a client that fails keeps what it had."""
     if reply is None:
         return error_reply(TOO_LATE)
     try:

@@ -1,8 +1,8 @@
-"""The experiment file: TOML, checked before anything runs.
+"""The tables of an experiment file, checked before anything runs.
 
-Every table is strict: an unknown key, a wrong type or a contradiction is a ConfigError that names
-the key and, where there is one, the nearest known name. A table with a `name` picks a plug-in; its
-other keys are that plug-in's own settings and are checked against it.
+Every table is strict: an unknown key, a wrong type or a contradiction is a ConfigError that names the key and, where
+there is one, the nearest known name. A table with a `name` picks a plug-in; its other keys are the settings of that
+plug-in and are checked against it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _derived(base: type[Table], **keys: tuple[Any, Any]) -> Any:
 class TrainingTable(Table):
     """[training]: the fields of `fedsim.training.settings.LocalTraining`, which checks the values.
 
-    `sends` left out is what the strategy's class declares; `resolve` writes it down, for a recording is attacked
+    If `sends` is left out, the strategy's class declares it. `resolve` writes it down, because a recording is attacked
     without loading the strategy. Clients that send a gradient take one mini-batch a round: `local_steps = 1`. The
     proximal term is a setting of FedProx's server.
     """

@@ -1,4 +1,4 @@
-"""Whether a run is still what it was when it was written: everything in the folder held against its manifest."""
+"""Whether a run is still what it was when it was written: everything in the folder is compared with its manifest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What holding a run against its manifest gave.
+    """The result of comparing a run with its manifest.
 
     Attributes:
         manifest: None where there is none, or one that was altered.

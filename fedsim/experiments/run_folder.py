@@ -1,4 +1,4 @@
-"""A run is a folder; this names what lies where."""
+"""A run is a folder; this module names the files in it, and writes, reads and checks them."""
 
 from __future__ import annotations
 
@@ -148,14 +148,14 @@ class RunFolder:
             )
         if self.path.is_symlink():
             raise RunError(f"{self.path}: cannot be written, for it is a symbolic link; name the folder itself")
-        if manifest.read(self.path) is None:  # which fedsim makes first of all
+        if manifest.read(self.path) is None:  # the first file that fedsim writes
             raise ConfigError(f"{self.path}: is not a run folder, so --overwrite does not touch it")
         for path in _files(self.path):
             if not _is_made(path.relative_to(self.path).as_posix()):
                 raise ConfigError(
                     f"{path}: is not of a run, so --overwrite does not touch the folder; move it elsewhere"
                 )
-        for name in sorted(names, key=lambda name: name == manifest.NAME):  # by which the folder is known, last
+        for name in sorted(names, key=lambda name: name == manifest.NAME):  # it marks a run folder, so it goes last
             path = self.path / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

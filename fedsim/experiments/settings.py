@@ -15,14 +15,14 @@ _INFLUENCES = ("data", "partition", "model", "training", "federation", "strategy
 _LAUNCH = ("engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "port", "evaluate_every")
 """The keys of [federation] that it does not follow from."""
 MAY_CHANGE = ("adversary.", "attack.", "states.", "recording.fsync", *(f"federation.{key}" for key in _LAUNCH))
-"""Settings with which a run may go on where they are others than it was begun with."""
+"""Settings that may change before a run goes on."""
 
 
 def made_with(config: Config) -> dict[str, Any]:
-    """What the states of a training follow from: the settings that have an influence on them, and the versions."""
+    """What determines the states of a training: the settings that influence them, and the versions."""
     tables = config.model_dump(mode="json", exclude_none=True, exclude={"federation": set(_LAUNCH)})
     tables = {key: tables[key] for key in _INFLUENCES}
-    tables["states"].pop("epochs", None)  # more of them leave those before as they are
+    tables["states"].pop("epochs", None)  # further epochs do not change the earlier ones
     return {"experiment": tables, "versions": versions()}
 
 

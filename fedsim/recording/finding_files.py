@@ -37,7 +37,7 @@ def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> N
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with in_one_step(path) as temporary:
-            # One key alone: the library writes several in any order, and the same finding would be other bytes.
+            # One key only: the library writes several in any order, so the same finding could give different bytes.
             facts = {**about, _KIND: finding.kind, _ORDER: list(own)}
             metadata = {"about": json.dumps(facts, sort_keys=True)}
             save_file(own, temporary, metadata=metadata)
@@ -48,7 +48,7 @@ def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> N
 _UNREADABLE = (
     OSError, SafetensorError, AttackError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-"""What reading a file may raise that anybody may have written; a RecursionError is a RuntimeError."""
+"""What reading a file of unknown origin may raise; a RecursionError is a RuntimeError."""
 
 
 def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
@@ -73,7 +73,7 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
 
 
 def load_claim(path: Path) -> tuple[Finding, dict[str, Any]]:
-    """Read what an attack found, and see that it says whose it is: attack, victim, round, repeat and settings.
+    """Read what an attack found, and check the facts about it: attack, victim, round, repeat, settings and others.
 
     Raises:
         TranscriptError: the file is damaged.
@@ -84,7 +84,7 @@ def load_claim(path: Path) -> tuple[Finding, dict[str, Any]]:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """What `load_claim` tells about a finding, without the finding.
+    """The facts that `load_claim` returns about a finding, without the finding.
 
     Raises:
         TranscriptError: the file is damaged.

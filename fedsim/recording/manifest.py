@@ -1,9 +1,9 @@
-"""What a run is made of, in one file against which `fedsim inspect` holds everything else.
+"""What a run is made of, in one file; `fedsim inspect` compares everything else with it.
 
 `manifest.json` names the run, its seed and settings, the hash of every recorded round's header (which has those of all
 its states) with a chain over them, and the hashes of what was written beside the recording. It is replaced in one step
-after each round and each finding. Anybody can make a plain one again; with a key file, named by FEDSIM_KEY, it is
-signed (HMAC-SHA256).
+after each round and each finding. Without a key, anybody who can write to the folder can make it again; with a key
+file, named by FEDSIM_KEY, it is signed (HMAC-SHA256).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORMAT = 1
 _SHORTEST = 16
 """Bytes of a key."""
 _written: dict[Path, tuple[bytes, bytes | None, Manifest]] = {}
-"""What this process wrote last, with which key, and where; to parse thousands of rounds again takes its time."""
+"""What this process wrote last, with which key, by path; it saves parsing thousands of rounds again."""
 
 
 @dataclass(kw_only=True)
@@ -49,7 +49,7 @@ class Manifest:
         files: path in the run folder to SHA-256.
         replaced: SHA-256 of what a file was before, for those that are announced before they are replaced: a writer who
             is killed in between leaves the former one.
-        late: whether it was begun when there were rounds or findings already, of whose making it says nothing.
+        late: whether it was begun when there were rounds or findings already; it does not say where those are from.
         signed: whether it was signed; not part of what is written.
     """
 
@@ -115,7 +115,7 @@ def changing(folder: Path, *, durable: bool = False) -> Iterator[Manifest]:
 
 
 def _forget_replaced(folder: Path, manifest: Manifest) -> None:
-    """Of files that are what they were announced to become, the former content is right no more."""
+    """Forget the former hash of each file that has become what was announced."""
     for name in list(manifest.replaced):
         if _hash_now(folder / name) == manifest.files.get(name):
             del manifest.replaced[name]

@@ -105,9 +105,9 @@ class Recorder:
         Updates whose `before` is the same state share its copy on disk.
 
         Args:
-            failures: client to reason; read when `updates` has come to its end.
+            failures: client to reason; read after the last of `updates`.
             config: protocol facts.
-            expected: about how many updates will be kept, for those who cannot count them.
+            expected: about how many updates will be kept, where `updates` is no sequence.
 
         Raises:
             RunError: the disk is full or the folder cannot be written, or two updates are of one
@@ -141,7 +141,7 @@ class Recorder:
 
 
 def _received(updates: Iterable[Update], number: int) -> Iterator[Update]:
-    """`updates`, whose own trouble is not that of the disk."""
+    """`updates`; an OSError of theirs is not taken for one of the disk."""
     try:
         yield from updates
     except OSError as error:

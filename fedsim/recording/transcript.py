@@ -73,7 +73,7 @@ class Transcript:
         """
         folder.mkdir(parents=True)
         for number, path in self._paths.items():
-            self.header(number)  # for what is written anew would hide that it was altered
+            self.header(number)  # checked first, because a header that is written anew would hide that it was altered
             copied = folder / path.name
             shutil.copyfile(path, copied)
             if not self._facts:

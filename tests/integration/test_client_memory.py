@@ -293,7 +293,7 @@ def test_a_resume_without_what_clients_kept_is_refused(tiny_config: Tiny, serial
     digest = write_sealed(folder.checkpoint, header, {k: a for k, a in stored.items() if not k.startswith("client/")})
     with changing(folder.path) as manifest:
         manifest.files[folder.checkpoint.name] = digest
-    with pytest.raises(RunError, match="does not hold what clients remember, which their defenses go on from") as error:
+    with pytest.raises(RunError, match="does not say its 'clients'; begin the run again with --overwrite") as error:
         serial_run(remembering(tiny_config), folder.path, resume=True)
     assert "\n" not in str(error.value)
 

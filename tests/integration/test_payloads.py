@@ -63,6 +63,18 @@ class EightBits(Defense):
         return Payload.quantised({n: t.floor().clamp(-127, 127).to(torch.int8) for n, t in noisy.items()}, scales)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BothForms(Defense):
+    """Sends every other tensor sparse, and those between them quantised."""
+
+    paper = PAPER
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
+        sparse, quantised = LargestTenth().on_update(update, rng=rng), EightBits().on_update(update, rng=rng)
+        odd = list(update)[1::2]
+        return sparse | Payload({name: quantised.tensors[name] for name in odd})
+
+
 def kept(tensor: Tensor) -> Tensor:
     fewest = tensor.abs().flatten().kthvalue(max(1, int(0.9 * tensor.numel()))).values
     return torch.where(tensor.abs() > fewest, tensor, 0)
@@ -99,6 +111,21 @@ def test_a_federation_records_each_form_as_it_was_sent_and_aggregates_what_it_st
     dense = sum(tensor.numel() * 4 for tensor in first[0].before.values())
     share = {"AsDelta": 1.0, "LargestTenth": 0.25, "EightBits": 0.3}[name]
     assert all(update.payload.nbytes <= share * dense for update in first)
+
+
+@pytest.mark.ray
+def test_ray_carries_sparse_and_quantised_payloads_as_serial_does(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    found = {}
+    for engine in ("serial", "ray"):
+        federation = {"engine": engine} | ({"actors": 2} if engine == "ray" else {})
+        config = tiny_config(federation=federation, defense=[{"name": f"{__name__}:BothForms"}], attack=[])
+        transcript = Transcript(serial_run(config, tmp_path / engine).path)
+        sent = {type(form) for update in transcript.updates() for _, form in update.payload.tensors.values()}
+        assert sent == {Sparse, Quantised}
+        found[engine] = transcript.hash()
+    assert found["ray"] == found["serial"]
 
 
 def sender(sent: Callable[[int, State], State]) -> ClientApp:

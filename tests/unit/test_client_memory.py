@@ -336,7 +336,7 @@ def test_a_checkpoint_holds_what_clients_keep_in_its_order_and_without_a_copy(
     )
     Checkpoint.of(1, arrays, FedAvg(), clients=kept).save(path)
     assert sum(array is kept[3]["b"]["y/z"] for array in written[0][2].values()) == 1
-    loaded = Checkpoint.load(path, FedAvg(), remembering=True)
+    loaded = Checkpoint.load(path, FedAvg())
     assert loaded is not None
     assert repr(loaded.clients) == repr(kept)
     assert loaded.clients[0]["a"]["model/w"].dtype == np.float16
@@ -347,15 +347,22 @@ def test_a_checkpoint_without_the_memory_that_clients_go_on_from_is_refused(tmp_
     path, arrays = tmp_path / "checkpoint.safetensors", ArrayRecord({"w": Array(np.zeros(2))})
     Checkpoint.of(1, arrays, FedAvg(), clients={4: {"a": {"x": np.ones(1)}}}).save(path)
     header, stored = read_sealed(path)
-    tensor = stored.pop("client/4/0/x")
+    del stored["client/4/0/x"]
     write_sealed(path, header, stored)
     with pytest.raises(RunError, match=r"lacks 'client/4/0/x', which a client remembers; begin the run again with"):
         Checkpoint.load(path, FedAvg())
-    del header["clients"]
-    write_sealed(path, header, {**stored, "client/4/0/x": tensor})
-    with pytest.raises(RunError, match=r"does not hold what clients remember, which their defenses go on from; begin"):
-        Checkpoint.load(path, FedAvg(), remembering=True)
-    assert Checkpoint.load(path, FedAvg()) is not None, "nobody needs it"
+
+
+@pytest.mark.parametrize("field", ["round", "model", "memory", "lost", "clients"])
+def test_a_checkpoint_that_lacks_a_field_is_refused(field: str, tmp_path: Path) -> None:
+    path, arrays = tmp_path / "checkpoint.safetensors", ArrayRecord({"w": Array(np.zeros(2))})
+    Checkpoint.of(1, arrays, FedAvg(), clients={}).save(path)
+    header, stored = read_sealed(path)
+    del header[field]
+    write_sealed(path, header, stored)
+    with pytest.raises(RunError) as caught:
+        Checkpoint.load(path, FedAvg())
+    assert str(caught.value) == f"{path}: does not say its '{field}'; begin the run again with --overwrite"
 
 
 # In any other Flower app: the state that a SuperNode keeps for its client.
