@@ -1,4 +1,4 @@
-"""Builds of networks that an attack is handed: they carry no data and can be made again in another process."""
+"""Functions that build networks, for attacks: they hold no data and can be called in another process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from fedsim.training.modes import dropping
 
 @dataclass(frozen=True)
 class Architecture:
-    """Gives copies of the network that an experiment names.
+    """Builds copies of the network that an experiment names.
 
     Attributes:
         name: of the model, registered or `module:callable`.
         settings: its table.
-        task: what it is for.
-        seed: of its fresh weights; derived from that of the run, which shares out the data as well.
-        dropout: whether its dropout layers drop while clients train; the adversary's network has none that do not.
+        task: what it is built for.
+        seed: of its fresh weights. It is derived from the seed of the run, which must not be handed to attacks because
+            the partition of the data follows from it.
+        dropout: whether dropout layers are active while clients train; if not, their rate is 0 in this network.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Architecture:
     dropout: bool = True
 
     def __call__(self) -> nn.Module:
-        """A network of its own for each caller, with the same fresh weights."""
+        """A new copy of the network for each caller, with the same fresh weights."""
         return deepcopy(self._network)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Attack a recording, score what was found, write both down.
 
-The same code serves `fedsim run` after the last round, a worker beside the round loop, and
-`fedsim attack` on a recording made anywhere; all read the same transcript, so results are equal.
+The same code serves `fedsim run` after the last round, a process that works beside the round loop, and `fedsim attack`
+on a recording made anywhere. All of them read the same transcript, so their results are equal.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ ProgressOf = Callable[[Job, int, int, Mapping[str, float]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """An adversary set upon one recording.
+    """The attacks of one adversary on one recording.
 
     Attributes:
         folder: the run.
@@ -74,7 +74,7 @@ class Audit:
         experiment: the federation behind the recording; None where it was recorded elsewhere.
         beside: folder of the attack file, in which `module:callable` and truth files are found.
         trust: import code that the run folder names by `module:callable`.
-        command: what makes these findings again; each keeps it.
+        command: the command that makes these findings again; each finding keeps it.
     """
 
     folder: RunFolder
@@ -102,7 +102,7 @@ class Audit:
 
     @cached_property
     def granted(self) -> Knowledge:
-        """What the adversary is granted whoever the victim is."""
+        """What the adversary is granted, whoever the victim is."""
         return grant(self.spec.adversary, self.experiment, self.beside)
 
     @cached_property
@@ -120,7 +120,7 @@ class Audit:
 
     @cached_property
     def optimum(self) -> Optima:
-        """Finds, or finds again, the optimal local model of a client."""
+        """Gives the optimal local model of a client, which is computed once and kept in the run folder."""
         return Optima(cache=self.cache, case=self.case)
 
     def truth(self, victim: int, number: int | None) -> Truth | None:
@@ -134,12 +134,12 @@ class Audit:
             ConfigError, PluginError, KnowledgeError: before any work.
         """
         check_model(self.spec.adversary, self.granted)
-        _ = self.cache.model_code  # of its file as it is now, soon after the import
+        _ = self.cache.model_code  # hashed soon after the import, before its file can change
         granted = [*private(self.spec.adversary), *self._sent_along()]
         for table, attack in self.attacks:
             self.case.check_kind(table.title, attack)
             attack.check(self.granted, granted)
-            code_hash(type(attack))  # likewise
+            code_hash(type(attack))  # for the same reason
         self.case.check_files()
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
         metrics.check_weights(_weights())
@@ -147,20 +147,20 @@ class Audit:
     def run(self, progress: ProgressOf | None = None, rounds: Iterable[int] | None = None) -> list[str]:
         """Attack, and return one sentence for each attack that failed; the others go on.
 
-        Findings that are already there, made with the same settings and the same code of a plug-in, are kept.
+        Findings that are already there, and were made with the same settings and the same code, are kept.
 
         Args:
-            progress: told `(job, iteration, iterations, values)`.
-            rounds: attack only these among the rounds that are to be attacked; attacks on several rounds at once wait
-                for a call without it.
+            progress: called as `progress(job, iteration, iterations, values)`.
+            rounds: attack only these of the rounds that are to be attacked, and leave out attacks on several rounds
+                at once; None attacks everything.
 
         Raises:
-            ConfigError: a round that is to be attacked, or a victim of an attack file, is recorded nowhere; nothing
-                was attacked.
+            ConfigError: a round that is to be attacked, or a victim that an attack file names, is recorded nowhere;
+                nothing was attacked.
         """
         self.check()
         transcript, adversary = Transcript(self.folder.path), self.spec.adversary
-        # A run that still goes on has not seen all clients, and one that samples them may never see some.
+        # A run that is not finished has not seen all clients yet, and one that samples clients may never see some.
         if rounds is None and not isinstance(self.spec, Config):
             check_victims(transcript, adversary, chosen_rounds(transcript, adversary, rounds))
         failures: list[str] = []
@@ -224,20 +224,20 @@ class Audit:
         self.cache.keep(finding, self.cache.place(job), about)
 
     def isolation(self, room: Path) -> Isolation:
-        """Where attacks of other packages run, which are not to be led to the run, its data or any truth."""
+        """Where attacks of other packages run: nothing there leads to the run, its data or the truth."""
         hidden = [self.folder.path, *(self.beside / file for file in self.spec.truth.values())]
         hidden += filter(None, [data_folder()])
-        with suppress(DataError):  # there is none
+        with suppress(DataError):  # there is no cache folder
             hidden.append(cache_folder())
         return Isolation(room, hidden)
 
     def _sent_along(self) -> list[str]:
-        """Facts of the protocol that a recording made elsewhere tells itself, and that are not withheld."""
+        """Facts of the protocol that the headers of a recording made elsewhere state, and that are not withheld."""
         if self.experiment is not None or not self.folder.path.is_dir():
             return []
         transcript, headers = Transcript(self.folder.path), list[Header]()
         for number in transcript.rounds:
-            with suppress(TranscriptError):  # it is reported when it is attacked
+            with suppress(TranscriptError):  # a damaged round is reported when it is attacked
                 headers = [transcript.header(number)]
                 break
         return [name for name in sent_along(headers) if getattr(self.spec.adversary.knowledge, name) is not False]
@@ -245,7 +245,7 @@ class Audit:
     def _work(
         self, transcript: Transcript, todo: Sequence[Job], progress: ProgressOf, room: Path
     ) -> Generator[tuple[Job, BaseException | None]]:
-        """Do `todo`, several at once on a CPU; each with what it raised."""
+        """Do the jobs `todo`, several at once on a CPU; yield each with the exception that it raised, or None."""
         self._find_optima(sorted({job.victim for job in todo if job.attack.builds_on == OPTIMAL}))
         workers = self.spec.adversary.workers or min(os.cpu_count() or 1, (len(todo) + 1) // 2)
         if workers > 1 and self.granted.device.type == "cpu":
@@ -261,17 +261,17 @@ class Audit:
     ) -> BaseException | None:
         try:
             self.attack(transcript, job, partial(progress, job), isolation)
-        except (Exception, SystemExit) as error:  # attacks may be strangers' code; one that breaks breaks only itself
+        except (Exception, SystemExit) as error:  # an attack of any package that fails must not stop the others
             return error
         return None
 
     def _found(
         self, transcript: Transcript, job: Job, knowledge: Knowledge, progress: Progress, isolation: Isolation
     ) -> Finding:
-        """What the attack of `job` finds, here or, where it is of another package, in a process of its own.
+        """What the attack of `job` finds, in this process or, if it is of another package, in a process of its own.
 
         Raises:
-            AttackCrash: it raised something else than a FedsimError, or its process died.
+            AttackCrash: it raised another exception than a FedsimError, or its process died.
         """
         ours = is_object(job.plugin) or code_hash(type(job.attack)) is None  # or an object of the user's own program
         return (attempt if ours else isolation.attempt)(
@@ -298,7 +298,7 @@ class Audit:
         )
 
     def _knowledge(self, transcript: Transcript, job: Job, first: int) -> tuple[Knowledge, list[str]]:
-        """What the attack of `job` is handed, and what tells the models among it from others."""
+        """What the attack of `job` is granted, and the hashes of the models among it."""
         adversary, declared = self.spec.adversary, job.attack.declared()
         truth = self.truth(job.victim, first) if declared.intersection(private(adversary)) else None
         headers = [transcript.header(number) for number in job.rounds if job.victim in transcript.clients(number)]
@@ -315,14 +315,14 @@ class Audit:
         return dataclasses.replace(knowledge, models=models), hashes
 
     def _find_optima(self, clients: Sequence[int]) -> None:
-        """Make sure that `optimum` knows `clients`, several at once; others are found when they are asked for."""
+        """Find the optimal local models of `clients`, several at once, where they are not in the run folder yet."""
         missing = [client for client in clients if not self.optimum.is_there(client)]
         workers = min(self.spec.adversary.workers or os.cpu_count() or 1, len(missing))
         if workers > 1:
             arguments = (self.folder.path, self.spec, self.beside, self.trust)
             found = in_processes(missing, workers, _optimum_worker, arguments, _silent)
             for client, error in tracked(found, "optimal local models", len(missing)):
-                if error is not None:  # whoever asks for it will fail, too, and is reported
+                if error is not None:  # the attack that needs it will fail and be reported
                     log.warning("client %d: no optimal local model: %s", client, error)
 
 
@@ -338,7 +338,7 @@ def open_audit(
 
     Args:
         trust: import code that the run folder names.
-        command: what the findings say that makes them again.
+        command: the command that makes the findings again.
 
     Raises:
         ConfigError: the recording was made elsewhere and no attack file is given, no attack is named, or the run names
@@ -349,7 +349,7 @@ def open_audit(
     folder = RunFolder(path)
     config = folder.read_experiment(trust=trust)
     if spec is None and config is None:
-        raise ConfigError(f"{path}: was recorded elsewhere, so it says nothing of attacks; give an attack file")
+        raise ConfigError(f"{path}: was recorded elsewhere, so it names no attacks; give an attack file")
     chosen: AttackFile = spec if spec is not None else config  # type: ignore[assignment]
     if not chosen.attack:
         raise ConfigError("attack: no attack is named; add an [[attack]] table with a name")
@@ -371,7 +371,7 @@ def open_audit(
 def _worker(
     path: Path, spec: AttackFile, beside: Path, trust: bool, command: str, room: Path
 ) -> Iterator[Callable[[Job, Progress], None]]:
-    """The function that a worker process attacks with."""
+    """Gives the function with which a worker process attacks."""
     audit = open_audit(path, spec, beside, trust=trust, command=command)
     transcript = Transcript(path)
     with audit.isolation(room) as isolation:
@@ -382,7 +382,7 @@ def _worker(
 def _optimum_worker(
     path: Path, spec: AttackFile, beside: Path, trust: bool
 ) -> Iterator[Callable[[int, Progress], object]]:
-    """The function with which a worker process finds optimal local models."""
+    """Gives the function with which a worker process finds optimal local models."""
     audit = open_audit(path, spec, beside, trust=trust)
     yield lambda client, progress: audit.optimum(client)
 
@@ -392,5 +392,5 @@ def _silent(job: Any, iteration: int, iterations: int, values: Mapping[str, floa
 
 
 def _weights() -> Path | None:
-    """Where networks that scores need have their weights."""
+    """The folder with the weights of networks that scores need."""
     return folder / "weights" if (folder := data_folder()) else None

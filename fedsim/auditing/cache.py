@@ -1,4 +1,4 @@
-"""Findings that are there already: where they lie, what they follow from, and which of them still count."""
+"""Findings that are in the run folder already: where they lie, what they follow from, and which are still valid."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Cache:
     Attributes:
         folder: the run.
         attacks: of the file.
-        order: their titles, those first that others build on.
+        order: their titles; an attack comes after those that it builds on.
         granted: what the file grants.
         beside: folder in which `module:callable` is found.
-        seed: of the run.
-        own: the run is one of ours, whose records do not change.
+        seed: seed of the run.
+        own: whether fedsim made the run, so that the clients' records cannot change.
     """
 
     folder: RunFolder
@@ -85,7 +85,7 @@ class Cache:
 
     @cached_property
     def present(self) -> dict[str, tuple[Any, ...]]:
-        """Variant, code and model's code of each attack of the file as they are now, by title; see `made_with`."""
+        """Variant, hash of the code and hash of the model's code of each attack as they are now, by title."""
         return {
             table.title: (self.variants[table.title], code_hash(type(attack)), self.model_code)
             for table, attack in self.attacks
@@ -93,10 +93,10 @@ class Cache:
 
     @cached_property
     def variants(self) -> dict[str, str]:
-        """By title what tells the findings that an attack makes now from those that it made otherwise.
+        """By title, a hash of the plug-in, its settings, the granted facts that it reads and the variant it builds on.
 
-        That is plug-in, settings, what the file grants of what it reads, and the variant of the attack that it builds
-        on. An edited plug-in is no other variant: its old findings cannot be made again, and are replaced.
+        Findings of different variants stay side by side. An edited plug-in is no other variant: its old findings cannot
+        be made again, so they are replaced.
         """
         found: dict[str, str] = {}
         attacks = {table.title: (table.name, attack) for table, attack in self.attacks}
@@ -109,7 +109,7 @@ class Cache:
 
     @cached_property
     def _homes(self) -> dict[str, Path]:
-        """By title the folder of what an attack finds, which nothing else is in: the title, or `title-VARIANT`."""
+        """By title, the folder for the findings of this variant alone: the title, or `title-VARIANT`."""
         return {title: _home(self.folder.findings / title, own) for title, own in self.variants.items()}
 
     def place(self, job: Job) -> Path:
@@ -122,7 +122,7 @@ class Cache:
         self.folder.note(path)
 
     def is_ours(self, path: Path) -> bool:
-        """Whether a finding is there, and is the one that this run's manifest names; another is made anew."""
+        """Whether a finding is there, and has the hash that the manifest of the run notes; if not, it is made anew."""
         if not path.is_file():
             return False
         if not is_noted(self.folder.path, path):
@@ -131,14 +131,15 @@ class Cache:
         return True
 
     def is_there(self, job: Job, fingerprint: str) -> bool:
-        """Whether what `job` finds is there, made from the same; says so, or why it is not."""
+        """Whether the finding of `job` is there and follows from the same inputs; logs that, or why it is made anew."""
         path = self.place(job)
         return self.is_ours(path) and _is_there(job, load_claim(path)[1], fingerprint, self.model_code)
 
     def decoded(self, title: str, job: Job) -> tuple[Models, list[str]]:
-        """What the attack called `title` found of each client, with its present settings, in the rounds of `job`.
+        """The local models that the attack called `title` found, with its present settings, in the rounds of `job`.
 
-        And the hash of each such model: what builds on it stays as long as the model does.
+        Returns:
+            The models by client, and the hash of each: findings that build on a model are valid as long as it is.
         """
         models: dict[int, Callable[[], State]] = {}
         hashes, now = [], self.present[title]
@@ -157,13 +158,13 @@ class Cache:
         return Models(models), hashes
 
     def fingerprint(self, job: Job, knowledge: Knowledge, transcript: Transcript, upstream: Sequence[str]) -> str:
-        """Names everything that the finding of `job` follows from."""
+        """A hash of everything that the finding of `job` follows from."""
         labels = None if knowledge.labels is None else knowledge.labels.tolist()
         headers = [transcript.header(number).plain() for number in job.rounds]
         table = self.granted.model_dump()
         granted = {name: table[name] for name in knowledge.granted()}
         code = [] if (own := code_hash(type(job.attack))) is None else [{"code": own}]
-        outside = [] if self.own else _records_hash(knowledge)  # a run's own records do not change
+        outside = [] if self.own else _records_hash(knowledge)  # the records of a run of fedsim cannot change
         model = [] if self.model_code is None else [{"model": self.model_code}]
         parts = [repr(job.attack), granted, labels, self.seed, headers, *upstream, *code, *outside, *model]
         text = json.dumps(parts, sort_keys=True)
@@ -172,33 +173,33 @@ class Cache:
 
 def _home(plain: Path, own: str) -> Path:
     for path in sorted(plain.glob("*.safetensors")):
-        with suppress(TranscriptError):  # one that cannot be read is told of where it is asked for
+        with suppress(TranscriptError):  # a damaged finding is reported where it is scored
             if read_about(path).get("variant") != own:
                 return plain.with_name(f"{plain.name}-{own}")
     return plain
 
 
 def _is_there(job: Job, about: Mapping[str, object], fingerprint: str, model_code: str | None) -> bool:
-    """Whether the finding that `about` tells of is that of `job`, and a line that says so, or why it is not."""
+    """Whether the finding that `about` describes is that of `job`; logs that, or why it is made anew."""
     who, code = f"{job.title} on client {job.victim}, round {job.round}", code_hash(type(job.attack))
     codes = {f"of {job.plugin}": ("code", code), "of the model": ("model_code", model_code)}
     if homeless := [whose for whose, (_, now) in codes.items() if now == UNREADABLE]:
-        log.info("%s: attacked anew, for the code %s is in no file", who, homeless[0])
+        log.info("%s: attacked anew, because the code %s is in no file", who, homeless[0])
         return False
     if about.get("fingerprint") == fingerprint:
         log.info("%s: already there", who)
         return True
     changed = [whose for whose, (key, now) in codes.items() if about.get(key) != now]
     if about.get("plugin") == job.plugin and changed:
-        log.info("%s: attacked anew, for the code %s has changed", who, changed[0])
+        log.info("%s: attacked anew, because the code %s has changed", who, changed[0])
     return False
 
 
 @cache
 def _model_at(path: Path, changed: int) -> tuple[dict[str, object], str | None]:
-    """About a finding that was written then, and the hash of the model in it; None where it claims none.
+    """What a finding says of itself, and the hash of the model that it claims; None where it claims none.
 
-    Many jobs build on one model, so it is read once.
+    Many jobs build on one model, so it is read once, until the file is `changed` (nanoseconds).
     """
     finding, about = load_claim(path)
     return about, hash_state(finding.state) if isinstance(finding, LocalModel) else None
@@ -211,12 +212,12 @@ def _read_model(path: Path) -> State:
 
 
 def _records_hash(knowledge: Knowledge) -> list[str]:
-    """Of the records that are granted, where there are any."""
+    """Hashes of the records that are granted, if there are any."""
     held = [table for table in (knowledge.records, knowledge.partial_records) if table is not None]
     tensors = [tensor.contiguous().numpy() for table in held for tensor in (table.inputs, table.labels)]
     return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors]
 
 
 def made_with(about: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Variant, code and model's code of a finding."""
+    """Variant, hash of the code and hash of the model's code of a finding."""
     return tuple(about.get(key) for key in ("variant", "code", "model_code"))

@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 
 
 def attack_round(path: Path, number: int, *, trust: bool = False) -> None:
-    """Attack one round of a run that is still going on; called in a process of its own.
+    """Attack one round of a run that is not finished; called in a process of its own.
 
-    What fails here is tried again, and reported, at the end of the run.
+    An attack that fails here is made again at the end of the run, and reported if it fails again.
     """
     audit = open_audit(path, None, trust=trust)
-    if any(audit.folder.transcript.glob("*.safetensors")):  # a recording plan may have kept nothing yet
+    if any(audit.folder.transcript.glob("*.safetensors")):  # [recording] may have selected no round yet
         try:
             audit.run(rounds=[number])
         except FedsimError as error:
@@ -29,5 +29,5 @@ def attack_round(path: Path, number: int, *, trust: bool = False) -> None:
 
 @contextmanager
 def round_attacker(path: Path) -> Iterator[Callable[[int, Progress], None]]:
-    """The function with which a process beside the round loop, which trusts its code, attacks round after round."""
+    """Gives the function with which a process beside the round loop attacks each round."""
     yield lambda number, progress: attack_round(path, number, trust=True)

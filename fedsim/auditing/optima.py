@@ -1,4 +1,4 @@
-"""Each client's optimal local model, which findings are held against; found once and kept in the run folder."""
+"""Each client's optimal local model, with which findings are compared; computed once and kept in the run folder."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Optima:
     case: Case
 
     def __call__(self, client: int, *, elsewhere: bool = False) -> State:
-        """theta_c*, what `client` would train on its data alone from w_0 on.
+        """theta_c*, the model that `client` would train on its own data alone, starting from w_0.
 
         Args:
-            elsewhere: from other random weights than w_0, to which nothing in the messages is near.
+            elsewhere: start from other random weights than w_0, which are near to nothing in the messages.
 
         Raises:
             DataError: nobody knows the client's data.
@@ -45,7 +45,7 @@ class Optima:
         return finding.state
 
     def is_there(self, client: int) -> bool:
-        """Whether that from w_0 on is known."""
+        """Whether the one that starts from w_0 is in the run folder."""
         return self.cache.is_ours(self._place(client, elsewhere=False))
 
     def _place(self, client: int, *, elsewhere: bool) -> Path:
@@ -55,11 +55,11 @@ class Optima:
     def _found(self, client: int, *, elsewhere: bool) -> State:
         experiment = self.case.experiment
         if experiment is None:
-            raise DataError(f"client {client}: what it holds is told by an experiment only, so it has no optimal model")
+            raise DataError(f"client {client}: only an experiment says what it holds, so it has no optimal model")
         data, labels = experiment.data.train(client)
         beginning = " from other random weights" if elsewhere else ""
         log.info("client %d: training its optimal local model%s, for comparison", client, beginning)
-        with one_thread(), torch.enable_grad():  # an attack that asks for it may compute without slopes
+        with one_thread(), torch.enable_grad():  # the attack that asks for it may have switched gradients off
             return local_optimum(
                 experiment.new_model(),
                 experiment.other_start() if elsewhere else experiment.initial_state(),

@@ -1,4 +1,4 @@
-"""What is said of jobs while they are done and when they fail."""
+"""Progress of jobs, the warnings of attacks, and the sentence for a job that failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsim.progress import tell
 
 
 def counted(results: Iterable[tuple[Job, Any]], jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:
-    """Pass `results` on and tell, for each attack, how many of its jobs are done."""
+    """Pass `results` on, and report for each attack how many of its jobs are done."""
     totals, done = Counter(job.title for job in jobs), Counter[str]()
     for title, total in totals.items():
         tell(title, 0, total)
@@ -27,7 +27,7 @@ def counted(results: Iterable[tuple[Job, Any]], jobs: Sequence[Job]) -> Iterator
 
 @contextmanager
 def overheard() -> Iterator[list[str]]:
-    """What attacks warn of meanwhile, each sentence once: the report tells it beside what they found."""
+    """The warnings of attacks meanwhile, each sentence once; the report shows them beside the findings."""
     heard: dict[str, None] = {}
 
     class Listener(logging.Handler):
@@ -44,7 +44,7 @@ def overheard() -> Iterator[list[str]]:
 
 
 def sentence(job: Job, error: BaseException) -> str:
-    """What to say of `job`, which `error` ended."""
+    """The sentence for `job`, which failed with `error`."""
     where = f"round {job.round}, client {job.victim}: "
     if isinstance(error, FedsimError) and not isinstance(error, AttackCrash):
         told = re.search(rf"client {job.victim}\b", str(error))

@@ -1,4 +1,4 @@
-"""What an audit has to do: which attack meets whom in which rounds, and in which order."""
+"""What an audit has to do: which attack is made on which victim in which rounds, and in which order."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def jobs(
     """What to do, round by round; attacks on several rounds come first.
 
     Args:
-        only: of the rounds that are to be attacked; attacks on several rounds at once are then left out, for the run
-            has not come to all of them yet.
+        only: these of the rounds that are to be attacked; attacks on several rounds at once are then left out, because
+            not all of their rounds are recorded yet.
         failures: gets a sentence for each round that cannot be read.
     """
     present: dict[int, list[int]] = {}
@@ -79,15 +79,15 @@ def jobs(
 
 
 def in_order(builds_on: Mapping[str, str | None], *, known: bool) -> list[list[str]]:
-    """Titles of attacks in the order of work: first those that need no other's findings, then those that build on them.
+    """Titles of attacks in the order of work: an attack comes after those whose findings it builds on.
 
     Args:
-        builds_on: by title the attack, or `optimal` for the truth, that an attack takes models from.
-        known: somebody knows that truth.
+        builds_on: by title, the attack from which an attack takes models, or `optimal` for optimal local models.
+        known: whether the optimal local models can be computed.
 
     Raises:
-        ConfigError: an attack builds on one that the file does not name, on itself in the end, or on the truth where
-            nobody knows it.
+        ConfigError: an attack builds on one that the file does not name, on itself by a circle, or on optimal local
+            models where the clients' data are not known.
     """
     for title, source in builds_on.items():
         if source == OPTIMAL and not known:
@@ -116,7 +116,7 @@ def in_order(builds_on: Mapping[str, str | None], *, known: bool) -> list[list[s
 
 
 def chosen_rounds(transcript: Transcript, adversary: AdversaryTable, only: Iterable[int] | None) -> Sequence[int]:
-    """The rounds to attack; with `only`, those among them, for a run that has not come to the others yet."""
+    """The rounds to attack; with `only`, those of them that are in `only` and are recorded already."""
     recorded = transcript.rounds
     chosen = recorded if adversary.rounds == "all" else adversary.rounds or recorded[:1]
     if only is not None:
@@ -128,7 +128,7 @@ def chosen_rounds(transcript: Transcript, adversary: AdversaryTable, only: Itera
 
 
 def check_victims(transcript: Transcript, adversary: AdversaryTable, chosen: Sequence[int]) -> None:
-    """Raise ConfigError where a victim is named who is in no round, not even as one who failed there."""
+    """Raise ConfigError where a victim is named that is in no round, not even as a client that failed."""
     missing = set(adversary.victims) if isinstance(adversary.victims, list) else set()
     seen: set[int] = set()
     for number in dict.fromkeys([*chosen, *transcript.rounds]):
@@ -136,7 +136,7 @@ def check_victims(transcript: Transcript, adversary: AdversaryTable, chosen: Seq
             return
         try:
             header = transcript.header(number)
-        except FedsimError:  # a damaged round, of which nobody knows who was in it; it is reported when it is attacked
+        except FedsimError:  # nobody knows which clients were in a damaged round; it is reported when it is attacked
             return
         present = {reply.client for reply in header.replies} | set(header.failures)
         missing -= present
@@ -154,7 +154,7 @@ def _chosen_victims(present: list[int], adversary: AdversaryTable) -> Sequence[i
 
 
 def first_of(transcript: Transcript, job: Job) -> int:
-    """The first of the job's rounds that its victim took part in; clients are not sampled for each.
+    """The first of the job's rounds in which its victim took part, which may not take part in each.
 
     Raises:
         AttackError, TranscriptError: it took part in none of them.
@@ -163,5 +163,5 @@ def first_of(transcript: Transcript, job: Job) -> int:
         if job.victim in transcript.clients(number):
             return number
     if len(job.rounds) == 1:
-        transcript.update(job.rounds[0], job.victim)  # says why it is not there
+        transcript.update(job.rounds[0], job.victim)  # raises the error that says why it is not there
     raise AttackError(f"client {job.victim}: is recorded in none of the rounds {job.round}; attack another client")

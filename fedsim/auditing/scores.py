@@ -30,9 +30,9 @@ IMAGES = ("attack", "victim", "round", "repeat", "image", "metric", "value", *VA
 def score(cache: Cache, bench: Bench, failures: list[str]) -> list[dict[str, Any]]:
     """Judge every finding that this run's attacks made.
 
-    Findings of attacks that the file no longer names, or makes with other settings or knowledge now, are judged
-    too, each as what it is; those that an attack made before its code changed are not, for they cannot be made
-    again, and would share its mean. A finding that cannot be judged leaves the others' scores alone.
+    Findings of attacks that the file no longer names, or now makes with other settings or knowledge, are judged too,
+    under their own variant. Findings that an attack made before its code changed are left out: they cannot be made
+    again, and would be averaged with those of the present code. A finding that cannot be judged does not affect others.
 
     Args:
         failures: gets one sentence for each finding that cannot be judged.
@@ -61,14 +61,14 @@ def score(cache: Cache, bench: Bench, failures: list[str]) -> list[dict[str, Any
 
 
 def _readable(path: Path, cache: Cache, failures: list[str]) -> tuple[Finding, dict[str, Any]] | None:
-    """A finding and what it says of itself; None where it is not to be scored, which is said."""
+    """A finding and what it says of itself; None where it is not scored, and then the log says why."""
     try:
         if not is_noted(cache.folder.path, path):
             raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
         finding, about = load_claim(path)
     except FedsimError as error:
         log.error("%s/%s: not scored: %s", path.parent.name, path.name, error)
-        if not any(str(error) in told for told in failures):  # an attack that is to be made again has said so
+        if not any(str(error) in told for told in failures):  # the attack may have reported the same already
             failures.append(f"not scored: {error}")
         return None
     mine, theirs = cache.present.get(str(about["attack"]), ("",)), made_with(about)
@@ -81,7 +81,7 @@ def _readable(path: Path, cache: Cache, failures: list[str]) -> tuple[Finding, d
 def _judged(finding: Finding, about: Mapping[str, Any], bench: Bench, failures: list[str]) -> Judgement:
     try:
         return evaluator_of(finding).judge(finding, about, bench)
-    except Exception as error:  # whatever a stranger's finding does to those who compare it
+    except Exception as error:  # a finding of any package may have any content
         told = isinstance(error, FedsimError)
         who = f"{about['attack']}, round {about['round']}, client {about['victim']}"
         failures.append(f"{who}: not scored: {error if told else one_line(what_it_said(error))}")

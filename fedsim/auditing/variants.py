@@ -1,4 +1,4 @@
-"""Findings of one attack made in several ways: what tells them apart, and what they are called beside one another."""
+"""Findings of one attack made in several ways: what distinguishes them, and the names that tell them apart."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fedsim.attacks import Attack
 from fedsim.errors import RunError
 
 VARIANT = ("variant", "settings", "granted")
-"""Columns of `scores.csv`: a hash of all that an attack was made with, the settings that differ from its defaults, and
-what it was handed of what can be granted."""
+"""Columns of `scores.csv`: a hash of everything that an attack was made with, the settings that differ from its
+defaults, and the facts that it was granted."""
 
 
 def changed(attack: Attack) -> dict[str, Any]:
@@ -29,12 +29,12 @@ def changed(attack: Attack) -> dict[str, Any]:
 
 
 def variant(*made_with: Any) -> str:
-    """Eight hexadecimal digits of what an attack was made with: plug-in, settings, knowledge and what it builds on."""
+    """Eight hexadecimal digits: a hash of plug-in, settings, knowledge and the variant that an attack builds on."""
     return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def columns(about: Mapping[str, Any]) -> dict[str, str]:
-    """What `scores.csv` says of a finding's variant."""
+    """The columns `VARIANT` of `scores.csv` for one finding."""
     return {
         "variant": about["variant"],
         "settings": json.dumps(about["changed"], sort_keys=True),
@@ -43,10 +43,10 @@ def columns(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def told_apart(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
-    """What the attack of each (title, variant) is called: its title, with what differs where there are several.
+    """A name for each (title, variant): the title, and in brackets what differs where there are several variants.
 
     Args:
-        rows: of `scores.csv`, or the like of findings.
+        rows: of `scores.csv`, or with the same columns of findings.
     """
     titles: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for row in rows:
@@ -67,10 +67,10 @@ def told_apart(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
 def named(
     rows: Iterable[Mapping[str, Any]], names: Mapping[tuple[str, str], str] | None = None
 ) -> list[dict[str, Any]]:
-    """The same rows, in which attacks are called so that variants are told apart; `title` is what they were called.
+    """The same rows, in which `attack` is a name that tells variants apart and `title` is the attack's title.
 
     Args:
-        names: what attacks are called where there are others beside these; see `told_apart`.
+        names: names of the attacks, where they are shown beside others than these; see `told_apart`.
     """
     known = list(rows)
     names = told_apart(known) | dict(names or {})

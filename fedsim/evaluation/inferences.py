@@ -41,7 +41,7 @@ class Inferences(Evaluator[Inference]):
         victim, experiment = int(about["victim"]), bench.case.experiment
         if experiment is None:
             log.warning(
-                "%s, client %d: not scored: what the victim held is told by an experiment only", about["attack"], victim
+                "%s, client %d: not scored: only an experiment says what the victim held", about["attack"], victim
             )
             return Judgement()
         if finding.of == "source":

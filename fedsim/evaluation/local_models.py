@@ -66,7 +66,7 @@ class LocalModels(Evaluator[LocalModel]):
         victim, experiment = int(about["victim"]), bench.case.experiment
         if experiment is None:
             log.warning(
-                "%s, client %d: not scored: what the victim held is told by an experiment only", about["attack"], victim
+                "%s, client %d: not scored: only an experiment says what the victim held", about["attack"], victim
             )
             return Judgement()
         data, dataset = experiment.data, experiment.dataset

@@ -1,6 +1,6 @@
-"""Scores in short: one line per attack and metric, with a confidence interval, and what it says.
+"""Scores in short: one line for each attack and metric, with a confidence interval and a verdict.
 
-`reading` alone decides what a score says; the page, its headline and the terminal quote it.
+Only `reading` decides on a verdict; the page, its headline and the terminal quote it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
 LESS_THAN_PUBLIC = "less than public data do"
 NOT_JUDGED = "not judged"
 FEWEST = 5
-"""Victims without whom nothing is concluded: four may all be beyond the floor by chance, in 1 of 16 cases."""
+"""Fewest victims from which anything is concluded: by chance, four are all beyond the floor in 1 of 16 cases."""
 _SHARES = {
     "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
     "attribute_balanced_accuracy", "local_accuracy", "recovered",
@@ -35,7 +35,7 @@ _RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0)) | {"mse"
 _RANGES |= dict.fromkeys(
     ("psnr", "class_psnr", "lpips", "parameter_distance", "local_loss", "local_mape"), (0.0, math.inf)
 )
-"""Where other metrics lie."""
+"""Lowest and highest value of other metrics."""
 _NAMES = {
     "psnr": "PSNR, dB",
     "ssim": "SSIM",
@@ -51,19 +51,19 @@ _NAMES = {
     "local_mape": "local MAPE, %",
 }
 _OF_MODELS = {"parameter_distance", "zest", "local_loss", "local_accuracy", "local_mape"}
-"""Metrics whose `ceiling` is no bound, but what the victim's optimal local model gets."""
+"""Metrics whose `ceiling` is no bound, but the score of the victim's optimal local model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """One metric of one attack over all its victims.
 
-    Other rounds of the same victim, and other random starts on the same update, are no new evidence
-    about the next victim, so they are averaged first; only where there is but one victim do its
-    rounds give the interval, and only where there is but one update do the starts.
+    Further rounds of a victim, and further random starts on an update, say nothing about another victim, so they are
+    averaged first. Only where there is one victim is the interval over its rounds, and only where there is one update
+    is it over the random starts.
 
     Attributes:
-        attack: what it is called beside the others.
+        attack: its name, which tells it from the others.
         made: its title and variant, see `fedsim.auditing.variants`.
         count: number of victims, or of updates where there is but one victim, or of random starts
             where there is but one update.
@@ -72,10 +72,10 @@ class Summary:
         low, high: the 95 % confidence interval of `mean`, see `interval`; NaN for one score.
         floor: mean of the floors.
         floor_guess: which guess set the floor most often.
-        nearest: what the public example closest to each true one would get, NaN where none is known.
+        nearest: mean score of the public examples closest to the true ones, NaN where none are known.
         gain: mean advantage over the floor, counted towards leakage.
         ahead: how many of `count` are beyond their floor.
-        ceiling: mean of what perfect findings would get, NaN where there is no bound.
+        ceiling: mean score of perfect findings, NaN where there is no bound.
     """
 
     attack: str
@@ -97,7 +97,7 @@ class Summary:
 
     @property
     def name(self) -> str:
-        """The metric as it is called in a text, with its unit."""
+        """The metric's name in a text, with its unit."""
         return _NAMES.get(self.metric, self.metric.replace("_", " "))
 
     @property
@@ -129,7 +129,7 @@ class Summary:
 
     @property
     def nearest_text(self) -> str:
-        """What the nearest public examples get, if there are any."""
+        """The score of the nearest public examples, if there are any."""
         return f"{self.nearest:.4g}" if math.isfinite(self.nearest) else ""
 
     @property
@@ -139,7 +139,7 @@ class Summary:
 
     @property
     def best_text(self) -> str:
-        """What the best possible finding gets, or for local models what the true optimal one gets."""
+        """The score of the best possible finding, or for local models that of the optimal local model."""
         if not math.isfinite(self.ceiling):
             return ""
         if self.metric in _OF_MODELS:
@@ -149,12 +149,12 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What has to be known of an attack, besides its scores, to read them.
+    """What has to be known about an attack to read its scores.
 
     Attributes:
-        name: what it is called beside the others; empty where it is beside none but those that are scored.
-        main_metric: the metric it is judged by first of all; empty for the first one.
-        source: the model that it reads, where it reads one.
+        name: its name, which tells it from the others; empty where the scores alone give the name.
+        main_metric: the metric by which it is judged first; empty for the first one.
+        source: the model that it takes as its claim; empty where there is none.
     """
 
     name: str = ""
@@ -163,7 +163,7 @@ class Kind:
 
     @property
     def baseline(self) -> str:
-        """Why this counts as no attack; empty for an attack."""
+        """Why this does not count as an attack; empty for an attack."""
         if self.source == OPTIMAL:
             return "no attack: it reads the victim's optimal local model, which only the evaluator has"
         return f"a baseline: it reads the {self.source} model as it was sent" if self.source in _SENT else ""
@@ -174,7 +174,7 @@ _SENT = (GLOBAL, LAST_RETURNED)
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A summary and its reading: a verdict in a few words, empty where there is none, and what to know about it."""
+    """A summary, its verdict in a few words (empty where there is none), and a remark on it."""
 
     summary: Summary
     verdict: str
@@ -183,7 +183,7 @@ class Line:
 
 
 def lines(rows: Iterable[Mapping[str, Any]], kinds: Mapping[tuple[str, str], Kind]) -> list[Line]:
-    """What every attack's scores say; the main metric of each comes first.
+    """A line for each attack and metric; the main metric of an attack comes first.
 
     Args:
         rows: of `scores.csv`.
@@ -215,13 +215,13 @@ def _kind(kinds: Mapping[tuple[str, str], Kind], item: Summary) -> Kind:
 
 
 def reading(item: Summary) -> tuple[str, str]:
-    """A verdict in a word or a few, and what it rests on.
+    """A verdict in a few words, and the reason for it.
 
-    `leaks` means that more than half of such victims are beyond the floor: so many of those attacked are that, were
-    it a matter of heads or tails, it would happen in at most 5 % of cases (sign test), and so is their mean. Unlike an
-    interval of the mean, that holds for scores of any distribution, of two heaps or with infinite PSNR. With fewer
-    than five victims no outcome is as rare as that, and one victim's rounds say nothing about the next victim, so
-    there the verdict only tells what was seen: `beyond the floor` for all, for none, or `undecided`.
+    `leaks` means that more than half of such victims are beyond the floor: the mean is, and so many of the attacked
+    victims are that tossing a coin for each would give as many in at most 5 % of cases (sign test). Unlike an interval
+    of the mean, this holds for scores of any distribution, with two modes or with infinite PSNR. With fewer than five
+    victims no outcome is that rare, and the rounds of one victim say nothing about another victim. There the verdict
+    only says what was seen: `beyond the floor`, `not beyond the floor`, or `undecided` where it is some of them.
     """
     if item.missing:
         return NOT_JUDGED, item.missing
@@ -247,10 +247,10 @@ def reading(item: Summary) -> tuple[str, str]:
 
 
 def headline(found: Sequence[Line]) -> str:
-    """The answer, a sentence for each metric and verdict, in the words of the readings.
+    """The result in short: a sentence for each metric and verdict.
 
-    Each attack is told by its first metric that has a verdict, and by each further one by which it leaks where that
-    one does not; baselines are told apart.
+    Each attack is reported by its first metric that has a verdict and, if it does not leak by that one, by the first
+    metric by which it does. Baselines get sentences of their own.
     """
     attacks = [line for line in found if not line.baseline]
     sentences = [*_told(attacks), *(f"Besides, {text[0].lower()}{text[1:]}" for text in _told(_besides(attacks)))]
@@ -265,7 +265,7 @@ def headline(found: Sequence[Line]) -> str:
 
 
 def most_victims(found: Iterable[Line]) -> int:
-    """Of how many victims the scores are, at the most."""
+    """The largest number of victims that any score is about."""
     return max((line.summary.count if line.summary.unit == "victim" else 1 for line in found), default=0)
 
 
@@ -278,7 +278,7 @@ def _judged(found: Iterable[Line], title: str) -> list[Line]:
 
 
 def _besides(attacks: Sequence[Line]) -> list[Line]:
-    """Lines that say of an attack that it leaks, by another metric than the one that says it does not."""
+    """Of each attack that does not leak by its first metric, the first line of a metric by which it does."""
     found: list[Line] = []
     for title in _titles(attacks):
         own = _judged(attacks, title)
@@ -288,7 +288,7 @@ def _besides(attacks: Sequence[Line]) -> list[Line]:
 
 
 def _told(found: Sequence[Line]) -> list[str]:
-    """`By METRIC, VERDICT: attacks.` out of the first line of each attack that has a verdict."""
+    """`By METRIC, VERDICT: attacks.` from the first line of each attack that has a verdict."""
     groups: dict[tuple[str, str], list[str]] = {}
     for title in _titles(found):
         for line in _judged(found, title)[:1]:
@@ -303,7 +303,7 @@ def _told(found: Sequence[Line]) -> list[str]:
 
 
 def listed(titles: Sequence[str]) -> str:
-    """Titles of attacks in a row; they may have commas of their own."""
+    """Titles of attacks, separated by commas, or by semicolons where a title contains a comma."""
     return ("; " if any("," in title for title in titles) else ", ").join(titles)
 
 
@@ -349,7 +349,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
 
 
 def _units(rows: list[Mapping[str, Any]], column: str) -> tuple[str, NDArray[np.float64]]:
-    """One value a victim; of a single victim one an update, of a single update one a random start; and which it is."""
+    """What is counted, and a value for each: victims; of one victim its rounds; of one update its random starts."""
     victims: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         victims[str(row["victim"])][str(row["round"])].append(float(row[column]))

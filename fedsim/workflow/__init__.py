@@ -1,1 +1,1 @@
-"""What the command line and a Python program do with a run: make it, go on with it, attack it, report on it."""
+"""What the command line and a Python program do with a run: make it, resume it, attack it, report on it."""

@@ -1,4 +1,4 @@
-"""Who attacks a recorded run, out of a file; light to import, so that a mistake in the file is told at once."""
+"""The adversary of a recorded run, read from a file; importing this is quick, so mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedsim.experiments.trust import check_trust, is_in_a_run
 
 @dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """Who attacks a recorded run.
+    """The adversary of a recorded run.
 
     Attributes:
-        spec: whom to attack with what; None for what the run's own experiment says.
+        spec: which clients to attack with which attacks; None for what the run's own experiment says.
         beside: folder in which the `module:callable` and the truth files of `spec` are found.
-        command: what makes the findings again; each keeps it.
+        command: the command that makes the findings again; each finding keeps it.
     """
 
     spec: AttackFile | None = None
@@ -30,7 +30,7 @@ class Adversary:
 
 
 def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (), *, trust: bool = False) -> Adversary:
-    """The adversary that `file` describes; that of the run in `path` itself where no file is named.
+    """The adversary that `file` describes; without a file, the one that the run in `path` describes.
 
     Args:
         path: the run folder.
@@ -39,7 +39,7 @@ def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (),
         trust: accept `module:callable` in a file that lies in a run folder.
 
     Raises:
-        ConfigError: the file says something that does not hold, or overrides what the recording was made with.
+        ConfigError: the file is not valid, or an override changes a setting that the recording was made with.
     """
     overrides = list(overrides)
     for override in overrides:
@@ -57,7 +57,7 @@ def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (),
 
 
 def _as_options(overrides: Iterable[str]) -> list[str]:
-    """The overrides as they were given, but for folders of this machine."""
+    """The overrides as they were given, but of a path on this machine only its last part."""
     options: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")

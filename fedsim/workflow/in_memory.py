@@ -49,15 +49,15 @@ def attack(
     progress: Progress | None = None,
     **knowledge: Any,
 ) -> Finding:
-    """Attack what one client sent: from the model that it was sent and the one that it returned to its examples.
+    """Attack one client: reconstruct its examples from the model that it received and the model that it returned.
 
     Args:
         before: w_t, the state that the server sent, by names of parameters; or a network that has it.
         after: w_T, the state that the client returned.
-        model: a network of the attacked architecture; it is copied, and its weights do not matter.
+        model: a network of the attacked architecture; it is copied, and its weights are not used.
         num_examples: N, how many examples the client trained on.
         attack: a registered name, `module:Class`, or an instance of `Attack`.
-        settings: of the attack; those that are left out are as by default.
+        settings: of the attack; those that are left out have their defaults.
         value_range: lowest and highest value of an input, one pair or one value a channel.
         loss: what the client minimised, `(logits, labels) -> mean loss`.
         seed: of the attack's random start.
@@ -66,7 +66,7 @@ def attack(
             `learning_rate`, `local_epochs`, `batch_size`, `labels` ...
 
     Raises:
-        ConfigError: something does not fit the model, or is nothing that can be known; nothing was attacked.
+        ConfigError: a value does not fit the model, or cannot be known; nothing was attacked.
         KnowledgeError: the attack needs to know more.
         AttackError: the attack failed.
     """

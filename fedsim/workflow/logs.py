@@ -1,4 +1,4 @@
-"""What goes into `log.txt` and to a callback while a run is worked on; afterwards logging is as it was before."""
+"""Log lines for `log.txt` and progress for a callback during work on a run; afterwards logging is as it was before."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Progress = Callable[[str, int, int], None]
 
 @contextmanager
 def kept(path: Path) -> Iterator[None]:
-    """Append what fedsim logs to the file `path`, from the moment its folder exists.
+    """Append what fedsim logs to the file `path`, as soon as its folder exists.
 
-    The host program's own handlers get what they got before.
+    The handlers of the host program get the same lines as before.
     """
     logger = logging.getLogger("fedsim")
     file = _LogFile(path)
     file.addFilter(Once())
     handlers: list[logging.Handler] = [file]
-    if logger.propagate:  # or else a line that the host program has no interest in would reach its handlers
+    if logger.propagate:  # with their level, so that no line reaches the host program that did not before
         handlers.append(_Upwards(logger.getEffectiveLevel()))
     with listening(logger, handlers, min(logger.getEffectiveLevel(), logging.INFO)):
         yield
@@ -32,7 +32,7 @@ def kept(path: Path) -> Iterator[None]:
 
 @contextmanager
 def told(progress: Progress | None) -> Iterator[None]:
-    """Call `progress` with each step that `fedsim.progress` tells of."""
+    """Call `progress` with each step that is reported to `fedsim.progress`."""
     if progress is None:
         yield
         return
@@ -58,7 +58,7 @@ def listening(logger: logging.Logger, handlers: Sequence[logging.Handler], level
 
 
 class Once(logging.Filter):
-    """Lets what is said about data and their partition through once: they are read in several places of a run."""
+    """Lets each line about data and their partition through once, because a run reads them in several places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Once(logging.Filter):
 
 
 class _LogFile(logging.Handler):
-    """Appends to a file, from the moment its folder exists."""
+    """Appends to a file, as soon as its folder exists."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -105,6 +105,6 @@ class _Listener(logging.Handler):
         self._progress = progress
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell one step."""
+        """Report one step."""
         if (step := heard(record.getMessage())) is not None:
             self._progress(*step)

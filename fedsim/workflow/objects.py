@@ -1,7 +1,7 @@
-"""Objects of a Python program in an experiment's tables: which become names and settings, and which stay objects.
+"""Objects of a Python program in the tables of an experiment: some become names and settings, others stay objects.
 
-What can be made again from a name and settings is written so, and works wherever names do. Any other object stays in
-this process, so only engine `serial` can use it, and a run made with it cannot be rebuilt from its file.
+An object that can be made again from a name and settings is written that way, and works on every engine. Any other
+object stays in this process: only engine `serial` can use it, and a run made with it cannot be rebuilt from its file.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ _LISTS: Mapping[str, registry.Group] = {"attack": "attacks", "defense": "defense
 
 
 def replaced(tables: dict[str, Any]) -> list[Given]:
-    """Put tables in the place of objects in `tables`; the value has to be held on to while they are used.
+    """Replace the objects in `tables` by tables.
+
+    Returns:
+        References to the objects, which the caller has to keep for as long as the tables are used.
 
     Raises:
-        ConfigError: an object is not of the kind that belongs there, or nothing but engine `serial`, with attacks one
-            after the other and at the end, could use it.
+        ConfigError: an object is not of the kind that belongs there; or it has to stay in this process, and the tables
+            name another engine than `serial`, attacks in the round, or several workers.
     """
     held: dict[str, Given] = {}
     for name, group in _TABLES.items():
@@ -53,35 +56,35 @@ def replaced(tables: dict[str, Any]) -> list[Given]:
 
 
 def _check_carried(tables: dict[str, Any], where: str) -> None:
-    """Raise ConfigError where other processes would need the object at `where`; have attacks run in this one."""
+    """Raise ConfigError where other processes would need the object at `where`; else attacks run in this one."""
     remedy = "put it in a module of its own, where it can be imported by name"
     federation, adversary = tables.setdefault("federation", {}), tables.setdefault("adversary", {})
     if not isinstance(federation, dict) or not isinstance(adversary, dict):
-        return  # whoever checks the tables says so
+        return  # the check of the tables reports this
     if (engine := federation.get("engine", "serial")) != "serial":
         raise ConfigError(
-            f"federation.engine: '{engine}' works in other processes, which cannot be handed the object at {where}; "
+            f"federation.engine: '{engine}' works in other processes, which cannot get the object at {where}; "
             f"use engine 'serial', or {remedy}"
         )
     if adversary.get("when") == "in-round":
         raise ConfigError(
-            f"adversary.when: 'in-round' attacks in another process, which cannot be handed the object at {where}; "
+            f"adversary.when: 'in-round' attacks in another process, which cannot get the object at {where}; "
             f"use 'at-end', or {remedy}"
         )
     if adversary.setdefault("workers", 1) != 1:
         raise ConfigError(
-            f"adversary.workers: other processes cannot be handed the object at {where}; leave this out, or {remedy}"
+            f"adversary.workers: other processes cannot get the object at {where}; leave this out, or {remedy}"
         )
 
 
 def as_table(group: registry.Group, thing: Any, where: str) -> tuple[dict[str, Any], Given | None]:
-    """The table of an experiment file that stands for `thing`, and what has to be held on to while it is used.
+    """The table of an experiment file that stands for `thing`, and a reference to keep while the table is used.
 
-    A plug-in that is a dataclass, as attacks and defenses are, becomes its class and its settings. A network or a
-    strategy is copied, so that it may be trained or used elsewhere meanwhile.
+    A plug-in that is a dataclass, such as an attack or a defense, becomes its class and its settings. A network or a
+    strategy is copied, so that the caller may go on using its own.
 
     Raises:
-        ConfigError: it is nothing of this group, or has a setting that cannot be written in an experiment file.
+        ConfigError: it is no object of this group, or has a setting that cannot be written in an experiment file.
     """
     cls = type(thing)
     if dataclasses.is_dataclass(cls) and hasattr(cls, registry.OFFERS[group]):
@@ -103,7 +106,7 @@ def _settings(thing: Any) -> dict[str, Any]:
 
 
 def _kind(group: registry.Group) -> type | tuple[type, ...]:
-    """What an object in the place of a plug-in of `group` has to be."""
+    """The type that an object in the place of a plug-in of `group` must have."""
     if group == "models":
         from torch import nn
 
@@ -153,7 +156,7 @@ def writable(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def importable(cls: type) -> str | None:
-    """`module:Class` by which every process finds `cls`; None for one of a notebook, of a function, or of a script."""
+    """`module:Class`, by which every process finds `cls`; None if it is of a notebook, a script or a function."""
     module = sys.modules.get(cls.__module__)
     file = getattr(module, "__file__", None)
     if cls.__module__ == "__main__" or not file or "." in cls.__qualname__:

@@ -1,4 +1,4 @@
-"""A run in Python: `fedsim.run` makes one, `fedsim.open` reads one, and `Run` is what both return."""
+"""A run in Python: `fedsim.run` makes one, `fedsim.open` reads one, and both return a `Run`."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def run(
     """Run a federation under a curious server, attack what it saw, and report.
 
     Args:
-        experiment: an experiment file, its tables, or a checked `Config`. In place of a table there may be an object:
-            a network, a `Dataset`, a Flower strategy, a defense, an attack.
+        experiment: an experiment file, its tables as a dict, or a `Config`. In the dict, an object may stand in the
+            place of a table: a network, a `Dataset`, a Flower strategy, a defense, an attack.
         out: the run folder; `runs/NAME` by default for a file `NAME.toml`.
-        set: settings that are changed, such as `{"federation.rounds": 3}`.
+        set: settings to change, such as `{"federation.rounds": 3}`.
         overwrite: replace an earlier run in the folder.
         trust: import code that a file in a run folder names.
         progress: called as `progress(what, done, total)`.
 
     Raises:
-        FedsimError: the experiment cannot be, and nothing was started; or the run or an attack failed, and what was
-            computed before is kept in the folder.
+        FedsimError: the experiment is not valid, and nothing was started; or the run or an attack failed, and
+            everything that was computed before is kept in the folder.
     """
     tables, where, folder = _tables(experiment)
     changes = {} if set is None else set
@@ -81,11 +81,11 @@ def open(path: str | Path, *, file: str | Path | None = None, trust: bool = Fals
 
     Args:
         path: the run folder.
-        file: an attack file, which says what an adversary of this recording knows, and where truth is.
+        file: an attack file, which says what an adversary of this recording knows, and which files hold the truth.
         trust: import code that the run folder names.
 
     Raises:
-        ConfigError: there is no run in the folder, or the file says something that does not hold.
+        ConfigError: there is no run in the folder, or the attack file is not valid.
     """
     folder = RunFolder(_path(path, "open"))
     _check_there(folder)
@@ -96,14 +96,14 @@ def open(path: str | Path, *, file: str | Path | None = None, trust: bool = Fals
 
 
 class Run:
-    """A run folder. Everything is read from it when it is asked for."""
+    """A run folder. Each property reads its files anew."""
 
     def __init__(
         self, path: Path, *, file: Path | None = None, trust: bool = False, held: Sequence[Given] = ()
     ) -> None:
         self._folder = RunFolder(path)
         self._trust = trust
-        self._held = list(held)  # objects of this program, which are gone when nobody holds them
+        self._held = list(held)  # objects of this program, which are gone when nothing refers to them
         self._file = read_adversary(path, file, trust=trust) if file is not None else Adversary()
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Accuracy and loss of the server and of each client, a row each a round; empty for a bare recording.
+        """Accuracy and loss of the server and of each client, a row for each round; empty for a recording alone.
 
         Raises:
             RunError: the table is damaged.
@@ -134,7 +134,7 @@ class Run:
 
     @property
     def scores(self) -> pd.DataFrame:
-        """How well each finding does, a row for each attack, victim, round, repeat and metric; empty without any.
+        """Scores of findings, a row for each attack, victim, round, repeat and metric; empty if none is scored.
 
         Raises:
             RunError: the table is damaged.
@@ -145,7 +145,7 @@ class Run:
 
     @property
     def findings(self) -> list[Found]:
-        """What attacks claim.
+        """What attacks found.
 
         Raises:
             TranscriptError: a file is damaged.
@@ -170,7 +170,7 @@ class Run:
             attack: a registered name, `module:Class`, or an instance of a frozen dataclass that derives from `Attack`.
             victim: id of the client; by default the one that the run's file names first, or the first recorded one.
             round: which round, or rounds for an attack on several; by default as the run's file says.
-            knowledge: what the adversary is granted besides, or not, by names of `[adversary.knowledge]`.
+            knowledge: facts to grant or to withhold, by the keys of `[adversary.knowledge]`.
             progress: called as `progress(what, done, total)`.
             **settings: of the attack.
 
@@ -200,10 +200,10 @@ class Run:
         return finding
 
     def resume(self, *, progress: Progress | None = None) -> Run:
-        """Go on with the run where it was interrupted, attack what is not attacked yet, and report.
+        """Resume the run where it was interrupted, make the attacks that are not made yet, and report.
 
         Raises:
-            FedsimError: there is nothing to go on with, or it failed; what was computed before is kept.
+            FedsimError: there is nothing to resume, or it failed; what was computed before is kept.
         """
         with told(progress):
             done = work.resume(self._folder, trust=self._trust, follow=_following(progress))
@@ -222,7 +222,7 @@ class Run:
             return Report(write_report(self.path, audit, failures, trust=self._trust), tuple(failures))
 
     def _audit(self) -> Audit | None:
-        """Who attacks by the run's file; None where the page has to say why nobody does."""
+        """The audit that the run's file describes; None where there is none, and the page says why."""
         try:
             base = self._base()
         except ConfigError:
@@ -253,7 +253,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A finding and whose it is.
+    """A finding, and which client it is about.
 
     Attributes:
         attack: its title.
@@ -261,7 +261,7 @@ class Found:
         round: the round, or `first-last` for an attack on several.
         repeat: which of several random starts, from 0.
         finding: what the attack claims.
-        about: everything that is kept beside it: settings, what was granted, seconds.
+        about: everything else that is saved with it: settings, what was granted, seconds.
     """
 
     attack: str
@@ -294,7 +294,7 @@ class Report:
 
 
 def _tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[dict[str, Any], str, Path]:
-    """The tables of an experiment, what messages call them, and the folder to which paths are relative."""
+    """The tables of an experiment, their name in messages, and the folder to which paths are relative."""
     if isinstance(experiment, str | Path):
         path = Path(experiment)
         return read_toml(path), str(path), path.parent
@@ -306,7 +306,7 @@ def _tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[dict[s
 
 
 def _copied(value: Any) -> Any:
-    """Tables and lists anew, so that nobody's own are changed; objects as they are."""
+    """Copies of tables and lists, so that those of the caller do not change; objects as they are."""
     if isinstance(value, Mapping):
         return {str(key): _copied(inner) for key, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value

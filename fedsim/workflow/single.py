@@ -36,15 +36,15 @@ def specified(
     knowledge: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> tuple[AttackFile, Given | None]:
-    """The attack file for one attack, and what has to be held on to while it is used.
+    """The attack file for one attack, and a reference to keep while it is used.
 
     Args:
-        base: what the run's own file grants, and whom it attacks where nothing is said here.
-        rounds: which to attack; one, but for an attack on several.
-        knowledge: what is granted besides, or withheld.
+        base: the run's own file: what it grants, and its victims and rounds where none are named here.
+        rounds: which rounds to attack; only an attack on several rounds takes more than one.
+        knowledge: facts to grant or to withhold.
 
     Raises:
-        FedsimError: the attack, its settings, the victim or the rounds cannot be.
+        FedsimError: the attack, its settings, the victim or the rounds are not valid.
     """
     if not isinstance(knowledge, Mapping):
         raise ConfigError(f"{_WHERE}: knowledge: expected a dict, got {type(knowledge).__name__}")
@@ -77,7 +77,7 @@ def made(
     """Make the last attack that `adversary` names, score all findings of the run, and return the new one.
 
     Args:
-        base: whose attacks tell which findings are of the present code and settings.
+        base: the run's own file, whose attacks say which other findings are of the present code and settings.
 
     Raises:
         AttackError: the attack failed.
@@ -104,7 +104,7 @@ def made(
 
 
 def _rounds(base: AttackFile, transcript: Transcript, rounds: Sequence[int] | None, *, temporal: bool) -> list[int]:
-    """Which rounds to attack: those that are named, or what the file says of such an attack."""
+    """Which rounds to attack: those that are named, else those of the file."""
     if rounds is not None:
         if len(rounds) != 1 and not temporal:
             raise ConfigError(f"{_WHERE}: this attack reads one round, got {list(rounds)}; name one")
@@ -114,7 +114,7 @@ def _rounds(base: AttackFile, transcript: Transcript, rounds: Sequence[int] | No
 
 
 def _sources(base: AttackFile, title: str | None) -> list[AttackTable]:
-    """The attacks of the run's own file that the attack called `title` is one of, or builds on."""
+    """The attack called `title` in the run's own file, and those that it builds on, in the order of work."""
     named = {table.title: (table, attack) for table, attack in build_attacks(base)} if title else {}
     found: list[AttackTable] = []
     while title in named and named[title][0] not in found:
@@ -125,10 +125,10 @@ def _sources(base: AttackFile, title: str | None) -> list[AttackTable]:
 
 
 def _newest(folder: RunFolder, spec: AttackFile, title: str, variant: str) -> Path:
-    """The finding that this attack has made, or had made before with the same settings and knowledge."""
+    """The file of the finding that this attack made, now or before with the same settings and knowledge."""
     victims, rounds = spec.adversary.victims, spec.adversary.rounds
     for path in sorted(folder.findings.glob("*/*.safetensors")):
-        with suppress(TranscriptError):  # another finding that is damaged, which was said when it was to be scored
+        with suppress(TranscriptError):  # a damaged file of another attack, which scoring has reported
             about = read_about(path)
             same = about["attack"] == title and about["variant"] == variant and about["repeat"] == 0
             if same and [about["victim"]] == victims and about["rounds"] == rounds:

@@ -1,7 +1,7 @@
-"""Work on a run folder, from the first check to the report; each function returns what its attacks came to.
+"""Work on a run folder, from the first check to the report; each function returns the results of its attacks.
 
-An attack that fails does not keep others from their findings: it becomes a sentence in `Done.failures`. Whatever is
-wrong with the request is raised before work starts.
+An attack that fails does not stop the others: it becomes a sentence in `Done.failures`. A request that is not valid is
+refused before work starts.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What work on a run came to.
+    """The results of work on a run.
 
     Attributes:
         folder: the run.
-        lines: each attack's scores over its victims, as the report has them; empty where none was made.
+        lines: each attack's scores over its victims, as in the report; empty without attacks.
         failures: one sentence for each attack, score or picture that failed.
     """
 
@@ -47,19 +47,19 @@ def run(config: Config, folder: RunFolder, *, overwrite: bool = False, follow: P
     """Run the federation that `config` describes, attack what its server saw, and report.
 
     Args:
-        config: whatever code it names is imported.
+        config: the experiment; code that it names is imported.
         folder: where everything is written.
         overwrite: replace an earlier run in the folder.
-        follow: told about each iteration of each attack.
+        follow: called after each iteration of each attack.
 
     Raises:
-        FedsimError: the experiment cannot be, before work starts; or the federation cannot go on.
+        FedsimError: the experiment is not valid, and no work was started; or the federation failed.
     """
     return _run(config, folder, resume=False, overwrite=overwrite, follow=follow)
 
 
 def resume(folder: RunFolder, *, trust: bool = False, follow: ProgressOf | None = None) -> Done:
-    """Go on with an interrupted run, attack what is not attacked yet, and report; see `run`.
+    """Resume an interrupted run, make the attacks that are not made yet, and report; see `run`.
 
     Args:
         trust: import code that the run folder names.
@@ -76,7 +76,7 @@ def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, fo
         Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), beside=folder.path).check()
     with folder.held(), kept(folder.log):
         federate(config, folder, resume=resume, overwrite=overwrite)
-        # whatever code the experiment names was accepted above
+        # the code that the experiment names was accepted above
         done = _audited(open_audit(folder.path, None, trust=True), follow) if attacked else Done(folder=folder)
         write_report(folder.path, None, done.failures, trust=True)
     return done
@@ -89,10 +89,10 @@ def attack(path: Path, adversary: Adversary, *, trust: bool = False, follow: Pro
         path: the run folder.
         adversary: who attacks.
         trust: import code that the run folder names.
-        follow: told about each iteration of each attack.
+        follow: called after each iteration of each attack.
 
     Raises:
-        FedsimError: the request is wrong; nothing was attacked.
+        FedsimError: the request is not valid; nothing was attacked.
     """
     audit = open_audit(path, adversary.spec, adversary.beside, trust=trust, command=adversary.command)
     with audit.folder.held(), kept(audit.folder.log):
@@ -101,8 +101,8 @@ def attack(path: Path, adversary: Adversary, *, trust: bool = False, follow: Pro
         done = _audited(audit, follow)
         if before and not done.failures and _stamps(audit.folder) == before:
             log.info(
-                "nothing new: all that was asked for is there already; other clients, rounds or settings give more, as "
-                "in fedsim attack %s --set 'adversary.victims=[1]'",
+                "nothing new: all these findings are there already; name other clients, rounds or settings, as in "
+                "fedsim attack %s --set 'adversary.victims=[1]'",
                 path,
             )
         write_report(path, audit, done.failures, trust=trust)
@@ -110,7 +110,7 @@ def attack(path: Path, adversary: Adversary, *, trust: bool = False, follow: Pro
 
 
 def report(path: Path, *, trust: bool = False) -> Done:
-    """Write `report.html` anew from what a run folder holds.
+    """Write `report.html` anew from the contents of a run folder.
 
     Raises:
         ConfigError: there is no such folder, or it holds no run.
@@ -125,10 +125,10 @@ def report(path: Path, *, trust: bool = False) -> Done:
 
 
 def make_ready(audit: Audit) -> None:
-    """Check that the attacks can work, and have the manifest of their run, which is held, name what is there.
+    """Check that the attacks can work, and begin a manifest where the run, which is held, has none.
 
     Raises:
-        FedsimError: an attack cannot work, or the run is signed and there is no key, or the other way round.
+        FedsimError: an attack cannot work, or the run is signed and no key was given, or the other way round.
     """
     audit.check()
     adopt(audit.folder)

@@ -325,7 +325,7 @@ def test_an_edited_model_is_attacked_anew(
     assert "already there" in caplog.text
     edited = NET.replace("def build", "def _build") + TANH
     assert not same(work(edited), first)
-    assert "attacked anew, for the code of the model has changed" in caplog.text
+    assert "attacked anew, because the code of the model has changed" in caplog.text
 
 
 def test_truth_files_score_a_recording_made_elsewhere(run: Path, tmp_path: Path) -> None:
@@ -579,7 +579,7 @@ def test_folders_that_are_no_runs_are_one_sentence(tmp_path: Path, run: Path) ->
     with pytest.raises(ConfigError, match="none: no such run folder"):
         open_audit(tmp_path / "none", None)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="was recorded elsewhere, so it says nothing of attacks; give an attack file"):
+    with pytest.raises(ConfigError, match="was recorded elsewhere, so it names no attacks; give an attack file"):
         open_audit(tmp_path / "empty", None)
     shutil.rmtree(run / "transcript")
     with pytest.raises(ConfigError, match="holds no recording; name the folder that has transcript/ or rounds in it"):
@@ -855,7 +855,9 @@ def test_an_edited_plug_in_is_attacked_anew(
     caplog.clear()
     one = attack_file([grey, ATTACKS[0]], adversary={"rounds": [1], "victims": [0]})
     assert levels(one) == {0: 0.25}  # that of client 2 is of the code before, and would share the mean
-    assert "grey on client 0, round 1: attacked anew, for the code of strangers_heirs:Heir has changed" in caplog.text
+    assert (
+        "grey on client 0, round 1: attacked anew, because the code of strangers_heirs:Heir has changed" in caplog.text
+    )
     assert caplog.text.count("already there") == 1
     assert levels(spec) == {0: 0.25, 2: 0.25}
 

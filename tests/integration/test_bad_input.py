@@ -91,7 +91,7 @@ def sentence(result: tuple[int, str, str], code: int = 2) -> str:
         ("attack none", "none: no such run folder"),
         ("attack none x.toml", "none: no such run folder"),
         ("attack none --set attack.sme.iterations=3", "cannot be read (No such file or directory)"),
-        ("attack .", "was recorded elsewhere, so it says nothing of attacks; give an attack file"),
+        ("attack .", "was recorded elsewhere, so it names no attacks; give an attack file"),
         ("attack . none.toml", "none.toml: cannot be read (No such file or directory)"),
     ],
 )  # fmt: skip

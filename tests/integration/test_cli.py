@@ -206,7 +206,7 @@ def test_attacking_twice_skips_what_is_there(here: Call, run: Path) -> None:
     result = here("attack", run)
     assert result.returncode == 0
     assert result.stdout.count("already there") == 2
-    assert "nothing new: all that was asked for is there already; other clients" in " ".join(result.stdout.split())
+    assert "nothing new: all these findings are there already; name other clients" in " ".join(result.stdout.split())
     more = here("attack", run, "--set", "adversary.victims=[1]", "--set", "adversary.rounds=[1]")
     assert "nothing new" not in more.stdout
     assert (run / "findings" / "sme" / "round-1-client-1-repeat-0.safetensors").is_file()

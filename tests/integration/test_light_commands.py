@@ -32,6 +32,8 @@ def test_a_mistyped_key_does_not_wait_for_torch(tmp_path: Path) -> None:
     result = call("run", str(tmp_path / "x.toml"))
     assert (result.returncode, result.stdout) == (2, "[]\n")
     assert "did you mean 'clients'" in result.stderr
+    result = call("attack", str(tmp_path), "--set", "federation.clients=3")
+    assert (result.returncode, result.stdout) == (2, "[]\n")
 
 
 def test_what_a_plugin_says_of_itself_is_kept_until_a_file_changes(
@@ -45,6 +47,16 @@ def test_what_a_plugin_says_of_itself_is_kept_until_a_file_changes(
     kept = tmp_path / "descriptions.json"
     kept.write_text(kept.read_text().replace('"of": "', '"of": "x'))
     assert call("show", "sme").stdout == first.stdout
+
+
+def test_a_list_of_plugins_whose_descriptions_are_kept_does_not_wait_for_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
+    first, second = call("list", "defenses"), call("list", "defenses")
+    assert "gaussian-noise" in second.stdout
+    assert second.stdout.endswith("[]\n")
+    assert second.stdout.splitlines()[:-1] == first.stdout.splitlines()[:-1]
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"of": 3}', "{"])

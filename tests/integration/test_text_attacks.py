@@ -107,7 +107,7 @@ def test_a_page_without_truth_shows_the_claims_alone(
     spec = check(AttackFile, {"adversary": {"knowledge": {}}, "attack": ATTACKS[1:]}, "attack.toml")
     elsewhere = Audit(folder=run, spec=spec, experiment=None, beside=tmp_path)
     html = write_report(run.path, elsewhere).read_text()
-    assert "Claimed texts alone: the true ones are not known here." in html
+    assert "Only claimed texts are shown, because the true ones are not known here." in html
     assert "<th>Claimed: words of all texts</th>" in html
     assert "<th>True" not in html
 

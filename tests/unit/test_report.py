@@ -188,7 +188,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     assert png.is_file()
     for words in (
         "By PSNR, beyond the floor: sme. Only one victim was attacked, too few to conclude from.",
-        "to learn more: nothing is concluded from fewer than 5 victims",
+        "Nothing is concluded from fewer than 5 victims",
         "mlp (hidden [4]): 310 parameters",
         "2 clients, 3 rounds, fedavg",
         "Defenses none",
@@ -251,7 +251,7 @@ def test_a_bag_of_words_is_shown_as_a_set_and_not_as_texts_with_errors(folder, t
     html = page(folder, texts_of_a_stranger)
     assert "True: words of all texts Claimed: words of all texts 7 8 9 5 9 8 7 4" in text_of(html)
     assert re.findall("<del>(.*?)</del>", html) == ["4"]
-    assert "shown as a set, and those that are in none of the true texts are struck out" in text_of(html)
+    assert "shown as a set; words that are in none of the true texts are struck out" in text_of(html)
     assert "matched one-to-one" not in text_of(html)
 
 
@@ -335,11 +335,11 @@ def test_the_verdict_stands_beside_its_floor_and_a_long_guess_may_wrap(folder):
     [
         (
             "psnr",
-            "Of examples and labels, the floor is what the best of several guesses gets that never look at an update",
+            "For examples and labels, the floor is the score of the best of several guesses that do not use any update",
         ),
-        ("zest", "Of local models, the floor is what the best of the models gets that were sent"),
-        ("source_accuracy", "Of sources, the floor is a client drawn at random"),
-        ("attribute_accuracy", "Of attributes, the floor is the better of two guesses that read no message"),
+        ("zest", "For local models, the floor is the score of the best model that was sent"),
+        ("source_accuracy", "For sources, the floor is the score of a client drawn at random"),
+        ("attribute_accuracy", "For attributes, the floor is the better of two guesses that use no message"),
     ],
 )
 def test_the_page_says_what_the_floor_is_of_what_is_shown(folder, metric, floor):
@@ -348,17 +348,17 @@ def test_the_page_says_what_the_floor_is_of_what_is_shown(folder, metric, floor)
     judge(folder, [("theirs", metric, 0.9, 0.5, "a guess")])
     text = text_of(page(folder))
     assert floor in text
-    assert len(re.findall("Of [a-z ]+, the floor is", text)) == 1
+    assert len(re.findall("For [a-z ]+, the floor is", text)) == 1
 
 
 @pytest.mark.parametrize(
     ("granted", "told"),
     [
         ({}, "to show the originals."),
-        ({"labels": True}, "this threat model grants labels."),
+        ({"labels": True}, "this threat model grants some of the victims' data: labels."),
         (
             {"records": True, "partial_records": "sensitive"},
-            "but of the victims' data, this threat model grants records and all columns of records but one.",
+            "but this threat model grants some of the victims' data: records and all columns of records but one.",
         ),
     ],
 )
@@ -400,12 +400,12 @@ def test_pictures_of_classes_are_not_said_to_be_matched(folder, held):
     claim(folder, held[:1].flip(0), attack="sra-gradient", kind=Representatives, label=held_labels[0])
     begin = "Pictures Originals above, reconstructions below. "
     classes = (
-        "Where an attack claims what a class looks like, the original is the victim's image of that class that is most "
-        "like the claimed one. "
+        "Where an attack claims what a class looks like, the original is the most similar image that the "
+        "victim has of that class. "
     )
     assert begin + classes + "sra-gradient" in text_of(page(folder))
     claim(folder, held)
-    matched = "They are matched one-to-one so that their total PSNR is largest; attacks do not know the order. "
+    matched = "They are matched one-to-one so that their total PSNR is largest, because attacks do not know the order. "
     assert begin + matched + classes + "sme" in text_of(page(folder))
 
 
@@ -535,8 +535,8 @@ def test_findings_without_truth_are_shown_alone_and_not_scored(folder, held):
     record(folder)
     png = claim(folder, held, granted=["model"])
     text = text_of(page(folder))
-    assert "Nothing is scored: nobody says what the victims held" in text
-    assert "Pictures Reconstructions alone: the originals are not known here. sme" in text
+    assert "Nothing is scored, because it is not known what the victims held" in text
+    assert "Pictures Only reconstructions are shown, because the originals are not known here. sme" in text
     assert "loss what clients minimise, a function of logits and labels that returns the mean loss withheld sme" in text
     assert Image.open(png).size[1] < 150
 
