@@ -14,7 +14,7 @@ from fedsim.wire.messages import Update
 
 
 def normalising_by_batch(model: nn.Module) -> nn.Module:
-    """A copy of `model` whose BatchNorm layers normalise by the batch, as in training, and keep no account of it."""
+    """A copy of `model` whose BatchNorm layers normalise by the batch, as in training, without running statistics."""
     own = deepcopy(model)
     for module in own.modules():
         if isinstance(module, _BatchNorm):
@@ -23,10 +23,10 @@ def normalising_by_batch(model: nn.Module) -> nn.Module:
 
 
 def trained_by_batch(update: Update, model: nn.Module) -> bool:
-    """Whether the client's BatchNorm layers normalised by the batch, as in training, so far as its message tells.
+    """Whether the client's BatchNorm layers normalised by the batch, as in training, as far as its message shows.
 
-    They did where it returned other running statistics than it was sent. Where statistics do not travel nothing
-    tells, and there is nothing else to normalise by.
+    They did where it returned other running statistics than it was sent. Where statistics do not travel, the batch is
+    all that there is to normalise by.
     """
     names = running_statistics(model)
     if not names:

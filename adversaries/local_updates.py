@@ -46,13 +46,13 @@ class LocalUpdates:
 
     @property
     def where(self) -> str:
-        """Whom and which rounds an error is about."""
+        """The client and the rounds, for errors."""
         return f"client {self.client}, rounds {self.rounds[0]}-{self.rounds[-1]}"
 
     def state(self, model: Tensor) -> dict[str, Tensor]:
         """`parameter` as a state with the names, shapes and types of the messages.
 
-        What is no parameter (running statistics of BatchNorm, integers) is as it returned it last.
+        Other tensors (running statistics of BatchNorm, integers) are as the client returned them last.
         """
         state = {name: tensor.clone() for name, tensor in self.last.after.items()}
         for name, tensor in self.named(model).items():
@@ -60,7 +60,7 @@ class LocalUpdates:
         return state
 
     def named(self, model: Tensor) -> dict[str, Tensor]:
-        """Views of `parameter`, under the names and in the shapes of the messages; of what is trained alone."""
+        """Views of `parameter`, under the names and in the shapes of the messages; of trained parameters only."""
         shapes = {name: self.last.after[name].shape for name in _trained(self.last)}
         pieces = torch.split(model, [shape.numel() for shape in shapes.values()])
         return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
@@ -115,7 +115,7 @@ def _checked(update: Update, previous: Update | None) -> Update:
     if update.gradient is not None:
         raise AttackError(
             f"{where}: it sent a gradient, from which no local model is learnt this way; attack a recording of "
-            "clients who send weights (strategy fedavg)"
+            "clients that send weights (strategy fedavg)"
         )
     names = _trained(update)
     if not names:

@@ -34,7 +34,7 @@ class NamedStates(NamedTuple):
     delta: State | None
 
     def direction(self, name: str) -> Tensor:
-        """w_0 - w_T of a parameter, of a delta its negative to the bit; or the gradient that was sent."""
+        """w_0 - w_T of a parameter, minus the delta where one was sent; or the gradient that was sent."""
         if self.gradient is not None:
             return self.gradient[name]
         return -self.delta[name] if self.delta is not None else self.before[name] - self.after[name]
@@ -94,14 +94,14 @@ def _named(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | 
 
 
 def _whole(state: State) -> State:
-    """In half precision a slope of a slope is noise."""
+    """Half precision in float32, because a slope of a slope is noise in half precision."""
     return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in state.items()}
 
 
 def _of_another_model(
     where: str, what: str, state: State, orders: Sequence[Mapping[str, torch.Size]]
 ) -> TranscriptError:
-    """Names the first tensor that differs from the model's parameters, or else tells how many there are."""
+    """Names the first tensor that differs from the model's parameters, or else says how many there are."""
     shapes = next((names for names in orders if len(names) == len(state)), orders[-1])
     if all(key.isdigit() for key in state):
         state = dict(zip(shapes, (state[key] for key in sorted(state, key=int)), strict=False))

@@ -64,7 +64,7 @@ class Units:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What an objective is made of. Tensors lie on the attack's device.
+    """All that an objective is computed from. Tensors lie on the attack's device.
 
     Attributes:
         model: in evaluation mode; lends its architecture only.
@@ -127,21 +127,21 @@ class Scene:
 
     @property
     def steps(self) -> int:
-        """T, for who knows it, or E and B."""
+        """T, which must be granted, or E and B."""
         steps = known_steps(self, self.num_examples)
         assert steps is not None
         return steps
 
     @property
     def mean_gradient(self) -> list[Tensor]:
-        """(w_0 - w_T) / (eta T), for who knows eta, E and B; or the gradient that was sent, to the bit."""
+        """(w_0 - w_T) / (eta T), where eta, E and B must be granted; or the gradient that was sent, bit for bit."""
         if self.sent is not None:
             return list(self.sent)
         assert self.learning_rate is not None
         return [delta / (self.learning_rate * self.steps) for delta in self.direction]
 
     def outputs(self, weights: Sequence[Tensor], dummy: Tensor) -> Tensor:
-        """What the model with these weights, in the order of `names`, makes of the dummy data."""
+        """The outputs of the model for the dummy data, at weights in the order of `names`."""
         state = {**dict(zip(self.names, weights, strict=True)), **self.buffers}
         outputs: Tensor = functional_call(self.model, state, (self.units.to_model(dummy),))
         return outputs
@@ -219,7 +219,7 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
 
 
 def _stepping(knowledge: Knowledge) -> dict[str, Any]:
-    """How clients step, so far as it is known; whoever sends a gradient takes no step."""
+    """How clients step, as far as it is granted; a client that sends a gradient takes no step."""
     rest = {name: getattr(knowledge, name) or 0.0 for name in ("momentum", "weight_decay", "proximal_mu")}
     return {"optimizer": knowledge.optimizer or "sgd", **rest}
 
@@ -242,11 +242,11 @@ def known_steps(knowledge: Knowledge | Scene, num_examples: int) -> int | None:
 
 
 STEPPING = frozenset({"optimizer", "momentum", "weight_decay", "proximal_mu"})
-"""What an attack has to know to see whether clients train by plain SGD."""
+"""What an attack reads to find out whether clients train by plain SGD."""
 
 
 def warn_unless_plain(attack: Attack, knowledge: Knowledge, where: str, *, simulated: Collection[str] = ()) -> None:
-    """Say so where clients do not train by plain SGD, as the attack takes for granted, or where nobody knows.
+    """Warn where clients do not train by plain SGD, which the attack assumes, or where that is not known.
 
     Args:
         simulated: which of `STEPPING` the attack simulates.
@@ -272,7 +272,7 @@ def warn_unless_plain(attack: Attack, knowledge: Knowledge, where: str, *, simul
 
 
 def warn_of_dropout(attack: Attack, model: nn.Module, where: str) -> None:
-    """Say so where `model` has dropout layers, which drop while clients train and for the attack do not."""
+    """Warn where `model` has dropout layers, which drop units while clients train and do not in the attack."""
     if dropping(model):
         log.warning(
             "%s on %s: dropout layers of the model drop while clients train, this attack takes them for off; expect "

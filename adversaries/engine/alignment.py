@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Binomial
 
 _LABELS = 0.8
-"""Share of the labels in a likeness; 0.6 to 0.9 did alike for a LeNet on CIFAR-10 and b = 16, 32, 64."""
+"""Share of the labels in a likeness."""
 
 
 def align(

@@ -30,12 +30,12 @@ def compiled(
     """`evaluate` with its scene, traced and compiled for tensors of these shapes.
 
     The graph of one victim serves all others with the same shapes: its tensors are arguments of it. For
-    each victim it is compared with `evaluate` itself at the sample, and where the two differ at two points beside it:
-    at a kink of the network rounding decides which side it is on, and one ReLU may move the objective by a thousandth.
+    each victim it is compared with `evaluate` itself at the sample. Where the two differ, they are compared at two
+    points close to it: at a kink of the network, such as a ReLU's, rounding decides which side the sample is on.
 
     Args:
         evaluate: `(values, around, scene, target) -> tensors`, without control flow that depends on values.
-        key: what sets `evaluate` apart from others, such as the attack's settings.
+        key: what tells `evaluate` from other functions, such as the attack's settings.
         sample: values and surroundings to trace it with.
 
     Raises:

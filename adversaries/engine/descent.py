@@ -32,9 +32,9 @@ class Trial:
 
     Attributes:
         step: see `Step`.
-        point: the values that are sought, as they are now.
-        curves: by name, a value before each step.
-        snapshots: by the number of steps before, the values as they were.
+        point: returns the present values of what is sought.
+        curves: by name, the value before each step.
+        snapshots: by the number of steps taken, the values at that moment.
         shown: how values are kept in `snapshots`; must not return the values themselves.
     """
 
@@ -119,12 +119,12 @@ def descend(
 ) -> list[Trial]:
     """Move all trials together, and return those that did not diverge, which may be none.
 
-    The objective is read a hundred times, or after each step where there is patience: to read it is to wait for the
-    device. A trial whose objective or values are not finite then is left behind.
+    The objective is read a hundred times, or after each step where there is patience: reading it waits for the
+    device. A trial whose objective or values are not finite at that moment is dropped.
 
     Args:
         patience: stop when the smallest objective has not fallen by a hundredth of itself for so many steps; 0 never.
-        snapshots: fractions of the iterations after which values are kept; the last are kept where there are any.
+        snapshots: fractions of the iterations after which values are kept; with any, the last values are kept too.
         before: called before each iteration with the trials that are left.
     """
     left = list(trials)
@@ -168,7 +168,7 @@ def _sound(trials: list[Trial], where: str, iteration: int) -> list[Trial]:
 
 
 def diverged(trials: Sequence[Trial], where: str, setting: str) -> AttackError:
-    """What is said where no trial is left.
+    """The error of an attack whose trials have all diverged.
 
     Args:
         setting: the attack's step size, by name.
@@ -185,5 +185,5 @@ def diverged(trials: Sequence[Trial], where: str, setting: str) -> AttackError:
 
 
 def following(progress: Progress, done: int, total: int) -> Progress:
-    """Tells `progress` of iterations that follow `done` others, of `total` in all."""
+    """A `progress` for a later part of an attack: `done` iterations came before it, all parts have `total`."""
     return lambda iteration, _, values: progress(done + iteration, total, values)

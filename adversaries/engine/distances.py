@@ -1,6 +1,6 @@
 """How far the dummy update is from the recorded one: what an inversion minimises.
 
-A distance first makes its target out of the scene, once, then compares gradients with it.
+A distance computes its target from the scene once, and then compares gradients with it.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class GradientInversion(Attack):
         restarts: random starts; the one with the smallest objective at its end is the finding.
         patience: stop when the objective has not fallen by a hundredth of itself for so many
             iterations; 0 never stops early.
-        compile: trace and compile the double backward pass, once for each shape: it took 30 to 110 s on two busy
-            cores, for small networks too. Not for models whose control flow depends on values.
+        compile: trace and compile the double backward pass, once for each shape, which takes minutes for small networks
+            too. Not for models whose control flow depends on values.
         precision: `bfloat16` computes convolutions and linear layers in it, on hardware that can.
     """
 

@@ -73,7 +73,7 @@ class OnLine(Place):
     Attributes:
         alpha: position at the start; 1 is the broadcast state.
         step_size: of alpha's optimizer; alpha stays in [0, 1].
-        per_layer: an alpha for each parameter tensor. No gain was measured (docs/paper-numbers.md).
+        per_layer: an alpha for each parameter tensor.
         every: see `Variable`.
     """
 
@@ -107,10 +107,10 @@ class OnLine(Place):
 
 @dataclass(frozen=True, kw_only=True)
 class AlongTraining(Place):
-    """Nowhere in particular: local training is simulated, and all of its steps count (DLFA).
+    """Along the whole local training, which is simulated: the gradients of all steps count (DLFA).
 
-    The dummy data are `epoch x example`: each epoch has images of its own, and their order in the
-    epoch's batches is theirs. What is compared is the mean of the simulated steps over the learning rate: of gradients,
+    The dummy data are `epoch x example`: each epoch has images of its own, in the order in which its
+    mini-batches take them. What is compared is the mean of the simulated steps over the learning rate: of gradients,
     with momentum, weight decay and FedProx's proximal term where clients are known to have them.
     """
 
@@ -172,7 +172,7 @@ class AlongStrides(Place):
     strides of the midpoint rule follow it closely where the line between w_0 and w_T no longer does, and
     their cost does not grow with T. Strides are equally long, together as long as that line times a
     `stretch` that is optimised. (Strides of equal time, eta T / strides each, overshoot where the loss
-    is curved.) A client who is known to have taken one step is taken at its word: the gradient at w_0.
+    is curved.) Where the client is known to have taken one step, it is the gradient at w_0.
 
     Attributes:
         strides: how many.

@@ -13,9 +13,9 @@ from adversaries.engine.places import AtBroadcast, Place
 from adversaries.engine.priors import Prior
 
 MEAN_GRADIENT = frozenset({"learning_rate", "local_epochs", "batch_size"})
-"""What an attack has to know that compares sizes of gradients, not only their direction."""
+"""What an attack must know to compare the sizes of gradients, not only their directions."""
 MOMENTS = frozenset({"input_mean", "input_std"})
-"""What dummy data are standardised with."""
+"""The moments by which dummy data are standardised."""
 
 
 def by_tenths(iteration: int, iterations: int) -> float:

@@ -52,7 +52,7 @@ def labels_of(recipe: Recipe, scene: Scene, values: Mapping[str, Tensor]) -> Ten
 
 
 class Restart:
-    """One restart: the values that are optimised, their optimizer, and what they went through."""
+    """One restart: the values that are optimised, and their optimizer."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Restart:
         return {"dummy": self.dummy, **self._own}
 
     def trial(self, evaluate: Evaluate, consensus: Tensor) -> Trial:
-        """What moves it; `consensus` is filled with that of all restarts before each step."""
+        """The trial that moves its values; `consensus` holds the mean of all restarts before each step."""
         recipe, iterations = self._recipe, self._iterations
 
         def slopes(iteration: int) -> Curves:

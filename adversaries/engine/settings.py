@@ -10,10 +10,10 @@ from fedsim.errors import ConfigError
 
 
 def check_choices(attack: Attack) -> None:
-    """See that each setting that is one of several words is one of them.
+    """Check that each setting whose type is a `Literal` has one of its values.
 
     Raises:
-        ConfigError: it is another.
+        ConfigError: a setting has another value.
     """
     for name, kind in get_type_hints(type(attack)).items():
         if get_origin(kind) is Literal and getattr(attack, name) not in get_args(kind):

@@ -18,7 +18,7 @@ Call = tuple[str, nn.Module, tuple[Tensor, ...], Tensor]
 
 @torch.no_grad()
 def check_inputs(scene: Scene, dummy: Tensor) -> Tensor:
-    """See that the model takes data of this shape, and return what it makes of them.
+    """Check that the model takes data of this shape, and return its outputs.
 
     Raises:
         AttackError: it does not.
@@ -37,10 +37,10 @@ def check_inputs(scene: Scene, dummy: Tensor) -> Tensor:
 def check_slope(
     scene: Scene, values: Mapping[str, Tensor], labels: Tensor, distance_of: Callable[[dict[str, Tensor]], Tensor]
 ) -> None:
-    """Differentiate the distance twice, and see that the dummy data have a slope.
+    """Differentiate the distance twice, and check that its slope in the dummy data is finite and not zero.
 
-    Where `torch.autograd.grad` would pass over a function that can be differentiated once only, and give a
-    part of the slope for the whole, the backward pass to all leaves that is used here raises.
+    The backward pass goes to all leaves, because it raises where a function can be differentiated only once;
+    `torch.autograd.grad` would skip that function and return a part of the slope.
 
     Args:
         values: what is optimised, where it starts; `dummy` are the dummy data.

@@ -1,4 +1,4 @@
-"""AIA: a sensitive attribute of records that are known but for it (Driouich et al. 2022; Lyu, Chen 2021)."""
+"""AIA: a sensitive attribute of records of which all else is known (Driouich et al. 2022; Lyu, Chen 2021)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ModelAttributeInference(ModelAttack):
     label, or in a regression (labels that are floating point) the prediction and the target.
 
     BatchNorm layers whose running statistics were not shared normalise all records in all of their completions as one
-    batch: a batch in which every record has the same category would hide it, as normalisation takes away what is common
+    batch: a batch in which every record has the same category would hide it, as normalisation removes what is common
     to all.
 
     Args:
@@ -92,16 +92,16 @@ def _distances(made: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientAttributeInference(Attack):
-    """Search the attributes of all records together, so that the gradient of their loss points where the victim went.
+    """Search the attributes of all records together, so that the gradient of their loss points along the update.
 
     Maximises the sum over inspected rounds of the cosine between the gradient of the loss of all its records at w_t and
-    w_t - w_T (Eq. 2). What is searched are logits, one a category of each record; the records hold their softmax in
+    w_t - w_T (Eq. 2). The unknowns are logits, one for each category of each record; the records hold their softmax in
     place of a category. For two categories that is the sigmoid of the logits' difference: a value between 0 and 1, as
     in the paper. Scores are the final logits.
 
-    The cosine depends on each record a little, 1 / N or so, and slopes and curvatures are as small: `torch.optim.LBFGS`
-    with its own thresholds ends before its second step. Here the objective is N (1 - mean cosine) and the thresholds
-    are 0.
+    The cosine depends little on each record, by about 1 / N, and slopes and curvatures are as small:
+    `torch.optim.LBFGS` with its own thresholds ends before its second step. Here the objective is N (1 - mean cosine)
+    and the thresholds are 0.
 
     Args:
         iterations: steps of L-BFGS.
@@ -181,7 +181,7 @@ class GradientAttributeInference(Attack):
         )
 
     def _trial(self, objective: Objective, logits: Tensor) -> Trial:
-        """What moves `logits`, in place."""
+        """The trial that moves `logits` in place."""
         optimizer = torch.optim.LBFGS([logits], lr=self.learning_rate, max_iter=1, tolerance_grad=0, tolerance_change=0)
 
         def slopes(iteration: int) -> Curves:
@@ -221,7 +221,7 @@ class GradientAttributeInference(Attack):
         def objective(logits: Tensor) -> tuple[Tensor, Tensor]:
             shares = logits.detach().requires_grad_(True)
             total, slope = logits.new_zeros(()), torch.zeros_like(logits)
-            # Round by round, so that the graph of one lies in memory at a time.
+            # Round by round, so that only one graph is in memory at a time.
             for view in views:
                 value = 1 - view.cosine(model, loss, relaxed(records, inputs, shares), labels)
                 slope += torch.autograd.grad(value, shares, materialize_grads=True)[0] / len(views)
@@ -250,7 +250,7 @@ def spread(rounds: Sequence[int], count: int | None) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class _View:
-    """What one inspected round says.
+    """One inspected round.
 
     Attributes:
         state: w_t, parameters and buffers, under the names of the model.
@@ -268,7 +268,7 @@ class _View:
 
     @classmethod
     def of(cls, update: Update, model: nn.Module, device: torch.device) -> _View:
-        """See the attributes.
+        """The view of one update.
 
         Raises:
             AttackError: the update holds NaN, or the model computes with buffers that were not shared.

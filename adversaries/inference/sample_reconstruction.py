@@ -32,8 +32,8 @@ class ModelSampleReconstruction(ModelAttack):
     """Change a grey image for each class until the model is sure of the class.
 
     Maximises h(x)[k], the softmax output of class k, over the pixels of one image a class (Eq. 5), from mid-grey on,
-    with pixels kept in their range. All classes are one batch, but images do not act upon one another, unless BatchNorm
-    layers normalise by the batch because their running statistics were not shared.
+    with pixels kept in their range. All classes are one batch, but images do not influence one another, unless
+    BatchNorm layers normalise by the batch because their running statistics were not shared.
 
     Args:
         iterations: steps of the optimizer.
@@ -41,7 +41,7 @@ class ModelSampleReconstruction(ModelAttack):
             the class is improbable.
         optimizer: `sgd` or `adam`, whose equal steps of all pixels give noisier images.
         learning_rate: step size, in widths of the pixels' range. The paper's SGD with 1e-3 or 1e-4 (App. C.2) on Eq. 5
-            moves pixels by less than a thousandth of their range in 1000 iterations; 1 makes the AT&T model sure.
+            hardly moves the pixels.
         tv_weight: of each image's total variation, which smooths it; for images alone.        [paper: none]
         patience: stop when the objective has not fallen by a hundredth of itself for so many iterations; 0 never.
         source: `global` is w_t of the last inspected round, `last-returned` the last w_T that the victim returned;
@@ -128,15 +128,15 @@ class GradientSampleReconstruction(GradientInversion):
     """Match one round's update with the gradient of as many images as the victim has in a batch, labels and all.
 
     Minimises one minus the cosine between the gradient of B dummy images with labels of theirs, at w_t, and w_t - w_T,
-    plus the weighted total variation (Eq. 4). The images are said to be typical of the classes that their labels,
-    logits that are moved together with the pixels, say in the end. An update of many steps is of more images than B,
+    plus the weighted total variation (Eq. 4). Labels are logits that are optimised together with the pixels; each image
+    is claimed to be typical of its label's class at the end. An update of many steps is of more images than B,
     and no gradient at w_t: this is the baseline that the paper compares model inversion with. BatchNorm layers
     normalise as the client's did, by the batch where it returned other running statistics or shares none.
 
     Args:
         round: which inspected round is read; by default the first in which the victim took part.
         optimizer: `sgd` of constant steps, or `adam`, whose steps fall to a tenth after 3/8, 5/8 and 7/8 of the way.
-            [App. C.2: SGD with 1e-3, which moves nothing; Geiping et al.: Adam with 0.1, signed, and these decays]
+            [App. C.2: SGD with 1e-3; Geiping et al.: Adam with 0.1, signed, and these decays]
         step_size: of the pixels, in standard deviations of the inputs.
         label_step_size: of the labels' logits.
         signed: feed the optimizer the sign of each pixel's gradient.

@@ -23,19 +23,19 @@ RETURNED = "returned"
 
 @dataclass(frozen=True, kw_only=True)
 class SourceInference(ModelAttack):
-    """Claim of each known record that it is of the client on whose model it has the smallest loss.
+    """Claim that each known record belongs to the client whose model has the smallest loss on it.
 
-    With `source = "returned"` there is such a client in each inspected round, and the record is said to be of the
+    With `source = "returned"` there is such a client in each inspected round, and the record is claimed to be of the
     client that wins most rounds (Driouich et al., App. C.2); the score is how many rounds it won. All that share the
     smallest loss of a round have won it, and where two won equally many, a fraction for the smaller mean loss decides.
     With every other source each candidate has one model, and the score is minus the record's loss on it.
 
-    Candidates are all clients of the inspected rounds, or, for decoded models, those of whom one was decoded.
+    Candidates are all clients of the inspected rounds, or, for decoded models, those whose model was decoded.
     BatchNorm layers whose running statistics were not shared normalise all known records as one batch, which a
     candidate's model was trained on parts of, if at all.
 
     Args:
-        source: `returned` (Hu et al.), `last-returned` takes the last model of each candidate, which clients who are
+        source: `returned` (Hu et al.), `last-returned` takes the last model of each candidate, which clients that are
             sampled return in different rounds; else the title of an attack in the same file that decodes local models,
             or `optimal` for the true optimal local models, which only the evaluator has. The global model is the
             same for all, so it is refused.

@@ -114,7 +114,7 @@ class SentGradients:
 
 
 def _fault(update: Update) -> str:
-    """Why a round is of no use, or nothing.
+    """Why the gradient of a round cannot be matched, or an empty text.
 
     Raises:
         AttackError: weights were sent.

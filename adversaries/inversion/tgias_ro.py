@@ -51,7 +51,8 @@ class TemporalInversion(Attack):
     that, 300 evaluations of each gradient, goes far with one robustly aggregated slope an iteration, the case R_l = 1
     that the proof of Theorem 1 analyses, fed to Adam: `optimizer = "adam"`, `step_size = 0.5`, `distance = "cosine"`,
     `layers = "equal"`, `aggregation = "trimmed-mean"`, and `tv_weight = 0.1` where the data are images. How far
-    depends on how much the weights change between the gradients: weights that are nearly the same say nearly the same.
+    depends on how much the weights change between the gradients: gradients at nearly the same weights hold nearly the
+    same information.
 
     Args:
         gradients: T, how many gradients are used, the first ones of the mini-batch.              [App. C: 10]
@@ -71,7 +72,7 @@ class TemporalInversion(Attack):
             to the last, `decreasing`, or `equal`; `relative` weighs each tensor by its recorded gradient's squared
             norm, so that none is drowned by another's.                                        [Sect. 4.1: increasing]
         tv_weight: of total variation; with `adam`, of its slope at length one beside the aggregated slope at length
-            one, after the aggregation: 0.1 adds several dB.                                      [0; Table IX: > 0]
+            one, after the aggregation.                                                           [0; Table IX: > 0]
         bn_weight: of the distance of BatchNorm statistics to those of the mini-batch, which follow from the ones sent
             and returned, or to the returned ones where the client did not train by the batch. [0; Table IX: > 0]
         labels: `optimisation`, `bias` or `column`, see `adversaries.labels.gradients`; granted labels come first.
@@ -82,8 +83,8 @@ class TemporalInversion(Attack):
             `adversaries.engine.alignment`.
         bounded: keep pixels in the valid range after each aggregation.
         batch_statistics: BatchNorm layers normalise dummy data by their own statistics, as clients in training mode
-            do, instead of by the running ones of w_t; None does as the client did, told from the statistics that it
-            returned (where none travel, by their own).
+            do, instead of by the running ones of w_t; None does as the client did, judged by the statistics that it
+            returned (where none travel, by the batch).
         vectorise: compute the gradients at all w_t in one call; otherwise in a loop.
 
     References:
@@ -207,7 +208,7 @@ class TemporalInversion(Attack):
         return groups[0][: self.gradients]
 
     def _check_enough(self, groups: Sequence[list[int]], sent: SentGradients) -> None:
-        """See that there are gradients enough of the first mini-batch; the remedy depends on what there is."""
+        """Check that there are enough gradients of the first mini-batch; the remedy depends on what there is."""
         found = groups[0]
         if len(found) >= self._least:
             return
@@ -322,7 +323,7 @@ class TemporalInversion(Attack):
         return slope.add(rough, alpha=self.tv_weight)
 
     def _check(self, scenes: Sequence[Scene], estimate: Tensor) -> None:
-        """See that the dummy data have a slope, and that statistics were returned where they are asked for."""
+        """Check that the dummy data have a slope, and that statistics were returned where a prior needs them."""
         first = scenes[0]
         if self.tv_weight and estimate.ndim != 4:
             raise AttackError("tv_weight is a prior on images, and the inputs are none; set tv_weight = 0")

@@ -1,4 +1,4 @@
-"""Labels from gradients that were sent, one or several of the same mini-batch; the rules take no data to do it."""
+"""Labels from gradients that were sent, one or several of the same mini-batch; the rules need no data."""
 
 from __future__ import annotations
 
@@ -66,12 +66,11 @@ def column_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Gener
 
 
 def bias_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Generator) -> Tensor:
-    """Counts n_c = b (p_c - g_c), exact but for p, from the gradient g of the last layer's bias.
+    """Counts n_c = b (p_c - g_c), exact except for p, from the gradient g of the last layer's bias.
 
     p, the mean softmax output of the mini-batch, is that of one feature vector a class; these follow from the counts
     and the weights' gradient, so both are improved in turn. Several gradients of one mini-batch are averaged.
-    Assumes cross-entropy, a bias, and the size of the mini-batch. Labels may repeat. Some 20 ms a gradient with
-    100 classes, a thirtieth of `label_optimisation`.
+    Assumes cross-entropy, a bias, and the size of the mini-batch. Labels may repeat.
 
     Raises:
         KnowledgeError: the layer has no bias.
@@ -90,12 +89,11 @@ def label_optimisation(
 
     Minimises the squared distance between the last layer's gradient of dummy features with dummy labels and the
     recorded one, over both (Eq. 16), by L-BFGS with a strong Wolfe line search. The labels are shared by all
-    gradients of the mini-batch; the features are not, for those of later gradients come from other weights. Labels
+    gradients of the mini-batch; the features are not, because those of later gradients come from other weights. Labels
     may repeat. Where there is a bias, the counts are n_c = b (p_c - g_c) of its gradient g, where p is the mean
     softmax output of the dummy features; else they are the sums of the dummy labels. They are rounded to integers
     that sum to b. Where the layer's inputs are not below 0, dummy features are squares; where there is a bias, they
-    start at the size that the gradient shows, which found 100 % of the labels of a trained ResNet8 where a start at
-    size one found 94 to 96 %. Assumes cross-entropy, and the size of the mini-batch.
+    start at the size that the gradient shows. Assumes cross-entropy, and the size of the mini-batch.
 
     Args:
         layers: of one or more gradients of the same mini-batch.

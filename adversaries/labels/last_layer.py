@@ -39,7 +39,7 @@ def last_layer(scene: Scene, dummy: Tensor) -> LastLayer:
     Assumes that the model's outputs go into the cross-entropy as they are.
 
     Args:
-        dummy: `example ...` in standardised units, any data that the model takes: what it makes of them shows which
+        dummy: `example ...` in standardised units, any data that the model takes: its outputs for them show which
             layer is the last, and whether features may be below 0.
 
     Raises:
@@ -105,14 +105,14 @@ def last_bias(model: nn.Module, inputs: Tensor) -> str:
 
 
 def untrained(name: str) -> KnowledgeError:
-    """The error of those who read labels off a layer, called `name`, that was not trained."""
+    """The error where labels are read from a layer, called `name`, that was not trained."""
     return KnowledgeError(f"labels cannot be recovered: {name} of the last linear layer did not move; {_REMEDY}")
 
 
 def apportioned(counts: Tensor, total: int) -> Tensor:
     """Integers that sum to `total`, in proportion to `counts` where they are above 0.
 
-    Where none is, as noise can bring about, all classes count alike but for the order in which they get what is left.
+    Where none is, which noise can cause, all classes count alike; what is left over goes to them in their order.
     """
     positive = counts.clamp_min(0)
     if not positive.any():

@@ -41,7 +41,7 @@ def count_labels(
     the mean softmax output and n_c the number of examples of class c. So over a round the bias moves
     by -s (p_c - n_c / N), with s = learning rate x local steps and p averaged along the way. A first p
     is that of noise inputs, averaged over both ends of the round. With many steps at a large rate noise no longer
-    stands in for data: p then comes of simulating the layer's training (`_by_simulation`) or, where layers below
+    stands in for data: p then comes from simulating the layer's training (`_by_simulation`) or, where layers below
     changed the features too, that of the whole model (`_by_trained_copy`). Where neither explains the update, or
     training was long enough to fit the client's data, a warning says that counts may come near to guessing
     (`benchmarks/label_counts.py`). Where the learning rate, E and B are withheld, nothing is simulated, and s is read

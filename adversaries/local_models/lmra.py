@@ -31,9 +31,9 @@ _MINIMISE_RATES = (1e-1, 1e-2, 5e-3, 1e-3)
 """The values of Tables 5-8, of which a setting that is None is chosen."""
 _SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 _HELD_OUT = 0.2
-_USEFUL = 0.95  # a mapping whose validation error is above this share of a constant's says nothing
+_USEFUL = 0.95  # a mapping whose validation error is above this share of a constant's is of no use
 _FEWEST = 3
-_EVERY = 10  # epochs between two looks at the held-out messages
+_EVERY = 10  # epochs between two evaluations on the held-out messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class LocalModelReconstruction(Attack):
     A fifth of the messages, drawn at random, is held out: on them the shape, the learning rate and the number of
     epochs of Eq. 7 are chosen, then G is trained on all messages. The rate of Eq. 8 is chosen by the objective that
     it reaches. The attack fails where G diverges, and where its error on the held-out updates is above 0.95 times
-    that of a constant, zero or the mean of the other updates: then it says nothing of where the client wants to go.
+    that of a constant, zero or the mean of the other updates: then it shows nothing of where the client's optimum is.
 
     Inputs are centred and divided by one number, so that their mean square is one; updates are divided by one number
     likewise, and not centred, since it is their zero that is sought.
@@ -135,7 +135,7 @@ class LocalModelReconstruction(Attack):
     ) -> tuple[nn.Module, dict[str, Tensor]]:
         """Eq. 7: the mapping, and its errors by epoch while it was validated, relative to that of a constant.
 
-        Between two looks at the held-out messages the validation error is that of the last one.
+        Between two evaluations on the held-out messages the validation error is that of the last one.
         """
         order = torch.randperm(len(pairs.inputs), generator=rng)
         held = max(1, round(_HELD_OUT * len(order)))

@@ -1,4 +1,4 @@
-"""A local model by way of data: dummy data that move models as the client does, then training alone on them."""
+"""A local model by training alone on dummy data that move models as the client does."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ class DummyDataReconstruction(Attack):
     several times from random starts, and the models are averaged: their errors are partly their own.
 
     In terms of LMRA's Algorithm 2, the mapping G is the gradient of the clients' loss at data that are learnt (Eq. 7),
-    and to train on them is to minimise it (Eq. 8). A mapping of that form holds far from the models that were seen,
+    and training on them minimises it (Eq. 8). A mapping of that form holds far from the models that were seen,
     where a free one is arbitrary; the dummy data themselves look like nothing. Labels are soft at first and sharpened,
-    since a client trains to labels that are certain. What is claimed lies between the model that it returned last and
+    because a client trains on labels that are certain. The claim is a point between the model that it returned last and
     the mean, see `mix`: their errors differ, and a point between them can be nearer to the truth than either.
 
-    The targets of a regression have no natural size, as probabilities have, and a cosine hardly tells it. There the
-    updates' lengths are matched, too, but for one factor that all messages share: how far the client steps.
+    The targets of a regression have no natural size, as probabilities have, and a cosine hardly depends on it. There
+    the updates' lengths are matched too, up to one factor that all messages share: how far the client steps.
 
-    Where the network's first layer is linear and takes the inputs themselves, the messages tell the linear span of its
-    inputs exactly (`adversaries.local_models.input_span`). Then dummy data are sought within it, by their coordinates,
-    and the returned model's first layer is projected on the earliest broadcast one plus that span, which training alone
-    would never leave. Elsewhere (convolutions, BatchNorm before the layer), where the span is all inputs, and where
-    updates are no combinations of inputs (noise), dummy data are free and the returned model is as it is. Weights that
-    are decayed move in other directions too, and are not treated either. Inspection should begin with the federation:
-    what its earlier rounds did to the first model cannot be taken away.
+    Where the network's first layer is linear and takes the inputs themselves, the messages determine the linear span
+    of its inputs exactly (`adversaries.local_models.input_span`). Then dummy data are sought within it, by their
+    coordinates, and the returned model's first layer is projected on the earliest broadcast one plus that span, which
+    training alone would never leave. Elsewhere (convolutions, BatchNorm before the layer), where the span is all
+    inputs, and where updates are no combinations of inputs (noise), dummy data are free and the returned model is as
+    it is. Weights that are decayed move in other directions too, and are not treated either. Inspection should begin
+    with the federation: the effect of its earlier rounds on the first model cannot be removed.
 
     What it claims may be nearer to the optimum than any model that was sent, and yet fit the client's data less well
     than the model that it returned. docs/paper-numbers.md has figures.
@@ -76,7 +76,7 @@ class DummyDataReconstruction(Attack):
         iterations: steps of matching, of each set.
         messages: how many messages, drawn at random, are matched in one step; the first one is every other time.
         spread: standard deviation of the dummy data's coordinates at the start, in the units the model is fed with;
-            what the messages say nothing of stays that small.
+            coordinates on which the messages do not depend stay that small.
         step_size: of Adam for the dummy data, in the units the model is fed with; in coordinates of r of n dimensions
             it is sqrt(n / r) times as large, which moves data as far in the root mean square.
         label_step_size: of Adam for the logits of dummy labels, or the targets of a regression.
@@ -219,7 +219,7 @@ class DummyDataReconstruction(Attack):
 
 
 class _Client:
-    """The victim's messages beside the model and the loss that it trains.
+    """The victim's messages, with the model and the loss that it trains.
 
     Attributes:
         model: holds the earliest broadcast model; BatchNorm layers normalise by the batch.
@@ -245,7 +245,7 @@ class _Client:
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
 
     def look(self, example: Tensor) -> None:
-        """Learn what the model makes of such data, and what the messages say of its inputs.
+        """Find the outputs of the model for such data, and the span of its inputs, from the messages.
 
         Raises:
             AttackError: the model does not take such data.
@@ -269,7 +269,7 @@ class _Client:
             whole, _ = self.distance(place, span.inputs(coordinates), labels)
             try:
                 own, _ = self.distance(place, coordinates, labels, first)
-            except Exception:  # it never promised to take such a shape
+            except Exception:  # the model need not take inputs of such a shape
                 return None
             if not abs(own - whole) < _ROUNDING:
                 return None
@@ -307,7 +307,7 @@ class _Client:
 
     @property
     def classifies(self) -> bool:
-        """Whether the model has several outputs, which are taken for classes; one is taken for a regression's."""
+        """Whether the model has several outputs, which stand for classes; a single one stands for a regression."""
         return self.outputs.shape[1] > 1
 
     def inputs(self, coordinates: Tensor) -> Tensor:
@@ -315,11 +315,11 @@ class _Client:
         return coordinates if self.span is None else self.span.inputs(coordinates)
 
     def fed(self, coordinates: Tensor) -> Tensor:
-        """What `distance` takes: the coordinates themselves where they will do, which are fewer numbers."""
+        """What `distance` takes: the coordinates themselves where possible, which are fewer numbers."""
         return coordinates if self.first is not None else self.inputs(coordinates)
 
     def returned(self) -> Tensor:
-        """`parameter`, the last model that it returned, less what others' data made of its first layer."""
+        """`parameter`, the last model that it returned, without what others' data added to its first layer."""
         found = self._updates.after[-1].clone()
         if self.span is not None:
             weight = self._named(found)[self.span.weight]
@@ -379,7 +379,7 @@ class _Client:
         return 1 - product / (length * moves).clamp_min(tiny), (moves / length).log()
 
     def vector(self, model: nn.Module) -> Tensor:
-        """`parameter` of such a model; what it does not name is as it returned it last."""
+        """`parameter` of such a model; tensors that it does not name are as the client returned them last."""
         found = self._updates.after[-1].clone()
         places = self._named(found)
         for name, parameter in model.named_parameters():

@@ -25,14 +25,14 @@ _CERTAIN = 10.0  # times the rounding of the messages
 class LinearLocalModel(Attack):
     """Compute the local model of a client in federated least squares from d + 1 of its messages, or more.
 
-    A client who takes any number of full-batch gradient steps on a quadratic loss moves by theta_t - theta_c,t =
+    A client that takes any number of full-batch gradient steps on a quadratic loss moves by theta_t - theta_c,t =
     W theta_t - v (Eq. 15), with one W and v for the whole federation, and W theta* = v at its optimum. W and v are
     found by one least-squares solve over all messages in float64, which is exact with full batches and the ordinary
     least-squares estimate with mini-batches; then W theta* = v is solved.
 
-    Exact it is only where the broadcast models differ in all d directions by more than the rounding of the messages.
+    It is exact only where the broadcast models differ in all d directions by more than the rounding of the messages.
     They do where each round samples other clients. Where all clients take part in each round, every broadcast model
-    follows from the one before by the same linear map, so that all of them lie, but for rounding, in a few
+    follows from the one before by the same linear map, so that all of them lie, up to rounding, in a few
     directions. Then, and where the client's data determine no single optimum, it claims what the messages do
     determine: W is symmetric, so each message gives one linear equation about the optimum, and of all models that
     satisfy these the one nearest to the model that the client returned last is taken. With full batches that is never
@@ -43,7 +43,7 @@ class LinearLocalModel(Attack):
     (Proposition 3), where broadcast models are independent of the noise in earlier messages. Where they converge,
     as in a federation, there is little but that noise to tell them apart, and the claim may be far off.
 
-    It knows nothing but the messages: neither the data, nor the step size, nor the number of steps. It is meant for
+    It reads only the messages, and needs neither the data, nor the step size, nor the number of steps. It is meant for
     linear models of d parameters (the bias is one of them); a network has far more than there are messages.
 
     References:
@@ -116,7 +116,7 @@ def solve(before: Tensor, moved: Tensor) -> tuple[Tensor, float, int] | None:
 
 
 def nearest(before: Tensor, moved: Tensor) -> tuple[Tensor, float, int]:
-    """Of all models that the messages allow for, the one nearest to the last returned; residual; rank of the messages.
+    """Of all models that fit the messages, the one nearest to the last returned; residual; rank of the messages.
 
     W is symmetric, being a polynomial of the Hessian, so that for each message the centred step s_t = W x_t gives
     s_t . (theta* - mean) = x_t . W (theta* - mean) = -x_t . (mean step). These equations are solved for the change of
@@ -137,7 +137,7 @@ def nearest(before: Tensor, moved: Tensor) -> tuple[Tensor, float, int]:
 
 
 def _centred(before: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Means of models and steps, and both less their means."""
+    """The means of models and of steps, and both minus their means."""
     models, steps = before.double(), moved.double()
     mean, mean_step = models.mean(0), steps.mean(0)
     return mean, mean_step, models - mean, steps - mean_step

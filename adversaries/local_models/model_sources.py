@@ -22,7 +22,7 @@ from fedsim.wire.messages import State, Update, by_name, non_finite
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAttack(Attack):
-    """Base of the attacks on a model, whichever it is.
+    """Base of the attacks on a model from any source.
 
     Args:
         source: `global` is w_t of the last inspected round, `last-returned` the last w_T that the victim returned;
@@ -166,7 +166,7 @@ def matched(model: nn.Module, state: State, where: str) -> tuple[State, bool]:
 
 
 def outputs(model: nn.Module, inputs: Tensor, where: str) -> Tensor:
-    """What `model` makes of all `inputs` as one batch, `example output`.
+    """`example output`, the outputs of `model` for all `inputs` as one batch.
 
     Raises:
         AttackError: it does not take them, or makes NaN of them.
@@ -216,7 +216,7 @@ def known(records: Records, device: torch.device) -> tuple[Tensor, Tensor]:
     """
     inputs, labels = records.inputs, records.labels
     if len(inputs) == 0:
-        raise AttackError("no record of the victim is known; attack a client who holds data")
+        raise AttackError("no record of the victim is known; attack a client that holds data")
     if len(labels) != len(inputs):
         raise AttackError(
             f"of {len(inputs)} known records {len(labels)} have labels; this attack needs the label of each"

@@ -1,4 +1,4 @@
-"""A model that was sent, taken for the victim's local one: what LMRA is compared with."""
+"""A model that was sent, claimed to be the victim's local one: the baseline of LMRA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedsim.recording.transcript import Transcript
 
 @dataclass(frozen=True, kw_only=True)
 class SharedModel(ModelAttack):
-    """Take a model that was sent for the one that the client would have trained alone.
+    """Claim that a model that was sent is the one that the client would have trained alone.
 
     Args:
         source: `last-returned`, the last w_T that the victim returned, or `global`, w_t of the last inspected round.

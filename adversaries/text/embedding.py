@@ -120,7 +120,7 @@ def _reading(model: nn.Module, layers: dict[str, nn.Embedding], length: int) -> 
 
 
 def embedding_of(update: Update, model: nn.Module, layer: str) -> Embedding:
-    """The embedding as the server broadcast it, and what became of it.
+    """The embedding as the server broadcast it, with its part of the update.
 
     Raises:
         AttackError: it holds NaN or infinite values.

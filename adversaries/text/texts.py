@@ -175,7 +175,7 @@ class EmbeddingRows(Attack):
 
     A word that does not occur has a row of exact zeros. The rows that are not zero are claimed, those that moved most
     first, one after the other, over as many texts as the victim has; where there are more places than such words,
-    they are claimed again. Which text a word is from, where in it, and how often it occurs, the attack does not say.
+    they are claimed again. The attack does not say which text a word is from, at which place, or how often it occurs.
     No optimisation. Labels are granted, or counted from the last layer.
 
     References:

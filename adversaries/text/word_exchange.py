@@ -1,4 +1,4 @@
-"""Texts of one class whose words were mixed up, sorted out by the gradient of the words themselves."""
+"""Sorts out texts of one class whose words were mixed up, by the gradient of the words themselves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def exchange(
         tokens: `example place`.
         labels: `example`.
         distance: of the gradient of such tokens from the recorded one.
-        sweeps: at most so often over all pairs and places; fewer where nothing changes any more.
+        sweeps: how often all pairs and places are tried at most; it stops when nothing changes.
 
     Returns:
         The tokens, and their distance.

@@ -754,7 +754,7 @@ def test_labels_that_are_missing(attack: Attack, record: Record) -> None:
         run(attack, transcript, known(labels=torch.tensor([0, 1, 2])))
     with refused("the label of known record 2 is missing or infinite; this attack needs the label of each"):
         run(attack, transcript, known(labels=torch.tensor([0, 1, math.nan, 2])))
-    with refused("no record of the victim is known; attack a client who holds data"):
+    with refused("no record of the victim is known; attack a client that holds data"):
         run(attack, transcript, known(labels=torch.empty(0), inputs=torch.empty(0, FEATURES)))
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool1d
 
-from adversaries.text.behind import behind
+from adversaries.text.behind import BehindEmbedding, behind
 from adversaries.text.embedding import Lexicon, reads_tokens
 from adversaries.text.texts import EmbeddingRows, TemporalTextInversion, TextInvertingGradients, TextLeakage
 from adversaries.text.word_exchange import exchange
@@ -176,6 +176,22 @@ def test_a_model_without_its_embedding_says_the_same_of_vectors_as_of_tokens(rec
         assert torch.equal(rest(vectors[TRUE].transpose(1, 2)), model(TRUE))
         assert f"{layer}.weight" not in dict(rest.named_parameters())
         assert f"{layer}.weight" in dict(model.named_parameters())
+
+
+def test_the_attack_within_reads_the_message_without_the_embedding_bit_for_bit() -> None:
+    (update,) = sent()
+    given = BehindEmbedding.of(update, KNOWN, words="touched", nearest="cosine")
+    rest = given.update(update)
+    assert update.gradient is not None
+    assert rest.gradient is not None
+    names = [name for name in update.before if name != "embedding.weight"]
+    assert list(rest.before) == list(rest.gradient) == names
+    for name in names:
+        assert torch.equal(rest.before[name], update.before[name])
+        assert torch.equal(rest.gradient[name], update.gradient[name])
+    assert (rest.round, rest.client, rest.num_examples) == (update.round, update.client, update.num_examples)
+    assert set(given.lexicon.tokens.tolist()) == set(TRUE.flatten().tolist())
+    assert given.knowledge.input_shape == (24, LENGTH)
 
 
 def test_an_app_that_sends_a_plain_list_of_arrays_is_attacked_too(record: Any) -> None:
