@@ -15,9 +15,7 @@ from fedsim.plugins.descriptions import described
 
 
 def list_plugins(
-    group: Annotated[
-        str | None, typer.Argument(help=f"{', '.join(registry.GROUPS)}; else all.")
-    ] = None,
+    group: Annotated[str | None, typer.Argument(help=f"{', '.join(registry.GROUPS)}; else all.")] = None,
 ) -> None:
     """List registered plug-ins, one a line, name first."""
     if group is not None and group not in registry.GROUPS:
