@@ -30,8 +30,8 @@ class Examples:
             `example place` tokens, as stored.
         labels: `example`, class indices (int64), or for a regression standardised targets (float32).
         scale: what raw values are multiplied with; None for tokens, which stay integers.
-        groups: `example`, to whom each belongs by nature (a writer, a role, an airline): indices into
-            `Dataset.group_names`; None where nobody knows.
+        groups: `example`, the natural group of each (a writer, a role, an airline), as indices into
+            `Dataset.group_names`; None where it is unknown.
     """
 
     raw: Tensor
@@ -126,7 +126,7 @@ class Dataset:
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation a channel (of a table: a feature), of the training inputs.
 
-        Of some 20 000 examples from all over, if there are more: files may be sorted.
+        Computed from about 20 000 examples at equal distances if there are more, because files may be sorted.
         """
         every = max(1, len(self.train) // 20_000)
         sample = self.train.inputs(torch.arange(0, len(self.train), every)).to(torch.float64)

@@ -1,7 +1,7 @@
 """How a client's local steps lie in parameter space: the analysis behind surrogate models (SME, Sect. 5.1).
 
-It needs the client's data, so it is the evaluator's: it says beforehand, or afterwards, how well an
-update can be matched by the gradient at one model on the line between w_0 and w_T.
+It needs the client's data, so only the client or the evaluator can compute it. It says how well an update can be
+matched by the gradient at one model on the line between w_0 and w_T.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def geometry(
     loss: Loss,
     order: Sequence[Tensor] | None = None,
 ) -> Geometry:
-    """Simulate a client's local training and look at it.
+    """Simulate a client's local training and compute the geometry of its steps.
 
-    All gradients are of the mean loss of all its data, in the modes that it trains in. Memory is that
-    of T + 1 gradients.
+    All gradients are of the mean loss of all the client's data, with layers in training modes. It takes the memory of
+    T + 1 gradients.
 
     Args:
         model: lends its architecture.

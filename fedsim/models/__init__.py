@@ -46,7 +46,7 @@ def flat_size(task: Task, model: str) -> int:
     """Numbers in one example of `task`.
 
     Raises:
-        ConfigError: its examples are texts, whose tokens are no numbers to reckon with.
+        ConfigError: its examples are texts, whose tokens are indices, not quantities.
     """
     if task.kind == "text":
         raise unsuited(task, model, "numbers", "text-cnn")

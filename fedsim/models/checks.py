@@ -1,4 +1,4 @@
-"""Whether a network fits its task, found out before work starts: one forward pass, one double backward."""
+"""Checks, before work starts, that a network fits its task: one forward pass and one double backward pass."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a plug-in says of itself, which takes importing it: seconds, where it imports torch or Flower.
+"""Descriptions of plug-ins. To read one, its module is imported: seconds, where that imports torch or Flower.
 
-So descriptions of the plug-ins that come with fedsim are kept in the cache. They are of these very files, or they are
-made anew: the key is made of the path, size and time of each file of fedsim and of the versions beside it.
+So descriptions of the plug-ins that come with fedsim are kept in the cache. The key of the cache is made of the path,
+size and time of each file of fedsim and of the versions of its dependencies.
 """
 
 from __future__ import annotations

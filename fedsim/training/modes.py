@@ -1,4 +1,4 @@
-"""Modes of layers: what normalises by what, what drops, what is trained."""
+"""Modes of layers: which statistics BatchNorm uses, which dropout layers drop, which parameters are trained."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def frozen(model: nn.Module, settings: LocalTraining) -> Iterator[None]:
 
 
 def forward(model: nn.Module, batch: Tensor) -> Tensor:
-    """What `model` makes of `batch`.
+    """The outputs of `model` for `batch`.
 
     Raises:
         RunError: BatchNorm was to normalise one example by itself.

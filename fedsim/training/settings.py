@@ -9,7 +9,7 @@ from typing import Literal
 from fedsim.errors import ConfigError
 
 _MOST = {"local_epochs": 10**6, "local_steps": 10**6, "batch_size": 10**9}
-"""What is beyond is a slip of the keyboard."""
+"""Largest values that are accepted; larger ones are typing errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class LocalTraining:
         weight_decay: L2 penalty (decoupled in `adamw`).
         batch_norm: `train` normalises by the batch and updates running statistics, `eval`
             normalises by the running statistics and leaves them alone, `frozen` does not train scale
-            and shift either. The count of batches, which does not travel, begins at 0 in each round.
+            and shift either. BatchNorm's batch counter is not sent; it is set to 0 in each round.
         batch_norm_statistics: whether running statistics travel, `shared`, or are `withheld`; then
             they are in no message, and evaluation normalises by the batch.
         dropout: whether dropout layers drop.
@@ -100,7 +100,7 @@ class LocalTraining:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a round's batches follow upon those of the round before; see `batches_of_round`."""
+        """Whether each round starts with the batch after the last one of the round before; see `batches_of_round`."""
         return self.batches == "fixed" or self.sends == "gradient"
 
     def steps(self, num_examples: int) -> int:

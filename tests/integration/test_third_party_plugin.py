@@ -1,4 +1,4 @@
-"""A stranger's package: installed into a scratch folder, found by name, run, scored and cited.
+"""A stranger's package: installed into a scratch folder, found by name, checked, run, scored and cited.
 
 The package is the one that docs/add-a-plugin.md walks through, so that page is tested too.
 """
@@ -73,7 +73,13 @@ class Site:
             text=True,
             check=False,
             timeout=200,
-            env=os.environ | {"PYTHONPATH": str(self.packages), "COLUMNS": "200"},
+            env=os.environ
+            | {
+                "PYTHONPATH": os.pathsep.join([str(self.packages), os.environ.get("PYTHONPATH", "")]).rstrip(
+                    os.pathsep
+                ),
+                "COLUMNS": "200",
+            },
         )
 
 
@@ -87,8 +93,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
         folder.mkdir()
     files = files_of_the_page()
     assert set(files) >= {"pyproject.toml", "my_plugins.py", "compare.toml"}
-    for name in ("pyproject.toml", "my_plugins.py"):
-        (source / name).write_text(files[name])
+    for name in files:
+        if name == "pyproject.toml" or name.startswith("my_"):
+            (source / name).write_text(files[name])
     (site.work / "compare.toml").write_text(files["compare.toml"])
     site.install(source)
     return site
@@ -174,3 +181,69 @@ def test_a_broken_package_breaks_only_itself(site: Site, tmp_path: Path) -> None
     assert refused.returncode == 2
     assert "'sign-only' is registered by broken-plugins and my-plugins; uninstall one of them" in refused.stderr
     assert not (site.work / "y").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["first-layer-mean", "sign-only", "input-spread", "brightness", "dim", "stripes", "one-layer"],
+)
+def test_each_plugin_of_the_page_keeps_to_the_contract(site: Site, name: str) -> None:
+    done = site.fedsim("check", name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "from my-plugins" in done.stdout
+    lines = done.stdout.splitlines()[1:]
+    assert len(lines) > 4
+    assert all(line.startswith(("passed", "does not apply")) for line in lines)
+    assert any(line.startswith("passed") for line in lines)
+
+
+def test_a_broken_plugin_and_an_unknown_one_have_other_exit_codes(site: Site) -> None:
+    wrong = site.fedsim("check", "stripes", "--set", "count=0")
+    assert wrong.returncode == 1
+    assert "failed" in wrong.stdout
+    assert "fedsim: 'stripes' fails" in wrong.stderr
+    unknown = site.fedsim("check", "stripse")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "nothing is called 'stripse', did you mean 'stripes'?" in unknown.stderr
+
+
+ALL = """
+[data]
+name = "stripes"
+
+[partition]
+name = "iid"
+samples_per_client = 6
+
+[model]
+name = "one-layer"
+
+[training]
+local_epochs = 1
+batch_size = 6
+
+[federation]
+clients = 2
+
+[adversary]
+victims = [0]
+workers = 1
+
+[[defense]]
+name = "sign-only"
+
+[[attack]]
+name = "dim"
+
+[[attack]]
+name = "first-layer-mean"
+"""
+
+
+def test_one_run_uses_them_all(site: Site) -> None:
+    (site.work / "all.toml").write_text(ALL)
+    done = site.fedsim("run", "all.toml")
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(site.work / "runs" / "all" / "scores.csv")
+    assert {row["attack"] for row in rows} == {"dim", "first-layer-mean"}
+    assert "brightness_error" in {row["metric"] for row in rows}
