@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,6 +109,14 @@ def lives() -> Callable[[int], bool]:
             return False
 
     return told
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Processes started here end on Ctrl-C, though a shell starts its background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session", autouse=True)

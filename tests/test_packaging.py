@@ -112,9 +112,8 @@ def test_an_attack_that_looks_at_the_truth_breaks_the_contract(tmp_path: Path) -
 
 
 def test_no_test_folder_is_a_package() -> None:
-    """The editable install makes every folder of the checkout importable; `tests/clients` would become `clients`."""
+    """A package `tests/clients` could be imported in place of `clients`; a folder without `__init__.py` cannot."""
     assert list((ROOT / "tests").rglob("__init__.py")) == []
-    assert not {path.name for path in (ROOT / "tests").rglob("*") if path.is_dir()} & set(PACKAGES)
 
 
 def test_attacks_scores_and_recordings_work_without_flower_and_ray(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_a_damaged_round_fails_with_code_1_and_the_other_is_attacked(here: Call,
         finding.unlink()
     path = run / "transcript" / "round-000001.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    result = fedsim("attack", run)
+    result = here("attack", run)
     damaged, missing = complaints(result, 1)
     assert "round-000001.safetensors: is damaged" in damaged
     assert missing.endswith("findings/sme/round-1-client-0-repeat-0.safetensors is missing")
@@ -523,6 +523,7 @@ def test_no_hyperparameter_is_a_flag(here: Call) -> None:
     assert flags["attack"] == {"--set", "--data-dir"} | told | trusted
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_says_how_to_go_on_and_that_works(here: Call, home: Path, tmp_path: Path) -> None:
     out = tmp_path / "cut"
     command = [str(Path(sys.executable).with_name("fedsim")), "run", "tiny.toml", "--out", str(out)]

@@ -434,6 +434,7 @@ def test_a_run_goes_on_without_a_supernode_that_was_killed(tiny_config: Tiny, tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_everything_ends_with_the_driver_however_it_ends_and_the_run_resumes(
     number: signal.Signals, tiny_config: Tiny, serial_run: Run, tmp_path: Path, port: int

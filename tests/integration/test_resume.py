@@ -391,6 +391,7 @@ def test_a_run_killed_without_warning_goes_on_to_the_same_end(
     assert_same(resumed, serial_run(config, tmp_path / "whole"))
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_control_c_is_one_sentence_and_a_usable_recording(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     config = with_strategy(tiny_config, "fedavgm", rounds=40)
     process = start(config, tmp_path / "run")

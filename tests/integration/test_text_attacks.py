@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 from fedsim.auditing.audit import Audit, open_audit
-from fedsim.datasets import Dataset, Examples
+from fedsim.datasets import Dataset
 from fedsim.errors import KnowledgeError
 from fedsim.experiments.build import Experiment, data_folder
 from fedsim.experiments.config import AttackFile, Config, check
@@ -22,6 +23,7 @@ from fedsim.findings import Texts
 from fedsim.recording.finding_files import load_finding
 from fedsim.reporting.page import write_report
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "golden_material.py"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ATTACKS = [
     {"name": "tgias-ro-text", "gradients": 2, "optimizer": "adam", "distance": "cosine", "layers": "relative",
@@ -31,22 +33,9 @@ ATTACKS = [
 
 
 def make() -> Dataset:
-    """Texts of six words that are never the same, some with padding, of words that HTML would trip over."""
-    parts = []
-    for seed in (0, 1):
-        raw = 1 + torch.randperm(48, generator=torch.Generator().manual_seed(seed)).reshape(8, 6)
-        raw[::4, 4:] = 0
-        parts.append(Examples(raw=raw, labels=torch.arange(8) % 2, scale=None))
-    return Dataset(
-        name="texts",
-        train=parts[0],
-        test=parts[1],
-        num_classes=2,
-        vocabulary=49,
-        source="here",
-        licence="any",
-        tokens=("<pad>", *(f"<b>&{place}" for place in range(48))),
-    )
+    """The texts of the golden experiments, of words that HTML would trip over."""
+    texts: Dataset = runpy.run_path(str(GOLDEN))["texts"]()
+    return replace(texts, tokens=("<pad>", *(f"<b>&{place}" for place in range(48))))
 
 
 @pytest.fixture

@@ -184,6 +184,7 @@ def test_whoever_stops_listening_leaves_no_process_behind(
 
 
 @needs_proc
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_workers_end_when_their_parent_does(
     folder: Path,

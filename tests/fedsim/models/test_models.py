@@ -571,7 +571,7 @@ def test_models_need_nothing_but_torch() -> None:
 
 
 def test_the_table_of_models_names_every_one_of_ours() -> None:
-    path = Path(__file__).parents[2] / "benchmarks" / "model_table.py"
+    path = Path(__file__).parents[3] / "benchmarks" / "model_table.py"
     spec = importlib.util.spec_from_file_location("model_table", path)
     assert spec
     assert spec.loader

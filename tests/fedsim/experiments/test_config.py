@@ -271,7 +271,7 @@ def test_infinite_settings_of_plugins_survive_the_file_and_the_wire(file: Path, 
 
 
 def test_every_example_is_a_valid_file() -> None:
-    examples = sorted((Path(__file__).parents[2] / "examples").glob("**/*.toml"))
+    examples = sorted((Path(__file__).parents[3] / "examples").glob("**/*.toml"))
     assert examples
     for path in examples:
         tables = read_toml(path)
