@@ -151,12 +151,17 @@ def test(message: Message, context: Context) -> Message:
 
 
 def _experiment(message: Message) -> Experiment:
-    return _parse(str(message.content["simulation"]["experiment"]))
+    simulation = message.content["simulation"]
+    return _parse(str(simulation["experiment"]), str(simulation.get("run")))
 
 
 @lru_cache(maxsize=4)
-def _parse(experiment: str) -> Experiment:
-    """Actors live long: data and partitions are made once for each experiment."""
+def _parse(experiment: str, run: str) -> Experiment:
+    """Actors live long: data and partitions are made once for each run.
+
+    They are made anew for another run of the same experiment: code or a file that it names may have changed.
+    """
+    del run
     return Experiment.from_json(experiment)
 
 

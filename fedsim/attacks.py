@@ -62,7 +62,8 @@ class Paper:
 class Attack(ABC):
     """Base of all attacks: a frozen dataclass whose fields are its hyperparameters.
 
-    A subclass names its `paper`, what it `needs` and `uses`, and implements `_run`.
+    A subclass names its `paper`, what it `needs` and `uses`, and implements `_run`. One instance attacks all victims,
+    so nothing may be kept on it.
 
     Class attributes:
         paper: the publication that describes it.

@@ -78,7 +78,7 @@ class Defense(ABC):
 
     Each hook is handed copies, and what it returns is checked: tensors of the same names and shapes as those that
     it got. A client whose defense fails sends nothing. Each hook draws from an `rng` of its own, so that no other
-    hook and no other defense changes what it draws.
+    hook and no other defense changes what it draws. One instance serves all clients, so nothing may be kept on it.
 
     A defense that goes on from earlier rounds gives its `on_update` a further parameter, `*, rng, memory`: tensors by
     name of this client and this defense alone, none in the client's first round. What is in it on return is there
@@ -163,6 +163,10 @@ def a_defense(thing: Any) -> Defense:
     name = f"{cls.__module__}.{cls.__name__}"
     if not isinstance(thing, Defense):
         raise PluginError(f"{name}: expected a defense, made from a class that derives from fedsim.defense.Defense")
+    if beside := sorted(vars(thing).keys() & {*HOOKS, "sampling"}):
+        raise PluginError(
+            f"{name}: '{beside[0]}' is set on an instance, where it is never called; define it in the class"
+        )
     for method in dir(cls):
         if method.startswith("_") or hasattr(Defense, method) or not callable(getattr(cls, method)):
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -325,7 +326,8 @@ def _simulation(experiment: Experiment) -> ConfigRecord:
     """What simulated clients need and no real server would know; `CohortGrid` keeps it from the strategy."""
     hidden: Any = dict.fromkeys(("adversary", "attack", "truth", "recording", "strategy"), True)
     hidden["training"] = {"sends"}  # the strategy's message says so
-    return ConfigRecord({"experiment": experiment.config.model_dump_json(exclude=hidden)})
+    text = experiment.config.model_dump_json(exclude=hidden)
+    return ConfigRecord({"experiment": text, "run": secrets.token_hex(8)})
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from fedsim.experiments.states import read_state
 from fedsim.experiments.strategy_checks import LEAST, check_strategy, sends
 from fedsim.models.checks import a_network, check_model, drawn_anew, within_memory
 from fedsim.plugins import registry
+from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.objects import given, is_object
 from fedsim.randomness import seeded
 from fedsim.training.cohort import fits, group_size
@@ -218,21 +219,25 @@ class Experiment:
     @cached_property
     def defenses(self) -> list[Defense]:
         """What each client does to protect itself, in order."""
-        return [
+        found = [
             a_defense(registry.build("defenses", table.name, table.settings, f"defense.{place}"))
             for place, table in enumerate(self.config.defense)
         ]
+        for defense in found:
+            check_frozen(type(defense))
+        return found
 
 
 def build_attacks(spec: AttackFile) -> list[tuple[AttackTable, Attack]]:
     """The attacks that a file names, with the tables that name them."""
     built = [(t, registry.build("attacks", t.name, t.settings, f"attack.{t.title}")) for t in spec.attack]
-    return [(table, _derived(Attack, plugin).entitled(table.title)) for table, plugin in built]
+    return [(table, _an_attack(plugin).entitled(table.title)) for table, plugin in built]
 
 
-def _derived(base: type[Any], plugin: Any) -> Any:
-    if not isinstance(plugin, base):
-        raise PluginError(f"{type(plugin).__module__}.{type(plugin).__name__} does not derive from {base.__name__}")
+def _an_attack(plugin: Any) -> Attack:
+    if not isinstance(plugin, Attack):
+        raise PluginError(f"{type(plugin).__module__}.{type(plugin).__name__} does not derive from Attack")
+    check_frozen(type(plugin))
     return plugin
 
 
@@ -248,6 +253,7 @@ def resolve(config: Config) -> Config:
         plugin = registry.build(group, table.name, table.settings, where)
         if not dataclasses.is_dataclass(plugin):
             return table
+        check_no_lost_none(plugin, where)
         return type(table)(**{**table.model_dump(), **dataclasses.asdict(plugin)})  # type: ignore[arg-type]
 
     training, strategy = _by_the_strategy(config)
@@ -266,6 +272,16 @@ def resolve(config: Config) -> Config:
         ).model_dump(mode="json", exclude_none=True),
         "experiment",
     )
+
+
+def check_no_lost_none(plugin: Any, where: str) -> None:
+    """Raise ConfigError where a setting is None, which no file can hold, and its default is another value."""
+    for field in dataclasses.fields(plugin):
+        if field.init and field.default is not None and getattr(plugin, field.name) is None:
+            raise ConfigError(
+                f"{where}.{field.name}: None cannot be written in an experiment file, where leaving the setting out "
+                "means its default; give it another value, or make None its default"
+            )
 
 
 def _by_the_strategy(config: Config) -> tuple[TrainingTable, StrategyTable]:

@@ -8,14 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.errors import FedsimError
+from fedsim.errors import ConfigError, FedsimError
 from fedsim.experiments import lock
+from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, check
 from fedsim.experiments.reading import read_toml
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.experiments.settings import differing, settings_of
 from fedsim.experiments.states import MANIFEST, States
-from fedsim.recording.header import RECORDING
+from fedsim.recording.header import RECORDING, hash_state
 from fedsim.recording.manifest import (
     KEY,
     NAME,
@@ -93,14 +94,17 @@ def held_against_manifest(folder: Path) -> Verdict:
     return Verdict(manifest=manifest, differences=differences, remark=remark)
 
 
-def adopt(run: RunFolder) -> None:
+def adopt(run: RunFolder, experiment: Experiment | None) -> None:
     """Begin a manifest where there is none, as of a recording that was copied without: all that is there, as it is now.
 
     Raises:
-        ConfigError: FEDSIM_KEY names a key, which cannot vouch for what was there before.
+        ConfigError: FEDSIM_KEY names a key, which cannot vouch for what was there before; or the recording is not of
+            `experiment`, which the folder's own file describes.
     """
     if os.path.lexists(run.manifest):
         return
+    if experiment is not None:
+        _check_recorded_from(run, experiment)
     check_key(run.path, Manifest())
     with changing(run.path) as manifest:
         if transcript := _recorded(run.path):
@@ -111,6 +115,22 @@ def adopt(run: RunFolder) -> None:
             manifest.seed, manifest.settings = config.federation.seed, settings_of(config)
         manifest.files = {name_of(run.path, path): file_hash(path) for path in _beside(run)}
         manifest.late = bool(manifest.rounds or manifest.files)
+
+
+def _check_recorded_from(run: RunFolder, experiment: Experiment) -> None:
+    """Raise ConfigError where round 1 is recorded and did not begin with the initial model of `experiment`."""
+    transcript = _recorded(run.path)
+    if transcript is None or 1 not in transcript.rounds:
+        return
+    try:
+        sent = transcript.header(1).broadcasts
+    except FedsimError:  # a damaged round; whoever reads the recording says so
+        return
+    if list(sent) != [hash_state(experiment.initial_state())]:
+        raise ConfigError(
+            f"{run.experiment}: round 1 of the recording beside it began with another model than this experiment does, "
+            "so the recording is of another run; put the experiment file of that run there, or remove this one"
+        )
 
 
 def _without(folder: Path) -> Verdict:

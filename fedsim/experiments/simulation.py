@@ -87,7 +87,7 @@ def begin(config: Config, folder: RunFolder, *, resume: bool = False, overwrite:
     if not resume:
         folder.write_experiment(config)
         return
-    adopt(folder)
+    adopt(folder, Experiment(config))
     folder.check_key()
     folder.check_same(config)
     folder.check_resumable()

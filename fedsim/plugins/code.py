@@ -6,6 +6,7 @@ import hashlib
 import sys
 import traceback
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -36,9 +37,22 @@ def code_hash(cls: type) -> str | None:
     return hashlib.sha256(b"".join(map(bytes.fromhex, hashes))).hexdigest()
 
 
-@cache
+_hashes: dict[str, tuple[ModuleSpec | None, str]] = {}
+
+
 def file_hash(module: ModuleType) -> str:
-    """SHA-256 of the file of `module` as it is when this is first asked, or `UNREADABLE` where it is in none."""
+    """SHA-256 of the file of `module`, or `UNREADABLE` where it is in none.
+
+    The file counts as it is when this is first asked after each import or `importlib.reload`, so that an edit that the
+    program has not loaded is not taken for the code that runs.
+    """
+    known = _hashes.get(module.__name__)
+    if known is None or known[0] is not module.__spec__:  # which every reload makes anew
+        known = _hashes[module.__name__] = module.__spec__, _hash_now(module)
+    return known[1]
+
+
+def _hash_now(module: ModuleType) -> str:
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_file():
         return UNREADABLE

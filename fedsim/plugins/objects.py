@@ -1,20 +1,17 @@
 """Objects of a Python program in the place of plug-ins: a network, a data set, a strategy, the class of an attack.
 
-They stay in this process. An experiment file holds a name in their place, which no other program can turn into the
-object again; `fedsim.workflow.objects` decides what needs that.
+They stay in this process, until it ends. An experiment file holds a name in their place, which no other program can
+turn into the object again; `fedsim.workflow.objects` decides what needs that.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import secrets
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from fedsim.errors import ConfigError, PluginError
 
@@ -22,15 +19,10 @@ MARK = "python-object "
 """What the name of an object begins with in an experiment file."""
 
 
-@dataclass(frozen=True, eq=False)
-class Given:
-    """An object that a program handed over; it is known by its name for as long as somebody holds this."""
-
-    name: str
-    thing: Any
-
-
-_given: WeakValueDictionary[str, Given] = WeakValueDictionary()
+_given: dict[str, Any] = {}
+"""Objects by name, kept until the program ends: a run that failed can be resumed, and any run can be attacked."""
+_contents: dict[str, str] = {}
+"""By name, SHA-256 of the tensors of a data set when it was handed over; it is not copied, for it may be large."""
 
 
 def is_object(name: str) -> bool:
@@ -47,35 +39,43 @@ def given(name: str, *, fresh: bool = False) -> Any:
     """The object that `name` stands for, or a fresh copy of it for whoever changes it.
 
     Raises:
-        PluginError: it is of another program, or has gone.
+        PluginError: it is of another program.
     """
-    found = _given.get(name)
-    if found is None:
+    if name not in _given:
         raise PluginError(
             f"'{name}' was an object of the Python program that made this run, which no file holds; "
             "hand the object over again, or name another"
         )
-    return deepcopy(found.thing) if fresh else found.thing
+    return deepcopy(_given[name]) if fresh else _given[name]
 
 
-def hand_over(thing: Any) -> Given:
-    """Have `thing` known by a name of its own.
+def hand_over(thing: Any) -> str:
+    """Have `thing` known by a name of its own until the program ends.
 
-    A class has the same name for as long as its source is the same; no two other objects have the same name.
+    A class that is handed over again keeps its name; another class never gets it, even if it has the same source.
     """
     kind = thing if isinstance(thing, type) else type(thing)
-    held = Given(f"{MARK}{kind.__name__} {_token(thing)}", thing)
-    _given[held.name] = held
-    return held
+    if isinstance(thing, type):
+        for name, known in _given.items():
+            if known is thing:
+                return name
+    name = f"{MARK}{kind.__name__} {secrets.token_hex(4)}"
+    _given[name] = thing
+    if (content := _content(thing)) is not None:
+        _contents[name] = content
+    return name
 
 
-def _token(thing: Any) -> str:
-    """Eight hexadecimal digits: of a class, out of its source where that is known, else drawn."""
-    try:
-        source = inspect.getsource(thing) if isinstance(thing, type) else ""
-    except (OSError, TypeError):
-        source = ""
-    return hashlib.sha256(source.encode()).hexdigest()[:8] if source else secrets.token_hex(4)
+def _content(thing: Any) -> str | None:
+    """SHA-256 of the tensors of a data set; None for anything else."""
+    from fedsim.datasets import Dataset  # which takes torch
+
+    if not isinstance(thing, Dataset):
+        return None
+    parts = (thing.train, thing.test)
+    tensors = [t for part in parts for t in (part.raw, part.labels, part.groups) if t is not None]
+    hashes = [hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).digest() for tensor in tensors]
+    return hashlib.sha256(b"".join(hashes)).hexdigest()
 
 
 class GivenModel:
@@ -91,14 +91,24 @@ class GivenModel:
 
 
 class GivenData:
-    """Offers a data set that a program handed over."""
+    """Offers a data set that a program handed over, unless the program has changed it since."""
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, name: str, data: Any) -> None:
+        self.name = name
         self.data = data
 
     def load(self, folder: Path | None) -> Any:
-        """See `fedsim.datasets.DatasetPlugin`."""
+        """See `fedsim.datasets.DatasetPlugin`.
+
+        Raises:
+            PluginError: its tensors are not those that were handed over.
+        """
         del folder
+        if _content(self.data) != _contents[self.name]:
+            raise PluginError(
+                f"'{self.name}': the tensors of this data set were changed after it was handed over, so scores would "
+                "be of other data than the run; hand a copy over and change that, or make another run"
+            )
         return self.data
 
 
@@ -114,4 +124,4 @@ def plugin(group: str, name: str, settings: Mapping[str, Any], where: str) -> An
         raise ConfigError(f"{where}.{next(iter(settings))}: this is an object, which has its settings already")
     if group == "models":
         return GivenModel(thing)
-    return GivenData(thing) if group == "datasets" else deepcopy(thing)
+    return GivenData(name, thing) if group == "datasets" else deepcopy(thing)

@@ -18,8 +18,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from fedsim.errors import ConfigError
+from fedsim.experiments.build import check_no_lost_none
 from fedsim.plugins import registry
-from fedsim.plugins.objects import Given, hand_over
+from fedsim.plugins.frozen import check_frozen
+from fedsim.plugins.objects import hand_over, is_object
 
 _TABLES: Mapping[str, registry.Group] = {
     "data": "datasets",
@@ -30,29 +32,25 @@ _TABLES: Mapping[str, registry.Group] = {
 _LISTS: Mapping[str, registry.Group] = {"attack": "attacks", "defense": "defenses"}
 
 
-def replaced(tables: dict[str, Any]) -> list[Given]:
+def replaced(tables: dict[str, Any]) -> None:
     """Replace the objects in `tables` by tables.
-
-    Returns:
-        References to the objects, which the caller has to keep for as long as the tables are used.
 
     Raises:
         ConfigError: an object is not of the kind that belongs there; or it has to stay in this process, and the tables
             name another engine than `serial`, attacks in the round, or several workers.
     """
-    held: dict[str, Given] = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, group in _TABLES.items():
         if name in tables and not isinstance(tables[name], Mapping):
-            tables[name], needed = as_table(group, tables[name], name)
-            held |= {name: needed} if needed else {}
+            tables[name] = found[name] = as_table(group, tables[name], name)
     for name, group in _LISTS.items():
         for place, item in enumerate(tables[name] if isinstance(tables.get(name), list) else ()):
             if not isinstance(item, Mapping):
-                tables[name][place], needed = as_table(group, item, f"{name}.{place}")
-                held |= {f"{name}.{place}": needed} if needed else {}
-    for where in held:
-        _check_carried(tables, where)
-    return list(held.values())
+                where = f"{name}.{place}"
+                tables[name][place] = found[where] = as_table(group, item, where)
+    for where, table in found.items():
+        if is_object(table["name"]):
+            _check_carried(tables, where)
 
 
 def _check_carried(tables: dict[str, Any], where: str) -> None:
@@ -77,30 +75,32 @@ def _check_carried(tables: dict[str, Any], where: str) -> None:
         )
 
 
-def as_table(group: registry.Group, thing: Any, where: str) -> tuple[dict[str, Any], Given | None]:
-    """The table of an experiment file that stands for `thing`, and a reference to keep while the table is used.
+def as_table(group: registry.Group, thing: Any, where: str) -> dict[str, Any]:
+    """The table of an experiment file that stands for `thing`.
 
     A plug-in that is a dataclass, such as an attack or a defense, becomes its class and its settings. A network or a
     strategy is copied, so that the caller may go on using its own.
 
     Raises:
         ConfigError: it is no object of this group, or has a setting that cannot be written in an experiment file.
+        PluginError: it is an attack or a defense whose class is no frozen dataclass.
     """
     cls = type(thing)
     if dataclasses.is_dataclass(cls) and hasattr(cls, registry.OFFERS[group]):
-        reference = registry.name_of(group, cls) or importable(cls)
-        held = None if reference else hand_over(cls)
-        table = {"name": held.name if held else reference, **_settings(thing)}
-        if group == "attacks" and ":" in str(reference or ":"):
-            table["label"] = cls.__name__
-        return table, held
+        if group in ("attacks", "defenses"):
+            check_frozen(cls)
+        registered = registry.name_of(group, cls)
+        table = {"name": registered or importable(cls) or hand_over(cls), **_settings(thing, where)}
+        if group == "attacks" and (title := vars(thing).get("_title") or (not registered and cls.__name__)):
+            table["label"] = title
+        return table
     if not isinstance(thing, _kind(group)):
         raise ConfigError(f"{where}: expected {_EXPECTED[group]}, got {cls.__name__}")
-    held = hand_over(thing if group == "datasets" else deepcopy(thing))
-    return {"name": held.name}, held
+    return {"name": hand_over(thing if group == "datasets" else deepcopy(thing))}
 
 
-def _settings(thing: Any) -> dict[str, Any]:
+def _settings(thing: Any, where: str) -> dict[str, Any]:
+    check_no_lost_none(thing, where)
     found = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
     return writable({key: value for key, value in found.items() if value is not None}, type(thing).__name__)
 

@@ -20,9 +20,10 @@ from fedsim.experiments.reading import config_of, put, read_toml
 from fedsim.experiments.run_folder import RunFolder, default_folder, measurements, read_rows
 from fedsim.experiments.trust import check_trust, is_in_a_run
 from fedsim.findings import Finding
-from fedsim.plugins.objects import Given, is_gone
+from fedsim.plugins.objects import is_gone
 from fedsim.recording.finding_files import load_claim
 from fedsim.recording.manifest import is_noted
+from fedsim.recording.manifest import read as read_manifest
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.page import write_report
 from fedsim.workflow import single, work
@@ -63,7 +64,7 @@ def run(
         if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
             raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
         put(tables, key, plain(value), f"set {key}")
-    held = replaced(tables)
+    replaced(tables)
     config = config_of(tables, where, folder)
     if isinstance(experiment, str | Path):
         check_trust(config, Path(experiment), trust or not is_in_a_run(Path(experiment)))
@@ -73,7 +74,7 @@ def run(
     with told(progress):
         done = work.run(config, place, overwrite=overwrite, follow=_following(progress))
     _complain(done)
-    return Run(place.path, trust=True, held=held)
+    return Run(place.path, trust=True)
 
 
 def open(path: str | Path, *, file: str | Path | None = None, trust: bool = False) -> Run:
@@ -98,12 +99,9 @@ def open(path: str | Path, *, file: str | Path | None = None, trust: bool = Fals
 class Run:
     """A run folder. Each property reads its files anew."""
 
-    def __init__(
-        self, path: Path, *, file: Path | None = None, trust: bool = False, held: Sequence[Given] = ()
-    ) -> None:
+    def __init__(self, path: Path, *, file: Path | None = None, trust: bool = False) -> None:
         self._folder = RunFolder(path)
         self._trust = trust
-        self._held = list(held)  # objects of this program, which are gone when nothing refers to them
         self._file = read_adversary(path, file, trust=trust) if file is not None else Adversary()
 
     def __repr__(self) -> str:
@@ -179,7 +177,7 @@ class Run:
         """
         rounds = list(map(plain, round)) if isinstance(round, Iterable) else None if round is None else [plain(round)]
         base = self._base()
-        spec, held = single.specified(
+        spec = single.specified(
             base,
             self.transcript,
             attack,
@@ -188,7 +186,6 @@ class Run:
             knowledge=knowledge or {},
             settings=settings,
         )
-        self._held += [held] if held else []
         told_as = {"victim": plain(victim), "round": plain(round), "knowledge": knowledge or None, **settings}
         words = [
             repr(spec.attack[-1].name),
@@ -344,6 +341,9 @@ def _frame(folder: RunFolder, path: Path, check: Callable[[], object], texts: Se
     _check_there(folder)
     check()
     if not path.is_file():
+        noted = read_manifest(folder.path)
+        if noted is not None and path.name in noted.files:
+            raise RunError(f"{path}: is missing, though this run wrote it; put it back, or attack or resume the run")
         return pd.DataFrame()
     if not is_noted(folder.path, path):
         raise RunError(f"{path}: is not what this run wrote; remove it, and attack or resume the run")

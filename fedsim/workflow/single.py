@@ -15,7 +15,7 @@ from fedsim.experiments.config import AttackFile, AttackTable, check
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Finding
 from fedsim.plugins import registry
-from fedsim.plugins.objects import Given, is_gone
+from fedsim.plugins.objects import is_gone, is_object
 from fedsim.recording.finding_files import load_claim, read_about
 from fedsim.recording.transcript import Transcript
 from fedsim.workflow.adversaries import Adversary
@@ -35,8 +35,8 @@ def specified(
     rounds: Sequence[int] | None,
     knowledge: Mapping[str, Any],
     settings: Mapping[str, Any],
-) -> tuple[AttackFile, Given | None]:
-    """The attack file for one attack, and a reference to keep while it is used.
+) -> AttackFile:
+    """The attack file for one attack.
 
     Args:
         base: the run's own file: what it grants, and its victims and rounds where none are named here.
@@ -48,18 +48,17 @@ def specified(
     """
     if not isinstance(knowledge, Mapping):
         raise ConfigError(f"{_WHERE}: knowledge: expected a dict, got {type(knowledge).__name__}")
-    held: Given | None = None
     if isinstance(attack, str):
         table: dict[str, Any] = {"name": attack, **writable(settings, _WHERE)}
     else:
         if settings:
             raise ConfigError(f"{_WHERE}: {next(iter(settings))}: the attack is an object, which has its settings")
-        table, held = as_table("attacks", attack, _WHERE)
+        table = as_table("attacks", attack, _WHERE)
     adversary = base.adversary.model_dump(mode="json", exclude_unset=True)
     if isinstance(model := knowledge.get("model"), str):
         registry.load_object(model)  # a module of this program, never one that lies in the run folder
     adversary["knowledge"] = {**adversary.get("knowledge", {}), **writable(knowledge, f"{_WHERE}: knowledge")}
-    adversary |= {"repeats": 1} | ({"workers": 1} if held else {})
+    adversary |= {"repeats": 1} | ({"workers": 1} if is_object(table["name"]) else {})
     alone = check(AttackFile, {"attack": [table]}, _WHERE)
     [(own, built)] = build_attacks(alone)
     adversary["rounds"] = _rounds(base, transcript, rounds, temporal=built.temporal)
@@ -68,7 +67,7 @@ def specified(
     adversary["victims"] = [first if victim is None else victim]
     tables = [*_sources(base, built.builds_on), own]
     told = [each.model_dump(mode="json", exclude_unset=True) for each in tables]
-    return check(AttackFile, {"adversary": adversary, "attack": told, "truth": base.truth}, _WHERE), held
+    return check(AttackFile, {"adversary": adversary, "attack": told, "truth": base.truth}, _WHERE)
 
 
 def made(

@@ -131,7 +131,7 @@ def make_ready(audit: Audit) -> None:
         FedsimError: an attack cannot work, or the run is signed and no key was given, or the other way round.
     """
     audit.check()
-    adopt(audit.folder)
+    adopt(audit.folder, audit.experiment)
     audit.folder.check_key()
     if audit.experiment is not None:
         audit.folder.note_experiment(audit.experiment.config)

@@ -306,8 +306,11 @@ def test_what_works_in_other_processes_is_not_handed_an_object(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_objects_says_that_its_file_cannot_rebuild_it_and_what_is_there_can_be_read(tmp_path: Path) -> None:
+def test_a_run_of_objects_says_that_its_file_cannot_rebuild_it_and_what_is_there_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fedsim.run({**TABLES, "model": network()}, tmp_path / "run")
+    monkeypatch.setattr("fedsim.plugins.objects._given", {})  # as in another program
     run = fedsim.open(tmp_path / "run")
     before = run.scores.to_csv()
     for call in (lambda: run.attack("sme", victim=0), run.resume):

@@ -368,6 +368,7 @@ def test_two_defenses_of_one_class_draw_different_numbers() -> None:
     assert alone.__dict__["drawn"] == one.__dict__["drawn"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Adds(Defense):
     """Adds noise to each update."""
 
@@ -377,6 +378,7 @@ class Adds(Defense):
         return {name: tensor + torch.randn(tensor.shape, generator=rng) for name, tensor in update.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
 class AddsToo(Adds):
     """Likewise, by another name."""
 

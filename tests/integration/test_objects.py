@@ -1,0 +1,295 @@
+"""Objects of a Python program in a run: each is used as it is, and never taken for another or for an earlier one."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import fedsim
+from adversaries.inversion.inverting_gradients import InvertingGradients
+from fedsim import Run
+from fedsim.defense import a_defense
+from fedsim.errors import ConfigError, FedsimError, PluginError, RunError
+
+PAPER = fedsim.Paper(title="Test", authors="Nobody", venue="Nowhere", year=2026)
+TABLES: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "partition": {"name": "iid", "samples_per_client": 4},
+    "model": {"name": "mlp"},
+    "training": {"local_epochs": 1, "batch_size": 4},
+    "federation": {"clients": 2, "rounds": 1, "engine": "serial", "seed": 1},
+    "adversary": {"when": "never", "workers": 1},
+}
+SOURCE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+import fedsim
+
+PAPER = fedsim.Paper(title="Test", authors="Nobody", venue="Nowhere", year=2026)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shade(fedsim.Attack):
+    paper: ClassVar[fedsim.Paper] = PAPER
+
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        return fedsim.Reconstruction(data=torch.full((1, 1, 8, 8), VALUE), labels=torch.zeros(1, dtype=torch.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift(fedsim.Defense):
+    paper: ClassVar[fedsim.Paper] = PAPER
+
+    def on_update(self, update, *, rng):
+        return {name: torch.full_like(tensor, VALUE) for name, tensor in update.items()}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(fedsim.Defense):
+    """Clips each number of an update, unless `to` is None."""
+
+    to: float | None = 1e-6
+    paper: ClassVar[fedsim.Paper] = PAPER
+
+    def on_update(self, update: Any, *, rng: Any) -> Any:
+        return update if self.to is None else {name: t.clamp(-self.to, self.to) for name, t in update.items()}
+
+
+def factory_defense(value: float) -> fedsim.Defense:
+    @dataclass(frozen=True, kw_only=True)
+    class Constant(fedsim.Defense):
+        paper: ClassVar[fedsim.Paper] = PAPER
+
+        def on_update(self, update: Any, *, rng: Any) -> Any:
+            return {name: torch.full_like(tensor, value) for name, tensor in update.items()}
+
+    return Constant()
+
+
+def factory_attack(value: float) -> fedsim.Attack:
+    @dataclass(frozen=True, kw_only=True)
+    class Constant(fedsim.Attack):
+        paper: ClassVar[fedsim.Paper] = PAPER
+
+        def _run(self, transcript: Any, knowledge: Any, victim: int, rng: Any, progress: Any) -> Any:
+            if value < 0:
+                raise ValueError("below black")
+            return grey(value)
+
+    return Constant()
+
+
+def grey(value: float) -> fedsim.Reconstruction:
+    return fedsim.Reconstruction(data=torch.full((1, 1, 8, 8), value), labels=torch.zeros(1, dtype=torch.int64))
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def sent(run: Run) -> float:
+    """The first number of the update of client 0 in round 1."""
+    update = run.transcript.update(1, 0)
+    name = next(iter(update.after))
+    return float((update.after[name] - update.before[name]).flatten()[0])
+
+
+def data() -> fedsim.Dataset:
+    raw = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    part = fedsim.Examples(raw=raw, labels=torch.arange(40) % 10, scale=1.0)
+    return fedsim.Dataset(name="mine", train=part, test=part, num_classes=10, source="drawn", licence="none")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Run:
+    return fedsim.run(TABLES, tmp_path / "plain")
+
+
+@pytest.fixture
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that writes the module `edited_plugins` with a value, and imports or reloads it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(value: float) -> ModuleType:
+        (tmp_path / "edited_plugins.py").write_text(SOURCE.replace("VALUE", str(value)))
+        importlib.invalidate_caches()
+        known = sys.modules.get("edited_plugins")
+        return importlib.reload(known) if known else importlib.import_module("edited_plugins")
+
+    yield write
+    sys.modules.pop("edited_plugins", None)
+
+
+# The code and the data of this run, not of an earlier one.
+
+
+def test_a_second_run_of_the_same_experiment_reads_its_data_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shaded_data.py").write_text(
+        "import torch\nfrom fedsim import Dataset, Examples\n\n\n"
+        "def shaded(path: str) -> Dataset:\n"
+        "    raw = torch.full((40, 1, 8, 8), float(open(path).read()))\n"
+        "    part = Examples(raw=raw, labels=torch.arange(40) % 10, scale=1.0)\n"
+        "    return Dataset(name='s', train=part, test=part, num_classes=10, source='drawn', licence='none')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    tables = {**TABLES, "data": {"name": "shaded_data:shaded", "path": str(tmp_path / "shade"), "standardise": False}}
+    hashes = []
+    for shade in ("0.25", "0.75"):
+        (tmp_path / "shade").write_text(shade)
+        hashes.append(fedsim.run(tables, tmp_path / f"run-{shade}").transcript.hash())
+    assert hashes[0] != hashes[1]
+
+
+def test_a_second_run_uses_a_defense_that_was_edited_and_reloaded(tmp_path: Path, edited: Any) -> None:
+    for value in (0.5, 2.0):
+        module = edited(value)
+        run = fedsim.run({**TABLES, "defense": [module.Shift()]}, tmp_path / str(value))
+        assert sent(run) == pytest.approx(value, abs=1e-5)
+
+
+def test_an_attack_that_was_edited_and_reloaded_is_made_anew(plain: Run, edited: Any) -> None:
+    for value in (0.25, 0.75):
+        finding = plain.attack(edited(value).Shade(), victim=0, round=1)
+        assert finding.data.mean().item() == value
+
+
+# Classes that a function made.
+
+
+def test_classes_of_one_source_are_not_taken_for_one_another(tmp_path: Path, plain: Run) -> None:
+    defended = [fedsim.run({**TABLES, "defense": [factory_defense(v)]}, tmp_path / str(v)) for v in (0.5, 2.0)]
+    assert [sent(run) for run in defended] == pytest.approx([0.5, 2.0], abs=1e-5)
+    findings = [plain.attack(factory_attack(value), victim=0, round=1) for value in (0.25, 0.75)]
+    assert [finding.data.mean().item() for finding in findings] == [0.25, 0.75]
+
+
+def test_a_run_keeps_its_objects_when_another_of_the_same_class_is_deleted(tmp_path: Path) -> None:
+    tables = {**TABLES, "defense": [factory_defense(0.5)]}
+    first = fedsim.run(tables, tmp_path / "first")
+    second = fedsim.run(tables, tmp_path / "second")
+    del second
+    gc.collect()
+    assert first.attack("sme", victim=0, round=1, iterations=1)
+
+
+def test_a_run_of_objects_that_failed_can_be_attacked_and_resumed(tmp_path: Path) -> None:
+    tables = {**TABLES, "model": network(), "attack": [factory_attack(-1.0)], "adversary": {"victims": [0]}}
+    with pytest.raises(RunError, match="below black"):
+        fedsim.run(tables, tmp_path / "failed")
+    assert fedsim.open(tmp_path / "failed").attack("sme", victim=0, round=1, iterations=1)
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what == "rounds" and done == 1:
+            raise KeyboardInterrupt
+
+    longer = {**TABLES, "model": network(), "federation": {**TABLES["federation"], "rounds": 2}}
+    with pytest.raises(KeyboardInterrupt):
+        fedsim.run(longer, tmp_path / "stopped", progress=stop)
+    assert fedsim.open(tmp_path / "stopped").resume().transcript.rounds == [1, 2]
+
+
+# What an experiment file cannot hold.
+
+
+def test_none_is_not_replaced_by_a_default(tmp_path: Path) -> None:
+    by_name = {"name": f"{__name__}:Clip", "to": None}
+    for defense in (Clip(to=None), by_name):
+        with pytest.raises(ConfigError, match=r"defense\.0\.to: None cannot be written in an experiment file"):
+            fedsim.run({**TABLES, "defense": [defense]}, tmp_path / "run")
+
+
+class Kept(Clip):
+    """Could keep on itself what it saw of one client until the next, as no class with a decorator can."""
+
+
+class Undecorated(Clip):
+    """No dataclass of its own, so its `__init__` would be lost."""
+
+    def __init__(self, strength: float) -> None:
+        object.__setattr__(self, "strength", strength)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base(fedsim.Attack):
+    paper: ClassVar[fedsim.Paper] = PAPER
+
+    def _run(self, transcript: Any, knowledge: Any, victim: int, rng: Any, progress: Any) -> Any:
+        return grey(0.5)
+
+
+class Counts(Base):
+    """Keeps on itself how many victims it has seen, which only an undecorated class can."""
+
+
+def test_a_class_that_is_no_frozen_dataclass_is_refused(tmp_path: Path, plain: Run) -> None:
+    with pytest.raises(PluginError, match=r"Undecorated: expected a frozen dataclass"):
+        fedsim.run({**TABLES, "defense": [Undecorated(3.0)]}, tmp_path / "run")
+    with pytest.raises(PluginError, match=r"Kept: expected a frozen dataclass"):
+        fedsim.run({**TABLES, "defense": [{"name": f"{__name__}:Kept"}]}, tmp_path / "run")
+    for attack in (Counts(), f"{__name__}:Counts"):
+        with pytest.raises(PluginError, match=r"Counts: expected a frozen dataclass"):
+            plain.attack(attack, victim=0, round=1)
+
+
+def test_a_hook_on_an_instance_is_refused() -> None:
+    defense = Clip()
+    object.__setattr__(defense, "on_gradient", lambda gradient, *, rng: gradient)
+    with pytest.raises(PluginError, match="'on_gradient' is set on an instance, where it is never called"):
+        a_defense(defense)
+
+
+def test_two_attacks_of_one_class_are_told_apart_by_their_titles(tmp_path: Path) -> None:
+    attacks = [InvertingGradients(iterations=count).entitled(title) for count, title in ((1, "one"), (2, "two"))]
+    run = fedsim.run({**TABLES, "attack": attacks, "adversary": {"victims": [0], "workers": 1}}, tmp_path / "run")
+    assert set(run.scores["attack"]) == {"one", "two"}
+
+
+# What is beside the recording is of the same run.
+
+
+def test_a_data_set_that_was_changed_in_place_is_refused(tmp_path: Path) -> None:
+    own = data()
+    run = fedsim.run({**TABLES, "data": own}, tmp_path / "run")
+    run.attack("sme", victim=0, round=1, iterations=1)
+    own.train.raw.copy_(1 - own.train.raw)
+    with pytest.raises(PluginError, match="the tensors of this data set were changed after it was handed over"):
+        run.attack("sme", victim=0, round=1, iterations=2)
+
+
+def test_a_recording_beside_the_experiment_of_another_run_is_refused(tmp_path: Path, plain: Run) -> None:
+    other = fedsim.run(TABLES, tmp_path / "other", set={"federation.seed": 99})
+    for name, experiment in (("same", plain), ("mixed", other)):
+        shutil.copytree(plain.path / "transcript", tmp_path / name / "transcript")
+        shutil.copy(experiment.path / "experiment.toml", tmp_path / name)
+    assert fedsim.open(tmp_path / "same").attack("sme", victim=0, round=1, iterations=1)
+    with pytest.raises(ConfigError, match="so the recording is of another run"):
+        fedsim.open(tmp_path / "mixed").attack("sme", victim=0, round=1, iterations=1)
+    assert not (tmp_path / "mixed" / "manifest.json").exists()
+
+
+def test_a_table_that_was_deleted_does_not_pass_for_an_empty_one(plain: Run) -> None:
+    plain.attack("sme", victim=0, round=1, iterations=1)
+    for name in ("metrics", "scores"):
+        (plain.path / f"{name}.csv").unlink()
+        with pytest.raises(RunError, match=re.escape(f"{name}.csv: is missing, though this run wrote it")) as caught:
+            getattr(plain, name)
+        assert isinstance(caught.value, FedsimError)
