@@ -834,7 +834,8 @@ def test_an_edited_plug_in_is_attacked_anew(
     caplog.set_level("INFO")
     (tmp_path / "strangers_heirs.py").write_text(
         f"from dataclasses import dataclass\nfrom {strangers} import Grey\n"
-        "@dataclass(frozen=True, kw_only=True)\nclass Heir(Grey):\n    'Inherit.'\n", encoding="utf-8"
+        "@dataclass(frozen=True, kw_only=True)\nclass Heir(Grey):\n    'Inherit.'\n",
+        encoding="utf-8",
     )
     grey = {"name": "strangers_heirs:Heir", "label": "grey"}
     spec = attack_file([grey, ATTACKS[0]], adversary={"rounds": [1]})
