@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
@@ -26,6 +26,7 @@ from fedsim.errors import (
     what_it_said,
 )
 from fedsim.plugins import objects
+from fedsim.plugins.annotations import hints
 
 Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models", "findings", "measures"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -249,14 +250,6 @@ def _typed(cls: Any, known: Mapping[str, inspect.Parameter], settings: Mapping[s
             place, complaint = explain(error, value)
             raise ConfigError(f"{'.'.join((where, key, *place))}: {complaint}") from error
     return typed
-
-
-def hints(function: Any) -> dict[str, Any]:
-    """The types of a function's or class's arguments; none where they are imported for type checkers alone."""
-    try:
-        return get_type_hints(getattr(function, "__init__") if isinstance(function, type) else function)  # noqa: B009
-    except (NameError, TypeError, AttributeError):
-        return {}
 
 
 def _like(default: Any) -> Any:
