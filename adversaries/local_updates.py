@@ -35,6 +35,7 @@ class LocalUpdates:
         rounds: `message`.
         before: `message parameter`, theta_t, the models that the server broadcast.
         after: `message parameter`, theta_c,t, what it returned.
+        deltas: `message parameter`, theta_c,t - theta_t as it sent them; None where it sent weights.
         last: its last message.
     """
 
@@ -42,12 +43,19 @@ class LocalUpdates:
     rounds: tuple[int, ...]
     before: Tensor
     after: Tensor
+    deltas: Tensor | None
     last: Update
 
     @property
     def where(self) -> str:
         """The client and the rounds, for errors."""
         return f"client {self.client}, rounds {self.rounds[0]}-{self.rounds[-1]}"
+
+    def moves(self, where: int | tuple[slice, slice] | slice = slice(None), dtype: torch.dtype | None = None) -> Tensor:
+        """theta_c,t - theta_t of some messages and parameters, in `dtype`; to the bit as sent where deltas were."""
+        if self.deltas is not None:
+            return self.deltas[where].to(dtype)
+        return self.after[where].to(dtype) - self.before[where].to(dtype)
 
     def state(self, model: Tensor) -> dict[str, Tensor]:
         """`parameter` as a state with the names, shapes and types of the messages.
@@ -80,17 +88,25 @@ def read_updates(transcript: Transcript, client: int, *, fewest: int, remedy: st
     if len(rounds) < fewest:
         told = "1 message is" if len(rounds) == 1 else f"{len(rounds)} messages are"
         raise AttackError(f"client {client}: {told} recorded, expected at least {fewest}; {remedy}")
-    before, after, update = None, None, None
+    tables: dict[str, Tensor] = {}
+    update = None
     for place, number in enumerate(rounds):
         update = _checked(transcript.update(number, client), update)
-        given, returned = _flat(update, update.before), _flat(update, update.after)
-        if before is None or after is None:
-            before, after = (torch.empty((len(rounds), len(given)), dtype=given.dtype) for _ in range(2))
-        before[place], after[place] = given, returned
-    assert before is not None
-    assert after is not None
+        rows = {"before": _flat(update, update.before), "after": _flat(update, update.after)}
+        if update.sends_delta:
+            rows["deltas"] = -_flat(update, update.pseudo_gradient)
+        tables = tables or {name: torch.empty((len(rounds), len(row)), dtype=row.dtype) for name, row in rows.items()}
+        for name, row in rows.items():
+            tables[name][place] = row
     assert update is not None
-    return LocalUpdates(client=client, rounds=tuple(rounds), before=before, after=after, last=update)
+    return LocalUpdates(
+        client=client,
+        rounds=tuple(rounds),
+        before=tables["before"],
+        after=tables["after"],
+        deltas=tables.get("deltas"),
+        last=update,
+    )
 
 
 def rounds_of(transcript: Transcript, client: int) -> list[int]:
@@ -123,6 +139,11 @@ def _checked(update: Update, previous: Update | None) -> Update:
     shapes = {name: update.after[name].shape for name in names}
     if any(name not in update.before or update.before[name].shape != shape for name, shape in shapes.items()):
         raise AttackError(f"{where}: it returned other tensors than it was sent; choose other rounds")
+    if previous is not None and update.payload.kind != previous.payload.kind:
+        raise AttackError(
+            f"{where}: it sent {update.payload.kind}, in round {previous.round} {previous.payload.kind}; choose rounds "
+            "in which it sent one of them"
+        )
     if previous is not None and shapes != {name: previous.after[name].shape for name in _trained(previous)}:
         raise AttackError(
             f"{where}: the model is another one than in round {previous.round}; choose rounds of one model"
@@ -180,10 +201,10 @@ class Span:
 
     def _pieces(self) -> Iterator[tuple[int, Tensor]]:
         """`2 message` rows, the centred broadcast models and then the updates, a block of parameters at a time."""
-        before, after = self._updates.before, self._updates.after
-        for place in range(0, before.shape[1], _BLOCK):
-            given, returned = (rows[:, place : place + _BLOCK].double() for rows in (before, after))
-            yield place, torch.cat([given - self.origin[place : place + _BLOCK], returned - given])
+        for place in range(0, len(self.origin), _BLOCK):
+            block = slice(None), slice(place, place + _BLOCK)
+            given = self._updates.before[block].double()
+            yield place, torch.cat([given - self.origin[block[1]], self._updates.moves(block, torch.float64)])
 
 
 def _orthonormal(gram: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,11 +33,13 @@ class NamedStates(NamedTuple):
     gradient: State | None
     delta: State | None
 
-    def direction(self, name: str) -> Tensor:
-        """w_0 - w_T of a parameter, minus the delta where one was sent; or the gradient that was sent."""
+    def direction(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """w_0 - w_T of a parameter in `dtype`: minus the delta where one was sent, or the gradient that was sent."""
         if self.gradient is not None:
-            return self.gradient[name]
-        return -self.delta[name] if self.delta is not None else self.before[name] - self.after[name]
+            return self.gradient[name].to(dtype)
+        if self.delta is not None:
+            return -self.delta[name].to(dtype)
+        return self.before[name].to(dtype) - self.after[name].to(dtype)
 
     @property
     def payload(self) -> Payload:

@@ -8,16 +8,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedsim import errors as errors
+
 if TYPE_CHECKING:
     from fedsim.attacks import Attack, Knowledge, Paper
     from fedsim.datasets import Dataset, Examples
-    from fedsim.defense import Defense, Guarantee
+    from fedsim.defense import Defense, Guarantee, Poisson
+    from fedsim.errors import FedsimError
+    from fedsim.evaluation.kind import Evaluator
     from fedsim.experiments.config import Config
-    from fedsim.findings import Inference, LocalModel, Reconstruction, Representatives, Texts
+    from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
     from fedsim.measure import Measure
     from fedsim.recording.transcript import Transcript
     from fedsim.task import Task
     from fedsim.wire.messages import Update
+    from fedsim.wire.payloads import Payload
     from fedsim.workflow.in_memory import attack
     from fedsim.workflow.runs import Run, open, run
 
@@ -29,13 +34,18 @@ _HOMES = {
     "Curious": "strategies.curious",
     "Dataset": "fedsim.datasets",
     "Defense": "fedsim.defense",
+    "Evaluator": "fedsim.evaluation.kind",
     "Examples": "fedsim.datasets",
+    "FedsimError": "fedsim.errors",
+    "Finding": "fedsim.findings",
     "Guarantee": "fedsim.defense",
     "Inference": "fedsim.findings",
     "Knowledge": "fedsim.attacks",
     "LocalModel": "fedsim.findings",
     "Measure": "fedsim.measure",
     "Paper": "fedsim.attacks",
+    "Payload": "fedsim.wire.payloads",
+    "Poisson": "fedsim.defense",
     "Reconstruction": "fedsim.findings",
     "Representatives": "fedsim.findings",
     "Run": "fedsim.workflow.runs",
@@ -49,9 +59,9 @@ _HOMES = {
 }
 """Each public name and the module that it is in."""
 __all__ = [
-    "Attack", "Config", "Curious", "Dataset", "Defense", "Examples", "Guarantee", "Inference", "Knowledge",
-    "LocalModel", "Measure", "Paper", "Reconstruction", "Representatives", "Run", "Task", "Texts", "Transcript",
-    "Update", "attack", "open", "run",
+    "Attack", "Config", "Curious", "Dataset", "Defense", "Evaluator", "Examples", "FedsimError", "Finding", "Guarantee",
+    "Inference", "Knowledge", "LocalModel", "Measure", "Paper", "Payload", "Poisson", "Reconstruction",
+    "Representatives", "Run", "Task", "Texts", "Transcript", "Update", "attack", "open", "run",
 ]  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     if most is not None and most < there:
         log.info("the server evaluates on %d of %d test examples, the same in each round", most, there)
     logical = _logical(experiment, folder, grid, nodes, ClientMemory(start.clients if start else {}))
-    with _little_garbage(), _attacker(experiment, folder) as attack:
+    with _little_garbage() as settle, _attacker(experiment, folder) as attack:
         for number in range(done + 1, config.federation.rounds + 1):
             tell("rounds", number - 1, config.federation.rounds)
             arrays, measured = _round(experiment, strategy, logical, number, arrays)
@@ -130,8 +130,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
             if attack is not None:
                 attack(number)
             if number == done + 1:
-                gc.collect()
-                gc.freeze()  # what the first round made for good; looking through it takes longer than a small round
+                settle()  # what the first round made for good; looking through it takes longer than a small round
         tell("rounds", config.federation.rounds, config.federation.rounds)
     folder.settle()
 
@@ -331,11 +330,23 @@ def _simulation(experiment: Experiment) -> ConfigRecord:
 
 
 @contextmanager
-def _little_garbage() -> Iterator[None]:
-    """Bulyan and QFedAvg collect garbage once an array; leave out of that what was there before."""
+def _little_garbage() -> Iterator[Callable[[], None]]:
+    """Bulyan and QFedAvg collect garbage once an array; leave out of that what was there before.
+
+    Gives a function that leaves out what is there by now, too. Where the host program has frozen objects, nothing is
+    done: they could not be told from ours afterwards.
+    """
+    if gc.get_freeze_count():
+        yield lambda: None
+        return
+
+    def settle() -> None:
+        gc.collect()
+        gc.freeze()
+
     gc.freeze()
     try:
-        yield
+        yield settle
     finally:
         gc.unfreeze()
 

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from adversaries.labels.last_layer import LastLayer, apportioned, last_bias, spelled_out, untrained
+from adversaries.named_states import NamedStates, named_states
 from adversaries.scene import known_steps
 from fedsim.attacks import Knowledge
-from fedsim.errors import RunError, TranscriptError
+from fedsim.errors import RunError
 from fedsim.training.loop import local_update
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State, Update, by_name
+from fedsim.wire.messages import State, Update
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -68,10 +69,11 @@ def count_labels(
     """
     probes = _probes(model, knowledge, rng)
     name = last_bias(model, probes)
+    states = named_states(update, model, f"round {update.round}, client {update.client}")
     if update.gradient is not None:
-        slope = _sent_gradient(update, model)[name].double().cpu()
+        slope = states.direction(name).double().cpu()
         return spelled_out(apportioned(_seen(model, name, before, probes)[0] - slope, update.num_examples))
-    moved = (before[name] - after[name]).double().cpu()
+    moved = states.direction(name).double().cpu()
     if not model.get_parameter(name).requires_grad and not moved.any():
         raise untrained(name)
     (first, start), (q, end) = (_seen(model, name, weights, probes) for weights in (before, after))
@@ -84,7 +86,7 @@ def count_labels(
     steps = known_steps(knowledge, count)
     if not (known and steps):
         return spelled_out(apportioned(shares, count))
-    layer = _moved_layer(name, before, after, scale, non_negative=bool((start >= 0).all()))
+    layer = _moved_layer(name, states, scale, non_negative=bool((start >= 0).all()))
     found = None
     if _GROWN > end.norm() / start.norm().clamp_min(1e-12) > 1 / _GROWN:
         found = _by_simulation(layer, shares, ((start + end) / 2).mean(0), count, steps, scale)
@@ -233,15 +235,14 @@ def _of_absent(layer: LastLayer, share: Tensor, noise: Tensor, num_examples: int
     return layer.weight_gradient[absent].sum(0) / layer.bias_gradient[absent].sum()
 
 
-def _moved_layer(name: str, before: State, after: State, scale: float, *, non_negative: bool) -> LastLayer:
+def _moved_layer(name: str, states: NamedStates, scale: float, *, non_negative: bool) -> LastLayer:
     """The last linear layer at w_0, and its movement over `scale` for its gradient."""
     weight, bias = (f"{name.removesuffix('bias')}{kind}" for kind in ("weight", "bias"))
-    start, end = ([state[key].double().cpu() for key in (weight, bias)] for state in (before, after))
     return LastLayer(
-        weight=start[0],
-        bias=start[1],
-        weight_gradient=(start[0] - end[0]) / scale,
-        bias_gradient=(start[1] - end[1]) / scale,
+        weight=states.before[weight].double().cpu(),
+        bias=states.before[bias].double().cpu(),
+        weight_gradient=states.direction(weight, torch.float64).cpu() / scale,
+        bias_gradient=states.direction(bias, torch.float64).cpu() / scale,
         non_negative=non_negative,
     )
 
@@ -250,18 +251,6 @@ def _shares(parts: Tensor) -> Tensor:
     """`parts` above 0, as shares of their sum; equal ones where none is."""
     positive = parts.clamp_min(0)
     return positive / positive.sum() if positive.any() else torch.full_like(parts, 1 / len(parts))
-
-
-def _sent_gradient(update: Update, model: nn.Module) -> State:
-    """The gradient that was sent, under the names of `model`'s parameters."""
-    assert update.gradient is not None
-    named = by_name(update.gradient, {name: p.shape for name, p in model.named_parameters()})
-    if named is None:
-        raise TranscriptError(
-            f"round {update.round}, client {update.client}: the recorded gradients are not those of the model; "
-            "attack with the model of that federation"
-        )
-    return named
 
 
 def _probes(model: nn.Module, knowledge: Knowledge, rng: torch.Generator) -> Tensor:

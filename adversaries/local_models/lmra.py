@@ -208,7 +208,7 @@ def _pairs(updates: LocalUpdates, space: str, start: str, device: torch.device) 
         model: Callable[[Tensor], Tensor] = span.model
     else:
         origin = updates.before.mean(0)
-        before, after, moves = updates.before - origin, updates.after - origin, updates.after - updates.before
+        before, after, moves = updates.before - origin, updates.after - origin, updates.moves()
         model = partial(torch.add, origin)
     unit = float(before.square().mean().sqrt()) or 1.0  # all models are alike; then no mapping passes validation
     begin = after[-1] if start == "last-returned" else before[-1]

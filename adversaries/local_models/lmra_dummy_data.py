@@ -362,7 +362,7 @@ class _Client:
         lie in the span, but for rounding, and its basis is orthonormal.
         """
         weights = self._at(self._updates.before[place])
-        moved = self._at(self._updates.before[place] - self._updates.after[place])
+        moved = self._at(-self._updates.moves(place))
         if first is not None:
             assert self.span is not None
             weights[self.span.weight], moved[self.span.weight] = (rows[place] for rows in first)

@@ -71,7 +71,7 @@ class LinearLocalModel(Attack):
         )
         # With momentum, or FedProx's pull towards theta_t, steps are as linear, and end where they did.
         warn_unless_plain(self, knowledge, updates.where, simulated=("momentum", "proximal_mu"))
-        moved = updates.before.double() - updates.after.double()
+        moved = -updates.moves(dtype=torch.float64)
         solution = solve(updates.before, moved)
         optimum, residual, determined = solution or nearest(updates.before, moved)
         if not determined:

@@ -37,7 +37,7 @@ from fedsim.auditing.threat_model import (
     private,
     sent_along,
 )
-from fedsim.auditing.variants import changed
+from fedsim.auditing.variants import changed, settings_of
 from fedsim.auditing.workers import in_processes
 from fedsim.datasets.cache import cache_folder
 from fedsim.errors import AttackCrash, ConfigError, DataError, FedsimError, TranscriptError
@@ -140,6 +140,7 @@ class Audit:
             self.case.check_kind(table.title, attack)
             attack.check(self.granted, granted)
             code_hash(type(attack))  # for the same reason
+            settings_of(attack)
         self.case.check_files()
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
         metrics.check_weights(_weights())
@@ -209,7 +210,7 @@ class Audit:
             "first_round": first,
             "victim": job.victim,
             "repeat": job.repeat,
-            "settings": dataclasses.asdict(job.attack),
+            "settings": settings_of(job.attack),
             "changed": changed(job.attack),
             "variant": self.cache.variants[job.title],
             "command": self.command,

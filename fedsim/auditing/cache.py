@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -16,7 +15,7 @@ from typing import Any
 
 from fedsim.attacks import Knowledge
 from fedsim.auditing.plan import Job, Named
-from fedsim.auditing.variants import variant
+from fedsim.auditing.variants import settings_of, variant
 from fedsim.errors import ConfigError, TranscriptError
 from fedsim.experiments.config import KnowledgeTable
 from fedsim.experiments.run_folder import RunFolder
@@ -91,6 +90,13 @@ class Cache:
             for table, attack in self.attacks
         }
 
+    def is_outdated(self, about: Mapping[str, Any]) -> bool:
+        """Whether a finding was made by other code of its attack than the present one, or of the model it was given."""
+        codes = {table.name: code_hash(type(attack)) for table, attack in self.attacks}
+        mine, theirs = self.present.get(str(about["attack"]), ("",)), made_with(about)
+        same_variant = mine[0] == theirs[0]
+        return about["code"] != codes.get(about["plugin"], about["code"]) or (same_variant and mine != theirs)
+
     @cached_property
     def variants(self) -> dict[str, str]:
         """By title, a hash of the plug-in, its settings, the granted facts that it reads and the variant it builds on.
@@ -104,7 +110,7 @@ class Cache:
         for title in self.order:
             plugin, attack = attacks[title]
             known = {name: granted[name] for name in FACTS if name in attack.declared()}
-            found[title] = variant(plugin, dataclasses.asdict(attack), known, found.get(attack.builds_on or ""))
+            found[title] = variant(plugin, settings_of(attack), known, found.get(attack.builds_on or ""))
         return found
 
     @cached_property

@@ -39,7 +39,7 @@ from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 from fedsim.attacks import Attack, Knowledge, Progress
-from fedsim.auditing.workers import cause_of_death, describe, end_with, raised
+from fedsim.auditing.workers import cause_of_death, describe, end_with, interpreter, raised
 from fedsim.errors import AttackCrash, AttackError, FedsimError, one_line
 from fedsim.findings import Finding
 from fedsim.plugins.code import crash, file_of, files_of
@@ -47,11 +47,6 @@ from fedsim.randomness import one_thread
 from fedsim.recording.finding_files import finding_of, to_save
 from fedsim.recording.transcript import Transcript
 
-_START = (
-    "import json, sys; from multiprocessing.connection import Connection; "
-    "parent, line = int(sys.argv.pop()), Connection(int(sys.argv.pop())); sys.path[:] = json.loads(line.recv_bytes()); "
-    "from fedsim.auditing.isolation import serve; serve(line, parent)"
-)
 _NAMED = frozenset({"FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_KEY", "PWD", "OLDPWD"})
 _HOLD_TRUTH = (
     "fedsim.auditing.audit",
@@ -155,7 +150,7 @@ class _Stranger:
         self._line, theirs = Pipe()
         hidden = list(hidden)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(theirs.fileno()), str(os.getpid())],
+            interpreter(__name__, theirs),
             cwd=folder,
             env=_environment(hidden),
             stdin=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsim.auditing.cache import Cache, made_with
+from fedsim.auditing.cache import Cache
 from fedsim.auditing.variants import VARIANT, columns
 from fedsim.errors import FedsimError, RunError, one_line, what_it_said
 from fedsim.evaluation.kind import Bench, Judgement, evaluator_of
@@ -71,8 +71,7 @@ def _readable(path: Path, cache: Cache, failures: list[str]) -> tuple[Finding, d
         if not any(str(error) in told for told in failures):  # the attack may have reported the same already
             failures.append(f"not scored: {error}")
         return None
-    mine, theirs = cache.present.get(str(about["attack"]), ("",)), made_with(about)
-    if mine[0] == theirs[0] and mine != theirs:
+    if cache.is_outdated(about):
         log.warning("%s/%s: not scored: made with other code", path.parent.name, path.name)
         return None
     return finding, about

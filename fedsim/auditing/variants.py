@@ -10,21 +10,40 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedsim.attacks import Attack
-from fedsim.errors import RunError
+from fedsim.errors import PluginError, RunError
+from fedsim.plugins.frozen import plain
 
 VARIANT = ("variant", "settings", "granted")
 """Columns of `scores.csv`: a hash of everything that an attack was made with, the settings that differ from its
 defaults, and the facts that it was granted."""
 
 
+def settings_of(attack: Attack) -> dict[str, Any]:
+    """The settings of `attack` as they are written beside its findings.
+
+    Raises:
+        PluginError: one of them is neither a number, a text, a path, a member of an enumeration nor made of these.
+    """
+    found = {}
+    for name, value in dataclasses.asdict(attack).items():
+        try:
+            found[name] = json.loads(json.dumps(value, default=plain))
+        except (TypeError, ValueError) as error:
+            raise PluginError(
+                f"{type(attack).__name__}: {name}: settings are numbers, texts, paths, members of an enumeration, and "
+                f"lists and tables of these, got {type(value).__name__}; change the type of this field"
+            ) from error
+    return found
+
+
 def changed(attack: Attack) -> dict[str, Any]:
     """The settings of `attack` that differ from its defaults."""
-    found = {}
+    found, written = {}, settings_of(attack)
     for field in dataclasses.fields(attack):
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
-        if (value := getattr(attack, field.name)) != default:
-            found[field.name] = value
+        if getattr(attack, field.name) != default:
+            found[field.name] = written[field.name]
     return found
 
 

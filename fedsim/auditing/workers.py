@@ -7,11 +7,12 @@ threads, and than vectorising convolutions over victims, which turns them into g
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
-import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,8 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from logging.handlers import QueueHandler
-from multiprocessing import resource_tracker
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fedsim import errors
@@ -118,19 +120,20 @@ class Worker:
     """A process that works on what it is given, one after the other, and ends when this process does."""
 
     def __init__(self, prepare: Prepare, arguments: tuple[Any, ...]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.line, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, os.getpid()))
+        self.line, theirs = Pipe()
         with _uninterrupted():
-            self._process.start()
+            self._process = subprocess.Popen(
+                interpreter(__name__, theirs), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
         theirs.close()
         self._dismissed = self._mourned = False
+        self._send(json.dumps([str(Path(folder).resolve()) for folder in sys.path]).encode())
         self._send(pickle.dumps((prepare, arguments)))
 
     @property
     def alive(self) -> bool:
         """Whether it can still work."""
-        return self._process.is_alive()
+        return self._process.poll() is None
 
     def give(self, item: Any) -> None:
         """Have it work on `item`, once it has done what it was given before."""
@@ -157,7 +160,7 @@ class Worker:
         except (EOFError, OSError):
             self._ends_within(_GRACE)
             alive = False
-        code = self._process.exitcode
+        code = self._process.poll()
         if not (alive or self._mourned or (self._dismissed and code == 0)):
             self._mourned = True
             self.end(kill=True)  # one that closed its line and lives can do nothing more
@@ -185,6 +188,20 @@ class Worker:
     def _send(self, message: bytes) -> None:
         with suppress(OSError):  # it is dead, which its news will say
             self.line.send_bytes(message)
+
+
+def interpreter(module: str, line: Connection) -> list[str]:
+    """The command of a fresh interpreter that reads its import path from `line` and then calls `serve` of `module`.
+
+    Unlike a process of `multiprocessing`, it does not import the main module, which may be a script that would run
+    once more.
+    """
+    start = (
+        "import json, sys; from multiprocessing.connection import Connection; "
+        "parent, line = int(sys.argv.pop()), Connection(int(sys.argv.pop())); "
+        f"sys.path[:] = json.loads(line.recv_bytes()); from {module} import serve; serve(line, parent)"
+    )
+    return [sys.executable, "-P", "-c", start, str(line.fileno()), str(os.getpid())]
 
 
 def cause_of_death(code: int | None) -> str:
@@ -233,7 +250,7 @@ class _Elsewhere(Exception):
     """Carries the traceback of another process into the log."""
 
 
-def _serve(line: Connection, parent: int) -> None:
+def serve(line: Connection, parent: int) -> None:
     """What a worker does all its life."""
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and then ends us
@@ -274,7 +291,6 @@ class _ToParent(QueueHandler):
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """A process started here does not hear Ctrl-C while it comes up; this one hears it afterwards."""
-    resource_tracker.ensure_running()  # it would unblock the signal when it is started in between
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

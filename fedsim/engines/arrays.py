@@ -203,12 +203,12 @@ def as_plain(record: ArrayRecord, before: State) -> ArrayRecord:
     Raises:
         PayloadError: the arrays are no payload for these tensors.
     """
-    if not is_encoded(record):
+    if not is_encoded(record, before):
         return record
     plain = ArrayRecord()
     for name, sent in Payload.from_arrays(state_in(record), before).tensors.items():
         keys = list(Payload({name: sent}).arrays())
-        if not is_encoded(keys):
+        if not is_encoded(keys, before):
             plain[keys[0]] = record[keys[0]]
             continue
         decode = partial(_decoded, {key: record[key] for key in keys}, {name: before[name]})

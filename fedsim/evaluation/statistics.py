@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special  # scipy.stats takes a second to import
 
 _CHANCE = 0.05
 _DRAWS = 4000
@@ -45,7 +45,7 @@ def interval(
         return math.nan, math.nan
     if share:
         return share_interval(values)
-    margin = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
+    margin = float(values.std(ddof=1) / math.sqrt(len(values)) * special.stdtrit(len(values) - 1, 0.975))
     return max(float(values.mean()) - margin, lowest), min(float(values.mean()) + margin, highest)
 
 
@@ -67,12 +67,12 @@ def share_interval(values: Values) -> tuple[float, float]:
 
 def more_than_half(ahead: int, count: int) -> bool:
     """Whether so many of `count`, or more, would come about by heads or tails in at most 5 % of cases (sign test)."""
-    return float(stats.binom.sf(ahead - 1, count, 0.5)) <= _CHANCE
+    return float(special.bdtrc(ahead - 1, count, 0.5)) <= _CHANCE
 
 
 def fewer_than_half(ahead: int, count: int) -> bool:
     """The same of so few, or fewer."""
-    return float(stats.binom.cdf(ahead, count, 0.5)) <= _CHANCE
+    return float(special.bdtr(ahead, count, 0.5)) <= _CHANCE
 
 
 def mean_and_margin(values: Mapping[tuple[str, str], float]) -> tuple[float, float]:
@@ -90,7 +90,7 @@ def mean_and_margin(values: Mapping[tuple[str, str], float]) -> tuple[float, flo
     if not errors.sum():
         return centre, 0.0
     freedom = errors.sum() ** 2 / sum(error**2 / (len(side) - 1) for error, side in zip(errors, sides, strict=True))
-    return centre, float(stats.t.ppf(0.975, freedom) * np.sqrt(errors.sum()))
+    return centre, float(special.stdtrit(freedom, 0.975) * np.sqrt(errors.sum()))
 
 
 def mean_text(values: Mapping[tuple[str, str], float]) -> str:

@@ -326,7 +326,10 @@ def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
     try:
         text = json.dumps(tables)
     except TypeError as error:
-        raise ConfigError(f"{where}: dates and times are not used in experiment files") from error
+        key, odd = _unwritable(tables)
+        raise ConfigError(
+            f"{where}: {key}: expected a number, a text, a list or a table, got {type(odd).__name__}"
+        ) from error
     except RecursionError as error:
         raise ConfigError(f"{where}: {TOO_DEEP}") from error
     try:
@@ -341,6 +344,17 @@ def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
         elif first["type"] == "list_type" and isinstance(first["input"], dict):
             complaint = f"this is a list of tables; write [[{place[-1]}]]"
         raise ConfigError(": ".join([where, *([".".join(place)] if place else []), complaint])) from error
+
+
+def _unwritable(value: Any, place: str = "") -> tuple[str, Any]:
+    """The first key, and its value, that no experiment file can hold."""
+    parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, inner in parts:
+        try:
+            json.dumps(inner)
+        except TypeError:
+            return _unwritable(inner, f"{place}.{key}" if place else str(key))
+    return place, value
 
 
 def _fields_at(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

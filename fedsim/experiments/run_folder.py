@@ -8,7 +8,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -21,7 +21,7 @@ from fedsim.errors import ConfigError, RunError, one_line
 from fedsim.experiments import lock
 from fedsim.experiments.config import Config, check
 from fedsim.experiments.reading import read_toml
-from fedsim.experiments.settings import MAY_CHANGE, differing, settings_of, versions
+from fedsim.experiments.settings import MAY_CHANGE, REBUILT, code_of, differing, settings_of, versions
 from fedsim.experiments.trust import check_trust
 from fedsim.files import hash_file, remove_leftovers, write_text
 from fedsim.plugins.objects import is_gone
@@ -182,7 +182,7 @@ class RunFolder:
         write_text(file, json.dumps(versions(), indent=2) + "\n")
         with manifest.changing(self.path) as noted:
             noted.seed = config.federation.seed
-            noted.settings = settings_of(config)
+            noted.settings, noted.code = settings_of(config), code_of(config)
             noted.files[file.name] = hash_file(file)
 
     def read_experiment(self, *, trust: bool = False) -> Config | None:
@@ -204,7 +204,24 @@ class RunFolder:
         check_trust(config, self.experiment, trust)
         self._check_rebuildable(config)
         self.check_same(config)
+        self.check_code(config, REBUILT)
         return config
+
+    def check_code(self, config: Config, parts: Collection[str] | None = None) -> None:
+        """Raise ConfigError where the code of a plug-in of another package is not that with which the run was made.
+
+        Args:
+            parts: which tables to look at, all by default.
+        """
+        noted = manifest.read(self.path)
+        before = {} if noted is None else {k: v for k, v in noted.code.items() if parts is None or k in parts}
+        now = code_of(config) if before else {}
+        for where, digest in before.items():
+            if now.get(where) != digest:
+                raise ConfigError(
+                    f"{self.experiment}: {where}: the code of the plug-in changed after the run was made, so the run "
+                    "cannot be rebuilt; put the code back, or begin another run"
+                )
 
     def _check_rebuildable(self, config: Config) -> None:
         """Raise ConfigError where a part of the federation was an object of a Python program, and not of this one."""
@@ -218,21 +235,28 @@ class RunFolder:
                 )
 
     def check_same(self, config: Config) -> None:
-        """Raise ConfigError where the run was made with other settings than `config` has.
+        """Raise ConfigError where the run was made with other settings than `config` has; see `other_setting`."""
+        if other := self.other_setting(config):
+            key, before, now = other
+            raise ConfigError(
+                f"{self.experiment}: {key}: the run was made with {before}, but now it says {now}; "
+                "put it back, or begin another run"
+            )
+
+    def other_setting(self, config: Config) -> tuple[str, str, str] | None:
+        """A setting of `config` with which the run was not made: its key, what it was, and what it is in `config`.
 
         Who attacks, how the run is launched and how many rounds are still to come may be changed.
         """
         noted = manifest.read(self.path)
         if noted is None or noted.settings is None:
-            return
+            return None
         for key, (before, now) in differing(noted.settings, settings_of(config)).items():
             if key == "federation.rounds" and now >= max(map(int, noted.rounds), default=0):
                 continue
             if not key.startswith(MAY_CHANGE):
-                raise ConfigError(
-                    f"{self.experiment}: {key}: the run was made with {_told(before)}, but now it says {_told(now)}; "
-                    "put it back, or begin another run"
-                )
+                return key, _told(before), _told(now)
+        return None
 
     def check_key(self) -> None:
         """Raise ConfigError where the run is signed and there is no key to sign it again, or the other way round."""

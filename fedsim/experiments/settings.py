@@ -1,4 +1,4 @@
-"""What a run was made with: its settings, by `table.key`, and the versions of what computes."""
+"""What a run was made with: its settings, by `table.key`, the code of plug-ins, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -8,22 +8,55 @@ from importlib import metadata
 from typing import Any
 
 from fedsim.experiments.config import Config
+from fedsim.plugins import registry
+from fedsim.plugins.code import code_hash
+from fedsim.plugins.objects import is_object
 
 _VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
 _INFLUENCES = ("data", "partition", "model", "training", "federation", "strategy", "defense", "states")
 """The tables of an experiment that a training follows from."""
 _LAUNCH = ("engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "port", "evaluate_every")
 """The keys of [federation] that it does not follow from."""
+REBUILT = ("data", "partition", "model")
+"""The tables from which a run is rebuilt for attacks on it; its training follows from others too."""
 MAY_CHANGE = ("adversary.", "attack.", "states.", "recording.fsync", *(f"federation.{key}" for key in _LAUNCH))
 """Settings that may change before a run goes on."""
 
 
 def made_with(config: Config) -> dict[str, Any]:
-    """What determines the states of a training: the settings that influence them, and the versions."""
+    """What determines the states of a training: the settings that influence them, the code, and the versions."""
     tables = config.model_dump(mode="json", exclude_none=True, exclude={"federation": set(_LAUNCH)})
     tables = {key: tables[key] for key in _INFLUENCES}
     tables["states"].pop("epochs", None)  # further epochs do not change the earlier ones
+    if code := code_of(config):
+        tables["code"] = code
     return {"experiment": tables, "versions": versions()}
+
+
+def code_of(config: Config) -> dict[str, str]:
+    """The hash of the code of each part of the federation that another package registers, or the experiment names.
+
+    Objects of a Python program are not among them: a run that was made with one can only be resumed by that program.
+
+    Returns:
+        By place in the file, such as `model` or `defense.0`.
+
+    Raises:
+        PluginError: one does not import.
+    """
+    parts: dict[str, tuple[registry.Group, str]] = {
+        "data": ("datasets", config.data.name),
+        "partition": ("partitions", config.partition.name),
+        "model": ("models", config.model.name),
+        "strategy": ("strategies", config.strategy.name),
+    }
+    parts |= {f"defense.{place}": ("defenses", table.name) for place, table in enumerate(config.defense)}
+    others = {
+        where: registry.load(group, name)
+        for where, (group, name) in parts.items()
+        if not is_object(name) and not registry.is_own(group, name)
+    }
+    return {where: found for where, plugin in others.items() if (found := code_hash(plugin)) is not None}
 
 
 def settings_of(config: Config) -> dict[str, Any]:

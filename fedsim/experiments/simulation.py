@@ -90,6 +90,7 @@ def begin(config: Config, folder: RunFolder, *, resume: bool = False, overwrite:
     adopt(folder, Experiment(config))
     folder.check_key()
     folder.check_same(config)
+    folder.check_code(config)
     folder.check_resumable()
     folder.note_experiment(config)
 

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fedsim.errors import AttackCrash, PluginError
 
@@ -19,16 +20,16 @@ UNREADABLE = "unreadable"
 
 
 @cache
-def code_hash(cls: type) -> str | None:
-    """SHA-256 of the files of `cls` and of the classes that it derives from, but for fedsim's and Python's own.
+def code_hash(plugin: Any) -> str | None:
+    """SHA-256 of the files of a class and of those that it derives from, or of a function; not fedsim's and Python's.
 
-    A file counts as it is when this is first asked about the class, so ask soon after the import. Modules that these
+    A file counts as it is when this is first asked about the plug-in, so ask soon after the import. Modules that these
     files import do not count.
 
     Returns:
         None where nothing but fedsim's own code is left, `UNREADABLE` where a class is in no file.
     """
-    names = _modules(cls)
+    names = _modules(plugin)
     if not names:
         return None
     hashes = [file_hash(sys.modules[name]) if name in sys.modules else UNREADABLE for name in names]
@@ -98,7 +99,8 @@ def file_of(name: str) -> Path:
     return Path(file).resolve()
 
 
-def _modules(cls: type) -> list[str]:
-    """The modules of `cls` and of the classes it derives from, but for fedsim's and Python's own."""
-    names = dict.fromkeys(kind.__module__ for kind in cls.__mro__)
+def _modules(plugin: Any) -> list[str]:
+    """The modules of a class and of those that it derives from, or of a function, but for fedsim's and Python's own."""
+    kinds = plugin.__mro__ if isinstance(plugin, type) else (plugin,)
+    names = dict.fromkeys(kind.__module__ for kind in kinds)
     return [name for name in names if name.partition(".")[0] not in OWN | sys.stdlib_module_names]

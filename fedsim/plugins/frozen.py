@@ -1,8 +1,13 @@
-"""Attacks and defenses are frozen dataclasses: their fields are all that there is to know of them."""
+"""Attacks and defenses are frozen dataclasses: their fields, which can be written down, are all there is to know."""
 
 from __future__ import annotations
 
 import dataclasses
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fedsim.errors import PluginError
 
@@ -20,3 +25,12 @@ def check_frozen(cls: type) -> None:
             f"{cls.__module__}.{cls.__name__}: expected a frozen dataclass, which is made again from its fields alone; "
             "put @dataclass(frozen=True, kw_only=True) above the class, and its settings into fields"
         )
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy, a path or a member of an enumeration as an experiment file holds it; all else as it is."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    return value.item() if isinstance(value, np.generic) else value

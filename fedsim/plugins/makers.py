@@ -13,7 +13,7 @@ from torch import nn
 from fedsim.datasets import Dataset
 from fedsim.datasets.files import reason
 from fedsim.errors import FedsimError, PluginError
-from fedsim.plugins.registry import hints
+from fedsim.plugins.annotations import hints
 from fedsim.task import Task
 
 PRODUCTS = {"models": "torch.nn.Module", "datasets": "fedsim.datasets.Dataset"}

@@ -11,7 +11,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from types import ModuleType
+from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
@@ -25,9 +26,12 @@ from fedsim.errors import (
     what_it_said,
 )
 from fedsim.plugins import objects
+from fedsim.plugins.annotations import hints
 
 Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models", "findings", "measures"]
 GROUPS: tuple[Group, ...] = get_args(Group)
+OWNER = "fedsim-curious"
+"""The name of fedsim's distribution."""
 ROOMS = ("strategies", "adversaries", "clients")
 OFFERS: Mapping[Group, str] = {
     "attacks": "run",
@@ -100,6 +104,15 @@ def entry(group: Group, name: str) -> EntryPoint:
     return known[name][0]
 
 
+def is_own(group: Group, name: str) -> bool:
+    """Whether fedsim itself registers this name: its runs outlive a new version of it and of its libraries.
+
+    Raises:
+        PluginError: see `entry`.
+    """
+    return ":" not in name and (owner := entry(group, name).dist) is not None and owner.name == OWNER
+
+
 def name_of(group: Group, cls: type) -> str | None:
     """The name under which `cls` is registered, if it is."""
     value = f"{cls.__module__}:{cls.__qualname__}"
@@ -159,9 +172,23 @@ def load_object(reference: str, beside: Path | None = None) -> Any:
     if folder not in sys.path:
         sys.path.append(folder)
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
+        loaded = getattr(module, attribute)
     except (Exception, SystemExit) as error:
         raise PluginError(f"'{reference}' does not load: {one_line(what_it_said(error))}") from error
+    _check_of_folder(reference, module, Path(folder))
+    return loaded
+
+
+def _check_of_folder(reference: str, module: ModuleType, folder: Path) -> None:
+    """Raise PluginError where another module of the same name was loaded in place of the one in `folder`."""
+    place = folder.joinpath(*module.__name__.split("."))
+    meant = next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
+    loaded = getattr(module, "__file__", None)
+    if meant is not None and (loaded is None or not meant.samefile(loaded)):
+        raise PluginError(
+            f"'{reference}': {meant} is meant, but {loaded} was loaded under that name; rename one of them"
+        )
 
 
 def build(group: Group, name: str, settings: Mapping[str, Any], where: str) -> Any:
@@ -223,14 +250,6 @@ def _typed(cls: Any, known: Mapping[str, inspect.Parameter], settings: Mapping[s
             place, complaint = explain(error, value)
             raise ConfigError(f"{'.'.join((where, key, *place))}: {complaint}") from error
     return typed
-
-
-def hints(function: Any) -> dict[str, Any]:
-    """The types of a function's or class's arguments; none where they are imported for type checkers alone."""
-    try:
-        return get_type_hints(getattr(function, "__init__") if isinstance(function, type) else function)  # noqa: B009
-    except (NameError, TypeError, AttributeError):
-        return {}
 
 
 def _like(default: Any) -> Any:

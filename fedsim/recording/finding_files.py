@@ -23,7 +23,17 @@ _ROUNDS = re.compile(r"\d{1,18}(-\d{1,18})?")
 
 
 def to_save(finding: Finding) -> dict[str, Tensor]:
-    """Its tensors as safetensors wants them, by name; `finding_of` is the inverse."""
+    """Its tensors as safetensors wants them, by name; `finding_of` is the inverse.
+
+    Raises:
+        AttackError: it is of a class that derives from the one of its kind, and would be read as that one.
+    """
+    known = registry.load("findings", finding.kind).finding if finding.kind in registry.names("findings") else None
+    if known not in (None, type(finding)):
+        raise AttackError(
+            f"the attack returned a {type(finding).__name__} of the kind '{finding.kind}', which is a "
+            f"{known.__name__}; give it a kind of its own, and register an evaluator of that"
+        )
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in finding.tensors.items()}
 
 

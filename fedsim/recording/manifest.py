@@ -44,6 +44,7 @@ class Manifest:
         run: its id, drawn when it was begun.
         seed: of its federation; None where that is not known.
         settings: of its experiment, by `table.key`; None where it was recorded elsewhere.
+        code: hash of the code of each part of its federation that is of another package than fedsim, by table.
         rounds: number of each recorded round to the SHA-256 of its header.
         chain: SHA-256 of the chain's last link and of the header after it, round by round.
         files: path in the run folder to SHA-256.
@@ -57,6 +58,7 @@ class Manifest:
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     seed: int | None = None
     settings: dict[str, Any] | None = None
+    code: dict[str, str] = field(default_factory=dict)
     rounds: dict[str, str] = field(default_factory=dict)
     chain: str = ""
     files: dict[str, str] = field(default_factory=dict)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 from torch import Tensor
+
+if TYPE_CHECKING:  # Matplotlib is imported when something is drawn, so that no federation carries it while it trains
+    from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
 Curves = Mapping[str, tuple[Numbers, Numbers]]
@@ -156,6 +158,9 @@ def attack_panels(
 
 def draw(panel: Panel) -> bytes:
     """A PNG of `panel`, 480 CSS pixels wide."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
     figure = Figure(figsize=(5.0, 3.1), dpi=DPI, facecolor="white", layout="constrained")
     axes = figure.add_subplot()
     for line in panel.lines:
@@ -199,6 +204,8 @@ def image_sheet(claimed: Tensor, true: Tensor | None, values: Sequence[float]) -
         true: likewise, or None.
         values: `example`, PSNR in dB, written under each pair; empty for none.
     """
+    from matplotlib.figure import Figure
+
     rows = [("reconstruction", claimed)] if true is None else [("original", true), ("reconstruction", claimed)]
     count, _, height, width = claimed.shape
     zoom = max(1, _CELL // max(height, width))

@@ -195,9 +195,7 @@ class Payload:
         found: dict[str, dict[str, Tensor]] = {}
         kinds: dict[str, Kind] = {}
         for key, tensor in arrays.items():
-            head, _, rest = key.partition("/")
-            kind, part = _HEADS.get(head, ("weights", "")) if rest else ("weights", "")
-            name = rest if head in _HEADS and rest else key
+            (kind, part), name = _read(key, before)
             if kinds.setdefault(name, kind) != kind:
                 raise PayloadError(f"it sent '{name}' as {kinds[name]} and as {kind}, expected one of them")
             found.setdefault(name, {})[part] = tensor
@@ -277,10 +275,21 @@ class Payload:
         return None
 
 
-def is_encoded(names: Iterable[str]) -> bool:
-    """Whether some of these arrays have names that no strategy knows, and so have to be decoded."""
-    heads = {name.partition("/")[0] for name in names if name.partition("/")[2]}
-    return not heads.isdisjoint(_HEADS.keys() - {"gradient"})
+def is_encoded(names: Iterable[str], before: State) -> bool:
+    """Whether some of these arrays have names that no strategy knows, and so have to be decoded.
+
+    Args:
+        before: w_t.
+    """
+    return any(_read(name, before)[0] not in (("weights", ""), ("gradient", "")) for name in names)
+
+
+def _read(key: str, before: State) -> tuple[tuple[Kind, str], str]:
+    """What the array called `key` is, and of which tensor; a name that was broadcast is that of plain weights."""
+    head, _, name = key.partition("/")
+    if key in before or not name or head not in _HEADS:
+        return ("weights", ""), key
+    return _HEADS[head], name
 
 
 def _is_plain(kind: Kind, form: Form) -> bool:

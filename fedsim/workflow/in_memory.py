@@ -18,6 +18,7 @@ from fedsim.findings import Finding
 from fedsim.knowledge import FACTS, Knowledge, PartialRecords, Records
 from fedsim.models.checks import unsized
 from fedsim.plugins import registry
+from fedsim.plugins.frozen import plain
 from fedsim.randomness import generator, one_thread
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
@@ -25,7 +26,6 @@ from fedsim.training.model_state import state_of, statistics_of
 from fedsim.wire.messages import State, Update, misfit, non_finite
 from fedsim.wire.payloads import Payload
 from fedsim.workflow.logs import Progress, told
-from fedsim.workflow.objects import plain
 
 _OBJECTS: Mapping[str, tuple[type, str]] = {
     "labels": (Tensor, "a tensor of one label for each example"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,9 @@ from fedsim.progress import LOGGER, heard
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(what, done, total)`."""
+_lock = threading.RLock()
+_listened: dict[str, tuple[tuple[int, bool], list[int]]] = {}
+"""Name of a logger to its level and propagation before anybody listened, and the levels of those who do."""
 
 
 @contextmanager
@@ -42,19 +46,28 @@ def told(progress: Progress | None) -> Iterator[None]:
 
 @contextmanager
 def listening(logger: logging.Logger, handlers: Sequence[logging.Handler], level: int) -> Iterator[None]:
-    """Add `handlers` to `logger` and let records from `level` on through, to its handlers alone; then undo all this."""
-    before = logger.level, logger.propagate
-    for handler in handlers:
-        logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False
+    """Add `handlers` to `logger` and let records from `level` on through, to its handlers alone; then undo all this.
+
+    Of several at once, in threads of one program, each hears the records of all; the last one to end restores `logger`.
+    """
+    with _lock:
+        before, levels = _listened.setdefault(logger.name, ((logger.level, logger.propagate), []))
+        for handler in handlers:
+            logger.addHandler(handler)
+        levels.append(level)
+        logger.setLevel(min(levels))
+        logger.propagate = False
     try:
         yield
     finally:
-        for handler in handlers:
-            logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        with _lock:
+            for handler in handlers:
+                logger.removeHandler(handler)
+            levels.remove(level)
+            logger.setLevel(min(levels, default=before[0]))
+            if not levels:
+                logger.propagate = before[1]
+                del _listened[logger.name]
 
 
 class Once(logging.Filter):

@@ -15,12 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import check_no_lost_none
 from fedsim.plugins import registry
-from fedsim.plugins.frozen import check_frozen
+from fedsim.plugins.frozen import check_frozen, plain
 from fedsim.plugins.objects import hand_over, is_object
 
 _TABLES: Mapping[str, registry.Group] = {
@@ -131,11 +129,6 @@ _EXPECTED: dict[registry.Group, str] = {
     "partitions": "a table, or a partition that is a dataclass",
     "models": "a table, or a torch.nn.Module",
 }
-
-
-def plain(value: Any) -> Any:
-    """A number of NumPy, as the data frames of a run hold them, as one of Python; all else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def writable(values: Mapping[str, Any], where: str) -> dict[str, Any]:

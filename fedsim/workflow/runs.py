@@ -20,6 +20,7 @@ from fedsim.experiments.reading import config_of, put, read_toml
 from fedsim.experiments.run_folder import RunFolder, default_folder, measurements, read_rows
 from fedsim.experiments.trust import check_trust, is_in_a_run
 from fedsim.findings import Finding
+from fedsim.plugins.frozen import plain
 from fedsim.plugins.objects import is_gone
 from fedsim.recording.finding_files import load_claim
 from fedsim.recording.manifest import is_noted
@@ -29,7 +30,7 @@ from fedsim.reporting.page import write_report
 from fedsim.workflow import single, work
 from fedsim.workflow.adversaries import Adversary, read_adversary
 from fedsim.workflow.logs import Progress, told
-from fedsim.workflow.objects import plain, replaced
+from fedsim.workflow.objects import replaced
 
 
 def run(
@@ -63,7 +64,7 @@ def run(
     for key, value in changes.items():
         if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
             raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
-        put(tables, key, plain(value), f"set {key}")
+        put(tables, key, _copied(value), f"set {key}")
     replaced(tables)
     config = config_of(tables, where, folder)
     if isinstance(experiment, str | Path):
@@ -303,10 +304,10 @@ def _tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[dict[s
 
 
 def _copied(value: Any) -> Any:
-    """Copies of tables and lists, so that those of the caller do not change; objects as they are."""
+    """Copies of tables and lists, so that those of the caller do not change; paths as texts; objects as they are."""
     if isinstance(value, Mapping):
         return {str(key): _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else plain(value)
 
 
 def _following(progress: Progress | None) -> Callable[[Job, int, int, Mapping[str, float]], None]:

@@ -48,6 +48,8 @@ def specified(
     """
     if not isinstance(knowledge, Mapping):
         raise ConfigError(f"{_WHERE}: knowledge: expected a dict, got {type(knowledge).__name__}")
+    if "name" in settings:
+        raise ConfigError(f"{_WHERE}: name: the attack is named by the first argument; leave this out")
     if isinstance(attack, str):
         table: dict[str, Any] = {"name": attack, **writable(settings, _WHERE)}
     else:

@@ -833,7 +833,9 @@ def test_an_edited_plug_in_is_attacked_anew(
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     caplog.set_level("INFO")
     (tmp_path / "strangers_heirs.py").write_text(
-        f"from {strangers} import Grey\nclass Heir(Grey):\n    'Inherit.'\n", encoding="utf-8"
+        f"from dataclasses import dataclass\nfrom {strangers} import Grey\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Heir(Grey):\n    'Inherit.'\n",
+        encoding="utf-8",
     )
     grey = {"name": "strangers_heirs:Heir", "label": "grey"}
     spec = attack_file([grey, ATTACKS[0]], adversary={"rounds": [1]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import shutil
@@ -359,7 +360,8 @@ def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns(
     from fedsim.cli.work_shown import score_table
     from fedsim.reporting.summary import lines
 
-    row = {"attack": "aia, [x]", "round": 1, "ceiling": 1.0, "higher_is_better": True, "missing": ""}
+    row = {"attack": "aia, [x]", "variant": "", "settings": "{}", "granted": "", "round": 1, "missing": ""}
+    row |= {"ceiling": 1.0, "nearest_public": math.nan, "higher_is_better": True}
     rows = [
         row | {"metric": metric, "victim": victim, "value": value, "floor": 0.5, "floor_guess": "every class as often"}
         for metric, value in (("attribute_balanced_accuracy", 0.6), ("attribute_accuracy", 0.4), ("psnr", 21.25))
@@ -481,7 +483,9 @@ def test_a_crash_is_a_sentence_on_the_screen_and_a_traceback_in_the_log(
     here: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_crash.py").write_text(
+        "from dataclasses import dataclass\n"
         "from fedsim.attacks import Attack\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
         "class Mine(Attack):\n"
         "    'Break.'\n"
         "    def _run(self, transcript, knowledge, victim, rng, progress):\n"
@@ -490,7 +494,7 @@ def test_a_crash_is_a_sentence_on_the_screen_and_a_traceback_in_the_log(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "attack.toml").write_text('[adversary]\nworkers = 1\n[[attack]]\nname = "own_crash:Mine"\n')
     result = here("attack", run, tmp_path / "attack.toml")
-    where = f"{tmp_path / 'own_crash.py'}:5"
+    where = f"{tmp_path / 'own_crash.py'}:7"
     assert (
         complains(result, 1)
         == f"own_crash:Mine, round 1, client 0: KeyError: 'k' ({where}; the traceback is in log.txt)"

@@ -496,10 +496,12 @@ def test_granted_labels_are_those_of_the_mini_batch(plain: tuple[Config, Path], 
 
 
 PROBE = """
+from dataclasses import dataclass
 from fedsim.attacks import Attack, Paper
 from fedsim.findings import Reconstruction
 import torch
 
+@dataclass(frozen=True, kw_only=True)
 class Probe(Attack):
     paper = Paper(title="none", authors="nobody", venue="none", year=2000)
     temporal = True

@@ -50,6 +50,7 @@ class Decoder(Attack):
         return LocalModel(state={name: self.factor * t for name, t in update.after.items()})
 
 
+@dataclass(frozen=True, kw_only=True)
 class Reader(Decoder):
     """Declares that it reads records."""
 

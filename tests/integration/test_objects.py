@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import gc
 import importlib
+import json
 import re
 import shutil
 import sys
@@ -20,7 +22,7 @@ import fedsim
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from fedsim import Run
 from fedsim.defense import a_defense
-from fedsim.errors import ConfigError, FedsimError, PluginError, RunError
+from fedsim.errors import AttackError, ConfigError, FedsimError, PluginError, RunError
 
 PAPER = fedsim.Paper(title="Test", authors="Nobody", venue="Nowhere", year=2026)
 TABLES: dict[str, Any] = {
@@ -48,6 +50,10 @@ class Shade(fedsim.Attack):
 
     def _run(self, transcript, knowledge, victim, rng, progress):
         return fedsim.Reconstruction(data=torch.full((1, 1, 8, 8), VALUE), labels=torch.zeros(1, dtype=torch.int64))
+
+
+def net() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Softplus(VALUE), torch.nn.Linear(64, 10))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +178,45 @@ def test_an_attack_that_was_edited_and_reloaded_is_made_anew(plain: Run, edited:
         assert finding.data.mean().item() == value
 
 
+def test_a_run_is_not_rebuilt_with_a_model_or_a_defense_that_was_edited_since(tmp_path: Path, edited: Any) -> None:
+    edited(1.0)
+    tables = {**TABLES, "model": {"name": "edited_plugins:net"}}
+    model = fedsim.run(tables, tmp_path / "model")
+    defended = fedsim.run({**TABLES, "defense": [{"name": "edited_plugins:Shift"}]}, tmp_path / "defended")
+    assert model.attack("sme", victim=0, round=1, iterations=1)
+    edited(2.0)
+    told = "the code of the plug-in changed after the run was made, so the run cannot be rebuilt"
+    for again in (model, fedsim.open(model.path, trust=True)):
+        with pytest.raises(ConfigError, match=rf"experiment.toml: model: {told}"):
+            again.attack("sme", victim=0, round=1, iterations=2)
+    assert model.report().failures == ()
+    assert "The experiment file is not used" in (model.path / "report.html").read_text()
+    assert defended.attack("sme", victim=0, round=1, iterations=1)  # what was sent is in the recording
+    with pytest.raises(ConfigError, match=rf"experiment.toml: defense.0: {told}"):
+        defended.resume()
+    edited(1.0)
+    assert model.attack("sme", victim=0, round=1, iterations=2)
+
+
+def test_findings_of_older_code_are_not_scored_beside_those_of_new_code(plain: Run, edited: Any) -> None:
+    """Whatever the settings that they were made with."""
+    assert plain.attack(edited(0.25).Shade(), victim=0, round=1)
+    assert plain.attack(edited(0.75).Shade(), victim=0, round=1, knowledge={"labels": False})
+    scores = plain.scores[plain.scores["metric"] == "mse"]
+    assert len(scores) == 1
+
+
+def test_a_module_of_the_same_name_in_another_folder_is_not_taken_for_the_one_beside_the_experiment(
+    tmp_path: Path, edited: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited(1.0)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "edited_plugins.py").write_text(SOURCE.replace("VALUE", "3.0"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(PluginError, match=r"elsewhere/edited_plugins.py is meant, but .* was loaded under that name"):
+        fedsim.run({**TABLES, "model": {"name": "edited_plugins:net"}}, tmp_path / "run")
+
+
 # Classes that a function made.
 
 
@@ -293,3 +338,61 @@ def test_a_table_that_was_deleted_does_not_pass_for_an_empty_one(plain: Run) -> 
         with pytest.raises(RunError, match=re.escape(f"{name}.csv: is missing, though this run wrote it")) as caught:
             getattr(plain, name)
         assert isinstance(caught.value, FedsimError)
+
+
+def test_the_experiment_of_another_run_is_no_attack_file(tmp_path: Path, plain: Run) -> None:
+    text = (plain.path / "experiment.toml").read_text() + '[[attack]]\nname = "sme"\n'
+    (tmp_path / "same.toml").write_text(text)
+    (tmp_path / "other.toml").write_text(text.replace("batch_size = 4", "batch_size = 2", 1))
+    assert fedsim.open(plain.path, file=tmp_path / "same.toml")
+    with pytest.raises(ConfigError, match=r"other.toml: training.batch_size: the run was made with 4, this file"):
+        fedsim.open(plain.path, file=tmp_path / "other.toml")
+
+
+# What an attack is, and what it claims.
+
+
+class Form(enum.Enum):
+    """A setting that JSON does not know."""
+
+    ROUND = "round"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(fedsim.Attack):
+    """Has settings of several types, and may claim a kind of finding that it did not register."""
+
+    form: Form = Form.ROUND
+    weights: Path = Path("here")
+    names: Any = None
+    derived: bool = False
+    paper: ClassVar[fedsim.Paper] = PAPER
+
+    def _run(self, transcript: Any, knowledge: Any, victim: int, rng: Any, progress: Any) -> Any:
+        kind = Derived if self.derived else fedsim.Reconstruction
+        return kind(data=torch.zeros(1, 1, 8, 8), labels=torch.zeros(1, dtype=torch.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(fedsim.Reconstruction):
+    """Would lose `more`, if it were kept as a Reconstruction."""
+
+    more: Any = None
+
+
+def test_a_path_and_an_enumeration_are_settings_and_a_set_is_refused_before_work(plain: Run) -> None:
+    assert plain.attack(f"{__name__}:Odd", victim=0, round=1, weights=Path("there"))
+    assert json.loads(plain.scores["settings"][0]) == {"weights": "there"}
+    with pytest.raises(ConfigError, match="names: expected a number, a text or a list of them, got set"):
+        plain.attack(Odd(names={1, 2}), victim=0, round=1)
+
+
+def test_a_class_derived_from_a_kind_of_finding_is_not_kept_as_that_kind(plain: Run) -> None:
+    told = "returned a Derived of the kind 'reconstruction', which is a Reconstruction; give it a kind of its own"
+    with pytest.raises(AttackError, match=told):
+        plain.attack(Odd(derived=True), victim=0, round=1)
+
+
+def test_the_name_of_an_attack_is_no_setting(plain: Run) -> None:
+    with pytest.raises(ConfigError, match=r"run.attack: name: the attack is named by the first argument; leave this"):
+        plain.attack("inverting-gradients", victim=0, round=1, name="sme")

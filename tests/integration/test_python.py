@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -39,6 +40,7 @@ from fedsim.errors import (
     TranscriptError,
 )
 from fedsim.workflow.in_memory import _classes
+from fedsim.workflow.logs import listening
 from fedsim.workflow.runs import Report
 
 TABLES: dict[str, Any] = {
@@ -574,6 +576,34 @@ def test_the_hosts_own_logging_gets_what_it_asked_for(tmp_path: Path, caplog: py
     run = fedsim.run({**TABLES, "adversary": {"when": "never"}}, tmp_path / "run")
     assert [record for record in caplog.records if record.levelno < logging.WARNING] == []
     assert "round 1/1" in (run.path / "log.txt").read_text()
+
+
+def test_whoever_listens_last_leaves_the_hosts_logging_as_it_was() -> None:
+    """As with two runs in two threads, of which the first to begin ends first."""
+    logger = logging.getLogger("fedsim.tests.listening")
+    logger.setLevel(logging.ERROR)
+    heard = [logging.NullHandler(), logging.NullHandler()]
+    first = listening(logger, heard[:1], logging.INFO)
+    second = listening(logger, heard[1:], logging.DEBUG)
+    first.__enter__()
+    second.__enter__()
+    assert (logger.level, logger.propagate, logger.handlers) == (logging.DEBUG, False, heard)
+    first.__exit__(None, None, None)
+    assert (logger.level, logger.propagate, logger.handlers) == (logging.DEBUG, False, heard[1:])
+    second.__exit__(None, None, None)
+    assert (logger.level, logger.propagate, logger.handlers) == (logging.ERROR, True, [])
+
+
+def test_what_the_host_has_frozen_stays_frozen(tmp_path: Path) -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        fedsim.run({**TABLES, "adversary": {"when": "never"}}, tmp_path / "run")
+        assert gc.get_freeze_count() >= frozen * 0.9  # some of it is released
+    finally:
+        gc.unfreeze()
+    fedsim.run({**TABLES, "adversary": {"when": "never"}}, tmp_path / "again")
+    assert gc.get_freeze_count() == 0
 
 
 def test_curious_and_the_other_public_names_are_there() -> None:

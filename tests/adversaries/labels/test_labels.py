@@ -153,6 +153,20 @@ def test_probabilities_are_taken_along_the_way_not_at_its_start_alone() -> None:
     assert claimed.bincount().tolist() == [7, 2, 1]
 
 
+def test_a_delta_is_read_as_it_was_sent() -> None:
+    """Next to so large a bias, w_t + delta is w_t."""
+    counts = torch.tensor([7.0, 2.0, 1.0])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    before = {"1.weight": torch.zeros(3, 4), "1.bias": torch.full((3,), 1e8)}
+    delta = {"1.weight": torch.zeros(3, 4), "1.bias": -0.5 * (torch.full((3,), 1 / 3) - counts / 10)}
+    update = Update(round=1, client=0, before=before, payload=Payload.dense(delta), num_examples=10)
+    protocol: dict[str, Any] = {"learning_rate": 0.5, "local_epochs": 1, "batch_size": 10}
+    knowledge = Knowledge(input_shape=(1, 2, 2), num_classes=3, value_range=([0.0], [1.0]), **protocol)
+    assert torch.equal(update.after["1.bias"], before["1.bias"])
+    claimed = count_labels(update, knowledge, model, before, update.after, generator(1))
+    assert claimed.bincount().tolist() == [7, 2, 1]
+
+
 LONG: dict[str, Any] = {"local_epochs": 50, "batch_size": 50, "learning_rate": 0.05}
 
 

@@ -677,3 +677,27 @@ def test_dummy_data_go_through_the_buffers_that_are_shared_and_need_them(record:
     assert not torch.equal(plain, others[1])
     with pytest.raises(AttackError, match="computes with scale, which clients of this federation do not share"):
         attacked(attack, record(scaled(federated(4), None)), **known)
+
+
+def test_deltas_are_read_as_they_were_sent(record: Record) -> None:
+    """Next to large weights, w_t + delta - w_t is rounded to something else."""
+    before = state(torch.full((4,), 1000.0))
+    deltas = [state(torch.linspace(1e-5, 4e-5, 4) * number) for number in (1, 2)]
+    sent = [
+        Update(round=number, client=3, before=before, payload=Payload.dense(delta), num_examples=4)
+        for number, delta in enumerate(deltas, 1)
+    ]
+    updates = read_updates(record(sent), 3, fewest=2, remedy="")
+    assert torch.equal(updates.moves(), torch.stack([flat(delta) for delta in deltas]))
+    assert not torch.equal(updates.moves(), updates.after - updates.before)
+
+
+def test_weights_and_deltas_of_one_client_are_not_read_together(record: Record) -> None:
+    before = state(torch.ones(4))
+    payloads = (Payload.dense(before, "weights"), Payload.dense(before))
+    sent = [
+        Update(round=number, client=3, before=before, payload=payload, num_examples=4)
+        for number, payload in enumerate(payloads, 1)
+    ]
+    with pytest.raises(AttackError, match=r"^round 2, client 3: it sent delta, in round 1 weights; choose rounds"):
+        read_updates(record(sent), 3, fewest=2, remedy="")

@@ -20,7 +20,6 @@ WORK = """
 import ctypes, logging, os, signal, sys, time
 from contextlib import contextmanager
 from fedsim.errors import DataError
-from fedsim.auditing.workers import in_processes
 
 class Theirs(Exception):
     def __init__(self, one, two):
@@ -59,10 +58,15 @@ def prepare(refuse=False):
     if refuse:
         sys.exit("no")
     yield work
+"""
+SCRIPT = """
+import sys
+from fedsim.auditing.workers import in_processes
+from work_of_strangers import prepare
 
-if __name__ == "__main__":
-    for _ in in_processes([f"{sys.argv[1]}|hangs {n}" for n in range(4)], 2, prepare, (), lambda *_: None):
-        pass
+print("started", flush=True)
+for _ in in_processes([f"{sys.argv[1]}|{item}" for item in sys.argv[2:]], 2, prepare, (), lambda *_: None):
+    pass
 """
 
 
@@ -188,14 +192,14 @@ def test_whoever_stops_listening_leaves_no_process_behind(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_workers_end_when_their_parent_does(
     folder: Path,
-    tmp_path: Path,
     number: signal.Signals,
     gone: Callable[[list[int]], bool],
     descendants: Callable[[int], list[int]],
 ) -> None:
     """However it ends, with them deep in something that never calls back; no other is begun."""
     process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "code" / "work_of_strangers.py"), str(folder)],
+        [sys.executable, "-c", SCRIPT, str(folder), *(f"hangs {n}" for n in range(4))],
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
@@ -204,13 +208,28 @@ def test_workers_end_when_their_parent_does(
         while len(pids(folder)) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         started = descendants(process.pid)
-        assert set(pids(folder).values()) < set(started)  # and the resource tracker
+        assert len(pids(folder)) == 2
+        assert set(pids(folder).values()) <= set(started)
         process.send_signal(number)
         assert process.wait(10) != 0
         assert gone(started)
         assert set(pids(folder)) == {"hangs 0", "hangs 1"}
     finally:
         process.kill()
+
+
+def test_a_script_without_a_main_guard_runs_once(folder: Path, tmp_path: Path) -> None:
+    """Its workers do not import it."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), "one", "two"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
+    assert set(pids(folder)) == {"one", "two"}
 
 
 def test_where_the_system_does_not_tell_a_worker_looks_for_itself(gone: Callable[[list[int]], bool]) -> None:

@@ -97,7 +97,7 @@ def build(path: Path, *overrides: str) -> Config:
         ("federation=3", "federation: input should be a table, got 3"),
         ("defense={name='gaussian-noise'}", "defense: this is a list of tables; write [[defense]]"),
         ("attack=[{iterations=3}]", "attack.0.name: field required"),
-        ("federation.rounds=2024-01-01", "dates and times are not used in experiment files"),
+        ("federation.rounds=2024-01-01", "federation.rounds: expected a number, a text, a list or a table, got date"),
         # Values.
         ("federation={address='here:1', port=9}", "federation.port: with an address nothing is started here"),
         ("federation.clients=0", "federation.clients: input should be greater than or equal to 1, got 0"),

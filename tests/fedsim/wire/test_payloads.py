@@ -202,6 +202,13 @@ def test_integers_and_scales_have_the_same_names() -> None:
         Payload.quantised({"bias": torch.tensor([1, 2])}, {})
 
 
+def test_weights_whose_name_begins_like_an_encoding_are_plain() -> None:
+    before = {"delta/kernel": torch.zeros(3), "weights-indices/kernel": torch.zeros(2)}
+    sent = over_the_wire(Payload.dense({name: tensor + 1 for name, tensor in before.items()}, "weights"))
+    assert as_plain(sent, before) is sent
+    assert same(Payload.from_arrays(state_in(sent), before).after(before), state_in(sent))
+
+
 def test_a_recording_of_a_malformed_payload_is_damaged(tmp_path: Path) -> None:
     broken = Payload({"bias": ("delta", Sparse(torch.tensor([7]), torch.ones(1)))})
     Recorder(tmp_path).write(1, [message(broken)])
