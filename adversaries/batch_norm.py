@@ -25,7 +25,7 @@ def normalising_by_batch(model: nn.Module) -> nn.Module:
 def trained_by_batch(update: Update, model: nn.Module) -> bool:
     """Whether the client's BatchNorm layers normalised by the batch, as in training, as far as its message shows.
 
-    They did where it returned other running statistics than it was sent. Where statistics do not travel, the batch is
+    They did where it returned other running statistics than it was sent. Where statistics are not sent, the batch is
     all that there is to normalise by.
     """
     names = running_statistics(model)

@@ -19,7 +19,7 @@ class NamedStates(NamedTuple):
 
     Attributes:
         shapes: of the model's parameters.
-        floating: names of buffers that may travel.
+        floating: names of buffers that may be sent.
         before: w_0.
         after: w_T; beside a gradient, buffers alone.
         gradient: what was sent instead of weights, or None.

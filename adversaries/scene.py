@@ -64,7 +64,7 @@ class Units:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """All that an objective is computed from. Tensors lie on the attack's device.
+    """All that an objective is computed from. Tensors are on the attack's device.
 
     Attributes:
         model: in evaluation mode; lends its architecture only.

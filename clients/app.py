@@ -207,7 +207,7 @@ def _state(message: Message) -> State:
 
 
 def _on_cpu(state: State, kind: Kind = "weights") -> Payload:
-    """A dense payload whose tensors lie in the memory that messages are sent from."""
+    """A dense payload whose tensors are in the memory that messages are sent from."""
     return Payload.dense({name: tensor.cpu() for name, tensor in state.items()}, kind)
 
 

@@ -106,7 +106,7 @@ def defended(
 
 
 def _weights(name: str, before: State, payload: Payload) -> State:
-    """The weights in `payload` that have a difference to `before`; counts that travel along have none."""
+    """The weights in `payload` that have a difference to `before`; counts that are sent along have none."""
     for key in payload.tensors:
         if key not in before:
             raise RunError(

@@ -69,7 +69,7 @@ class Attack(ABC):
         paper: the publication that describes it.
         needs: names of `Knowledge` fields without which it cannot work.
         uses: names of further fields that it reads where they are granted. What it declares in neither is not handed
-            to it, so that a report can say what it went by.
+            to it, so that a report can say what it used.
         temporal: whether one run reads several rounds of the victim; otherwise it reads one update.
         texts: whether it is made for texts, whose inputs are tokens, instead of data of numbers.
         main_metric: the metric of `scores.csv` that the report judges it by first of all; empty for the first one.

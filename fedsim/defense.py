@@ -38,7 +38,7 @@ INSIDE = ("sampling", "on_batch", "on_examples", "on_gradient")
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson:
-    """Poisson sampling: whether an example is in a batch is drawn for each example and each step by itself.
+    """Poisson sampling: in each step, each example is in the batch with one probability, independently of the others.
 
     So batches differ in size, and may be empty. What differential privacy gains by sampling is proved for it.
 
@@ -57,7 +57,7 @@ class Poisson:
 class Guarantee:
     """What is proved: (epsilon, delta)-differential privacy of the weights that one client sends in a run.
 
-    N and the metrics that a client reports beside them travel in the clear and are not covered.
+    N and the metrics that a client reports beside them are sent as they are, and are not covered.
 
     Attributes:
         epsilon: privacy loss, dimensionless.
@@ -80,7 +80,7 @@ class Defense(ABC):
     it got. A client whose defense fails sends nothing. Each hook draws from an `rng` of its own, so that no other
     hook and no other defense changes what it draws. One instance serves all clients, so nothing may be kept on it.
 
-    A defense that goes on from earlier rounds gives its `on_update` a further parameter, `*, rng, memory`: tensors by
+    A defense that remembers earlier rounds gives its `on_update` a further parameter, `*, rng, memory`: tensors by
     name of this client and this defense alone, none in the client's first round. What is in it on return is there
     again in the next round that the client takes part in; a round in which the client fails leaves it as it was.
     """
@@ -88,7 +88,7 @@ class Defense(ABC):
     paper: ClassVar[Paper]
 
     def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
-        """How the examples of each local step are drawn: `Poisson` sampling, or None where this defense does not mind.
+        """How the examples of each local step are drawn: `Poisson` sampling, or None where any sampling will do.
 
         The number of steps remains that of `[training]`. A run is refused whose defenses ask for different sampling,
         or whose batches are not drawn anew: `batches = "fixed"`, or clients that send the gradient of one mini-batch.
@@ -226,7 +226,7 @@ def overrides(defense: Defense, hook: str) -> bool:
 def replaced(defense: Defense, hook: str, state: State, rng: torch.Generator) -> State:
     """What a hook of `defense` that maps tensors puts in the place of `state`, which is left as it is.
 
-    A tensor that the hook neither changed nor replaced is the very one of `state`.
+    A tensor that the hook neither changed nor replaced is the object that `state` has.
 
     Raises:
         RunError: the hook returned something else than one tensor of numbers for each of `state`, of its shape.

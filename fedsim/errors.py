@@ -39,7 +39,7 @@ class ConfigError(FedsimError, ValueError):
 
 
 class TrustError(ConfigError):
-    """A file in a run folder names code of its own, and its reader has not said to trust whoever made it."""
+    """A file in a run folder names code of its own, and the user has not said to trust its author."""
 
 
 class PluginError(FedsimError, LookupError):
@@ -67,7 +67,7 @@ class DataError(FedsimError):
 
 
 class PayloadError(FedsimError):
-    """What a client sent is in none of the forms in which updates travel, or does not fit what was broadcast."""
+    """What a client sent is in none of the forms of a payload, or does not fit what was broadcast."""
 
 
 class TranscriptError(FedsimError):

@@ -42,7 +42,7 @@ def cache_folder() -> Path:
 def in_one_step(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """A new file beside `path`, which becomes `path` on leaving; on an error nothing is left of it.
 
-    Its name is drawn at random and it is made for us alone: a link that lies there is not followed.
+    Its name is drawn at random and it is made for us alone: a link that is there is not followed.
 
     Args:
         durable: wait until the disk has it, so that a power cut does not leave an empty file either.
@@ -131,7 +131,7 @@ def remove_leftovers(folder: Path) -> None:
 def fresh_folder() -> Iterator[Path]:
     """A temporary folder while it is needed; those that killed processes of ours left behind are removed first.
 
-    In each lies a file that its process holds locked for as long as it lives, so one that is in use is not touched,
+    In each is a file that its process holds locked for as long as it lives, so one that is in use is not touched,
     whoever uses it, nor is one that has no such file.
     """
     for mark in Path(gettempdir()).glob(f"fedsim-*/{_MARK}"):

@@ -73,7 +73,7 @@ class Reconstruction(Finding):
     Attributes:
         data: `example channel height width`, float32 in [0, 1]; of tables `example feature`.
         labels: `example`, class index of each example, or of a regression its target (floating point).
-        snapshots: `step example channel height width`, the data on the way there, in [0, 1].
+        snapshots: `step example channel height width`, the data during the descent, in [0, 1].
         snapshot_iterations: `step`, the iteration after which each snapshot was taken.
         claims: whose examples they are, see `Claims`; of `Representatives` always the victim's.
     """
@@ -261,7 +261,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _check_dense(what: str, tensor: object) -> None:
-    """Raise AttackError unless this is a tensor whose values lie in memory, one after the other."""
+    """Raise AttackError unless this is a tensor whose values are in memory, one after the other."""
     if not isinstance(tensor, Tensor):
         raise AttackError(f"the attack claims {what} of type {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_complex():

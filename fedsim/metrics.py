@@ -19,7 +19,7 @@ from fedsim.errors import DataError, first_line
 _WINDOWS = {1.5: 11, 0.5: 5}
 """Deviations of SSIM's Gaussian window and its sides in pixels, the usual one first."""
 _SAME = 1e-10
-"""Mean squared error, 100 dB, from which on images are taken for equal when they are paired."""
+"""Mean squared error, 100 dB, from which on images count as equal when they are paired."""
 _LPIPS_SMALLEST = 17
 _LPIPS_FILE, _LPIPS_TENSORS = "squeezenet1_1-imagenet1k.pth", 52
 _AT_ONCE = 256
@@ -72,7 +72,7 @@ def psnr(claimed: Tensor, true: Tensor) -> Tensor:
 def ssim(claimed: Tensor, true: Tensor) -> Tensor:
     """Structural similarity of each image, at most 1; higher is closer.
 
-    Gaussian window with sigma 1.5, 11 pixels wide (Wang et al. 2004), averaged over the places where it lies wholly
+    Gaussian window with sigma 1.5, 11 pixels wide (Wang et al. 2004), averaged over the places where it is wholly
     inside the image, as scikit-image does with `gaussian_weights=True` and `use_sample_covariance=False`. Images with
     a side below 11, for which there is no such value, get sigma 0.5 and 5 pixels; NaN below 5, see `no_ssim`.
     """

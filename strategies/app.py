@@ -71,7 +71,7 @@ def main(grid: Grid, context: Context) -> None:
         with folder.held():
             begin(experiment.config, folder, resume=resume)
             _federate(experiment, folder, grid, resume=resume, nodes=_nodes(experiment, settings))
-    else:  # whoever started this holds the folder
+    else:  # the process that started this one holds the folder
         experiment = Experiment.from_json(text)
         _federate(experiment, folder, grid, resume=resume, nodes=_nodes(experiment, settings))
 
@@ -353,7 +353,7 @@ def _little_garbage() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[int], None] | None]:
-    """A function to call after each round, which attacks it there and then in a process of its own, if asked for."""
+    """A function to call after each round, which attacks it at once in a process of its own, if asked for."""
     if experiment.config.adversary.when != "in-round":
         yield None
         return

@@ -46,7 +46,7 @@ class Checkpoint:
         memory: what the strategy remembers, by attribute; arrays are in `tensors`.
         tensors: copies of the arrays to be written, without those of `clients`.
         lost: what it remembers and no checkpoint can hold.
-        clients: what each client remembers. Not a copy, for it may be large.
+        clients: what each client remembers. Not a copy, because it may be large.
     """
 
     round: int
@@ -65,7 +65,7 @@ class Checkpoint:
         fresh: Mapping[str, bytes | None] | None = None,
         clients: dict[int, Kept] | None = None,
     ) -> Checkpoint:
-        """Note where the federation stands.
+        """Note what the federation has reached.
 
         Args:
             fresh: what `opaque` said of the strategy before the first round.

@@ -117,7 +117,7 @@ class Curious(Strategy):
         return self.strategy.aggregate_train(server_round, [self._plain(reply) for reply in seen])
 
     def _plain(self, reply: Message) -> Message:
-        """What `strategy` gets of a reply: the very one, unless it is a payload that no strategy can read."""
+        """What `strategy` gets of a reply: the reply itself, unless it is a payload that no strategy can read."""
         node = reply.metadata.src_node_id
         if reply.has_error() or node not in self._sent or miscounted(reply.content):
             return reply

@@ -18,7 +18,7 @@ class FedSgd(FedAvg):
     """Federated SGD: average the gradients that clients send, and take one step: w - learning_rate * gradient.
 
     The config tells clients `sends = "gradient"`. A reply is one ArrayRecord, in which the gradient of parameter
-    `NAME` is called `gradient/NAME` and what else travels (BatchNorm's running statistics) by its own name, and N is
+    `NAME` is called `gradient/NAME` and what else is sent (BatchNorm's running statistics) by its own name, and N is
     the size of the mini-batch. Gradients and the rest are averaged with the weights N, as in FedAvg.
     fedsim's own clients take a mini-batch a round: `[training] local_steps = 1`, `batch_size`, `batches`.
 

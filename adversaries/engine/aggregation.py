@@ -36,7 +36,7 @@ def trimmed_mean(estimates: Tensor, *, trim: float) -> Tensor:
 
 
 def krum(estimates: Tensor, *, invalid: int) -> Tensor:
-    """The one estimate that lies closest to its neighbours (Blanchard et al. 2017).
+    """The one estimate that is closest to its neighbours (Blanchard et al. 2017).
 
     Its score is the sum of squared Euclidean distances to its T - f - 2 nearest neighbours.
 

@@ -13,7 +13,7 @@ Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @torch.no_grad()
 def minimise(evaluate: Slopes, start: Tensor, *, steps: int, step_size: float) -> tuple[Tensor, Tensor]:
-    """Where `steps` steps of L-BFGS lead from `start`, each problem by itself.
+    """Where `steps` steps of L-BFGS lead from `start`, each problem alone.
 
     The same steps as `torch.optim.LBFGS` with `max_iter = steps` and no line search takes for each problem, but
     one call of `evaluate` serves all of them. A problem whose slope is not finite becomes NaN, the others do not.

@@ -59,7 +59,7 @@ class Place(ABC):
 
 @dataclass(frozen=True)
 class AtBroadcast(Place):
-    """At w_0: the update is taken for one gradient (DLG, IG)."""
+    """At w_0: the update counts as one gradient (DLG, IG)."""
 
     def gradient(self, scene: Scene, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
         """See `Place`."""

@@ -242,7 +242,7 @@ def relaxed(records: PartialRecords, inputs: Tensor, logits: Tensor) -> Tensor:
 
 
 def spread(rounds: Sequence[int], count: int | None) -> list[int]:
-    """`count` of `rounds`, evenly spaced from the first to the last; all of them where there are no more."""
+    """`count` of `rounds`, evenly spaced from the first to the last; all of them where there are fewer."""
     if count is None or count >= len(rounds):
         return list(rounds)
     return [rounds[round(place * (len(rounds) - 1) / max(1, count - 1))] for place in range(count)]

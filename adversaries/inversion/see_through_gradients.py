@@ -42,7 +42,7 @@ class SeeThroughGradients(GradientInversion):
 
     References:
         Yin et al.: See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021; sizes from
-        `breaching`'s preset of it, where the paper's were not at hand. Differs: gradients, pixels and the
+        `breaching`'s preset of it, where the paper's were not available. Differs: gradients, pixels and the
         group are compared by squared, the latter two by mean squared distances; the group's mean is taken
         without registration; the final iterate of the best restart is the finding; labels may repeat,
         since they are granted or counted; 2000 iterations and 8 restarts by default.

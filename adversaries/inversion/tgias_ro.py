@@ -84,7 +84,7 @@ class TemporalInversion(Attack):
         bounded: keep pixels in the valid range after each aggregation.
         batch_statistics: BatchNorm layers normalise dummy data by their own statistics, as clients in training mode
             do, instead of by the running ones of w_t; None does as the client did, judged by the statistics that it
-            returned (where none travel, by the batch).
+            returned (where none are sent, by the batch).
         vectorise: compute the gradients at all w_t in one call; otherwise in a loop.
 
     References:

@@ -69,7 +69,7 @@ def bias_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Generat
     """Counts n_c = b (p_c - g_c), exact except for p, from the gradient g of the last layer's bias.
 
     p, the mean softmax output of the mini-batch, is that of one feature vector a class; these follow from the counts
-    and the weights' gradient, so both are improved in turn. Several gradients of one mini-batch are averaged.
+    and the weights' gradient, so both are improved alternately. Several gradients of one mini-batch are averaged.
     Assumes cross-entropy, a bias, and the size of the mini-batch. Labels may repeat.
 
     Raises:

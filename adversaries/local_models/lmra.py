@@ -169,7 +169,7 @@ class LocalModelReconstruction(Attack):
         return fresh, {"training_error": chosen.errors / constant, "validation_error": validation / constant}
 
     def _minimise(self, mapping: nn.Module, start: Tensor, where: str, told: _Told) -> tuple[Tensor, Tensor]:
-        """Eq. 8, by the learning rate that gets lowest: where ||G||^2 was smallest on the way, and its curve."""
+        """Eq. 8, by the learning rate that gets lowest: where ||G||^2 was smallest, and its curve."""
         mapping.requires_grad_(False)
         tried = [_descend(mapping, start, rate, self.minimise_epochs, told) for rate in self._minimise_rates()]
         found = [end for end in tried if end is not None]

@@ -84,7 +84,7 @@ class BehindEmbedding:
 
 
 class Behind(nn.Identity):
-    """What stands in the place of an embedding in a network that takes vectors; knows the words."""
+    """Takes the place of an embedding in a network that takes vectors; knows the words."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def lexicon_of(scene: Scene) -> Lexicon:
 def among_numbers(knowledge: Knowledge, model: nn.Module, embedding: Embedding, lexicon: Lexicon) -> Knowledge:
     """What is known of the vectors that go into the network behind the embedding.
 
-    They lie between the smallest and the largest value that the embedding has in each dimension. Mean and deviation
+    They are between the smallest and the largest value that the embedding has in each dimension. Mean and deviation
     are those over all tokens.
     """
     assert knowledge.input_shape is not None

@@ -13,7 +13,7 @@ def exchange(
 ) -> tuple[Tensor, float]:
     """Let texts of one label exchange words wherever that brings their gradient closer to the recorded one.
 
-    Two texts of one class that the network holds for equally likely can exchange what stands in the same places
+    Two texts of one class that the network holds for equally likely can exchange what is at the same places
     without changing the gradient; only windows over both sides of the cut tell them apart. An optimiser of embeddings
     rarely finds its way from one such arrangement to another. Here, for each pair of texts and each place, all words
     from there on are exchanged, or the one word, and the exchange is kept where the distance falls.

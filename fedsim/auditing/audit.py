@@ -102,7 +102,7 @@ class Audit:
 
     @cached_property
     def granted(self) -> Knowledge:
-        """What the adversary is granted, whoever the victim is."""
+        """What the adversary is granted about every victim."""
         return grant(self.spec.adversary, self.experiment, self.beside)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Findings that are in the run folder already: where they lie, what they follow from, and which are still valid."""
+"""Findings that are in the run folder already: where they are, what they follow from, and which are still valid."""
 
 from __future__ import annotations
 

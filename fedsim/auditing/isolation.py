@@ -1,9 +1,9 @@
 """Attacks of other packages, each package in a process of its own that is told nothing of the run or of the truth.
 
-What goes over: the attack, copies of the rounds that it reads, the knowledge that it is granted, the victim, a seed.
-What comes back: progress, prints, warnings, and its finding as bytes of safetensors, or a sentence. The process is a
+It is sent the attack, copies of the rounds that it reads, the knowledge that it is granted, the victim, a seed.
+It sends back progress, prints, warnings, and its finding as bytes of safetensors, or a sentence. The process is a
 fresh interpreter in a folder of its own. Neither its arguments, environment, open files and import path nor its memory
-lead to the run, its data or the experiment, but for the folder of a module beside the experiment that it has to import.
+lead to the run, its data or the experiment, except the folder of a module beside the experiment that it imports.
 Rounds are copied, not linked: a link would let it change the recording.
 
 It is no sandbox. The process may read whatever files its user can, and look for the run among them; and the evaluator
@@ -85,7 +85,7 @@ class Isolation:
     """Runs attacks of other packages; as a context manager, it ends their processes.
 
     Args:
-        room: folder in which each process has one of its own; copies of rounds lie there.
+        room: folder in which each process has one of its own; copies of rounds are there.
         hidden: folders and files to which nothing that a process is told may lead.
     """
 
@@ -141,7 +141,7 @@ class Isolation:
 
 
 class _Stranger:
-    """The process of one package, and what lies in its folder."""
+    """The process of one package, and what is in its folder."""
 
     def __init__(self, folder: Path, files: Mapping[str, Path], hidden: Iterable[Path]) -> None:
         self._folder = folder
@@ -203,7 +203,7 @@ class _Stranger:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _copy(self, transcript: Transcript) -> None:
-        """The rounds of `transcript`, unless they lie there since the last time."""
+        """Copy the rounds of `transcript`, unless they are there from the last time."""
         wanted = transcript.folder, transcript.rounds
         if self._copied == wanted:
             return
@@ -348,7 +348,7 @@ def _spellings(path: Path) -> set[str]:
 
 
 def _import_path(files: Iterable[tuple[str, Path]], hidden: Iterable[Path]) -> list[str]:
-    """Ours, without folders that one of `hidden` lies in or holds, but with those of the modules in `files`."""
+    """Ours, without folders that hold one of `hidden` or are in it, but with those of the modules in `files`."""
     needed = {_root(name, file) for name, file in files} | {Path(__file__).resolve().parents[2]}
     away = [path.resolve() for path in hidden]
     found = [Path(entry).resolve() for entry in sys.path]

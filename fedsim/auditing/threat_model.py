@@ -30,7 +30,7 @@ _SETTINGS = tuple(name for name, fact in FACTS.items() if fact.setting)
 
 
 def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path) -> Knowledge:
-    """What the adversary is granted whoever the victim is; `grant_private` adds the rest.
+    """What the adversary is granted about every victim; `grant_private` adds the rest.
 
     Args:
         experiment: the federation behind the recording, whose server knows what it wrote; None for a
@@ -106,7 +106,7 @@ def as_sent(
             )
         values[name] = first
     for name, other in (("local_epochs", "local_steps"), ("local_steps", "local_epochs")):
-        # Whoever says T says that there is no E; but a gradient is one step, whatever its batch is of.
+        # Where T is known, there is no E; but a gradient is one step, whatever its batch is of.
         if other in values and name not in values and not any(h.config.get("sends") == "gradient" for h in headers):
             values[name] = None
     return replace(knowledge, **values)

@@ -38,7 +38,7 @@ Prepare = Callable[..., AbstractContextManager[Work]]
 
 _PR_SET_PDEATHSIG = 1
 _GRACE = 3.0
-"""Seconds that a process has for ending by itself before it is killed."""
+"""Seconds that a process has to end before it is killed."""
 
 
 def in_processes(
@@ -205,7 +205,7 @@ def interpreter(module: str, line: Connection) -> list[str]:
 
 
 def cause_of_death(code: int | None) -> str:
-    """What the exit code of a process that should have lived says, as of `subprocess.Popen`."""
+    """What the exit code of a process that should have lived says, in the form of `subprocess.Popen`."""
     if code is None:
         return "does not answer any more"
     if code >= 0:
@@ -230,7 +230,7 @@ def end_with(parent: int) -> None:
 def describe(error: BaseException) -> tuple[str, str, str]:
     """An error for another process: its nearest class among ours, its sentence, and its traceback as text.
 
-    A stranger's exception may not survive the way there.
+    It may be of a class that the other process cannot import.
     """
     kind = next((cls.__name__ for cls in type(error).__mro__ if cls.__module__ == errors.__name__), "AttackCrash")
     sentence = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {errors.first_line(error)}"
@@ -299,7 +299,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _end(crew: Sequence[Worker], *, at_once: bool) -> None:
-    """End all of `crew`: when their work is done, or in the midst of it."""
+    """End all of `crew`: when their work is done, or at once."""
     for worker in crew:
         worker.end(kill=False) if at_once else worker.dismiss()
     deadline = time.monotonic() + _GRACE

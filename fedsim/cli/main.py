@@ -60,7 +60,7 @@ def _everywhere(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """What stands before any command; its text is that of this module."""
+    """What comes before any command; its text is that of this module."""
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
     sentence, code = _outcome()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough, as `head`
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _PIPE_CLOSED
     if sentence:
@@ -98,7 +98,7 @@ def _outcome() -> tuple[str, int]:
         if isinstance(error.__context__, BrokenPipeError):  # the only one of typer's own that comes here
             return "", _PIPE_CLOSED
         return f"somebody's code {what_it_said(error).removeprefix('it ')}, and what was asked for was not done", 1
-    except OSError as error:  # a folder on the way that may not be entered, a name that is too long
+    except OSError as error:  # a folder in the path that may not be entered, a name that is too long
         if error.filename is None:
             raise
         return f"{error.filename}: {error.strerror}; check the path and its permissions", 1

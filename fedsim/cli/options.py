@@ -18,7 +18,7 @@ console = Console()
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override one setting, e.g. attack.sme.iterations=200.")
 ]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie; FEDSIM_DATA by default.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The folder of data sets; FEDSIM_DATA by default.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the final table only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each round and each client.")]
 Trust = Annotated[
@@ -61,7 +61,7 @@ def finish(failures: Sequence[str]) -> None:
 
 
 def say(sentence: str) -> None:
-    """One line for whoever looks at errors."""
+    """One line on the standard error."""
     print(f"fedsim: {sentence}", file=sys.stderr)  # noqa: T201
 
 

@@ -102,13 +102,13 @@ def refuses_before_any_work(subject: Subject) -> None:
 
 
 def reads_what_it_declares(subject: Subject) -> None:
-    """It reads all that it declares to use, and with more at hand it finds nothing else."""
+    """It reads all that it declares to use, and further knowledge changes nothing."""
     attack, read = _attack(subject), set[str]()
     for scene in _accepted(subject):
         whole = _watched(attack, scene, scene.knowledge, read)
         declared = _run(subject, scene)
         expect(
-            common.same(whole.tensors, declared.tensors), "with more at hand than it declares it finds something else"
+            common.same(whole.tensors, declared.tensors), "its finding changes with knowledge that it does not declare"
         )
         if attack.uses <= read:
             return
@@ -176,7 +176,7 @@ CHECKS = (
 
 
 def _attack(subject: Subject) -> Attack:
-    """With its settings, but for a few iterations."""
+    """With its settings, for a few iterations."""
     few = "iterations" in registry.parameters(subject.cls) and "iterations" not in subject.settings
     return cast("Attack", subject.build(**({"iterations": _FEW} if few else {})))
 
@@ -240,7 +240,7 @@ def _watched(attack: Attack, scene: Scene, known: Knowledge, read: set[str]) -> 
     """What it finds when it is handed all of `known`; the names of the facts that it reads are added to `read`."""
 
     class Watched(Knowledge):
-        """Notes who reads which fact, but for copies of the whole."""
+        """Notes who reads which fact; copies of the whole do not count."""
 
         def __getattribute__(self, name: str) -> Any:
             value = super().__getattribute__(name)

@@ -13,7 +13,7 @@ from fedsim.errors import ConfigError, DataError
 from fedsim.experiments.build import data_folder
 
 _LOOKED_AT = 500
-"""Examples of each part that are looked at."""
+"""Examples of each part that are checked."""
 
 
 def says_what_it_is(subject: Subject) -> None:

@@ -1,4 +1,4 @@
-"""What every data set has to keep to, whoever wrote it; said in one sentence where it does not."""
+"""What every data set has to keep to, anybody's too; one sentence where it does not."""
 
 from __future__ import annotations
 

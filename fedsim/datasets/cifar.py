@@ -178,7 +178,7 @@ class _BytesOnly(pickle.Unpickler):
 
 
 _ARRAY = object()
-"""Stands for the class of arrays, so that a pickle can name it but not call it."""
+"""Takes the place of the class of arrays, so that a pickle can name it but not call it."""
 
 
 def _empty_array(cls: object, _shape: object, _kind: object) -> np.ndarray[Any, Any]:

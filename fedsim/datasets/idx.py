@@ -92,7 +92,7 @@ def _examples(raw: Tensor, labels: Tensor, groups: Tensor | None = None) -> Exam
 class Mnist:
     """70 000 handwritten digits, 28 x 28, grey, white on black (LeCun, Cortes, Burges).
 
-    Their natural groups are the writers, where the label files of QMNIST (Yadav, Bottou 2019) lie in
+    Their natural groups are the writers, where the label files of QMNIST (Yadav, Bottou 2019) are in
     `QMNIST/raw`: 539 people wrote the training digits, 297 others the test digits.
     """
 

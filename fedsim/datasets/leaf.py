@@ -76,7 +76,7 @@ class Femnist:
     Background is 1.0 and ink 0.0, unlike in MNIST. Classes are the digits, then A to Z, then a to z.
 
     Args:
-        folder: where in the data folder's `leaf` the task lies; `femnist-digits`, say, for digits alone.
+        folder: where in the data folder's `leaf` the task is, such as `femnist-digits` for digits alone.
     """
 
     folder: str = "femnist"

@@ -37,7 +37,7 @@ class LeafSynthetic:
     information u ~ N(mu_k, 0.1), weights W = Q u, and centres v ~ N(B, 1)^d, B ~ N(0, 1). Examples are x, feature
     i = 1 ... d of variance i^decay around v_i, and y = argmax (1, x) W + N(0, noise).
 
-    The defaults are LMRA's (Driouich et al. 2023, App. C.1), but for `classes`, which it does not give (5 is LEAF's
+    The defaults are LMRA's (Driouich et al. 2023, App. C.1), except `classes`, which it does not give (5 is LEAF's
     default). Mind that centres outweigh the rest when features are many: of the ten clients, eight hold examples of
     one class only. With `decay = 2`, as in LMRA's released code, all hold all five.
 

@@ -152,7 +152,7 @@ class Csv:
         group: the column that says whose an example is, for the partition `natural`; it is no feature.
         categorical: columns of numbers that are categories.
         drop: columns to leave out.
-        separator: what stands between two cells, one character.
+        separator: the character between two cells.
         test_fraction: how much of the rows to test on, chosen by what is in them.
     """
 

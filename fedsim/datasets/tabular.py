@@ -193,7 +193,7 @@ def plain_columns(features: int) -> tuple[Column, ...]:
 def held_out(table: pd.DataFrame, fraction: float) -> NDArray[np.bool_]:
     """Which rows of `table` to test on: at least one, and not all.
 
-    Those whose hash is smallest, so that neither order nor chance decides, and equal rows, but for one such group,
+    Those whose hash is smallest, so that neither order nor chance decides, and equal rows, except one such group,
     end up on the same side.
     """
     joined = ("\x1f".join(row) for row in table.itertuples(index=False, name=None))
@@ -205,7 +205,7 @@ def held_out(table: pd.DataFrame, fraction: float) -> NDArray[np.bool_]:
 
 
 def at_most(examples: Examples, limit: int | None, name: str) -> Examples:
-    """`limit` of `examples` in their order, or all if there are no more; a smaller choice is part of a larger one.
+    """`limit` of `examples` in their order, or all if there are fewer; a smaller choice is part of a larger one.
 
     Args:
         name: of the data set, the key of the choice.

@@ -1,7 +1,7 @@
 """Flower arrays that stay as they are, in memory or on disk, until somebody asks for bytes.
 
 Flower's `Array` is the bytes of an .npy file: each hand that passes one on writes or parses a file.
-That costs about as much as training a small network does, and all replies of a round have to lie in
+That costs about as much as training a small network does, and all replies of a round have to be in
 memory until the strategy has seen the last of them.
 """
 
@@ -65,7 +65,7 @@ class Held(Array):
         return self._values is not None
 
     def view(self) -> NDArray[Any]:
-        """The values, without a copy where they lie in memory."""
+        """The values, without a copy where they are in memory."""
         if self._values is not None:
             return self._values
         assert self._parked is not None
@@ -78,11 +78,11 @@ class Held(Array):
         return values
 
     def deflate(self) -> bytes:
-        """What goes to a SuperLink: that of a plain Array, for it refuses objects whose class it does not know."""
+        """What goes to a SuperLink: that of a plain Array, because it refuses objects whose class it does not know."""
         return Array(self.dtype, self.shape, self.stype, self.data).deflate()
 
     def __reduce__(self) -> tuple[type[Held], tuple[NDArray[Any]]]:
-        """Values travel, files and what Flower notes beside them do not."""
+        """Values are sent; files and what Flower notes beside them are not."""
         return Held, (self.view(),)
 
     def park(self, file: BinaryIO) -> None:
@@ -195,7 +195,7 @@ def _view(array: Array) -> NDArray[Any]:
 def as_plain(record: ArrayRecord, before: State) -> ArrayRecord:
     """What a strategy reads of the payload in `record`: dense weights and gradients; `record` itself if it holds these.
 
-    Values are decoded whenever somebody asks for them, from where the arrays of `record` lie then.
+    Values are decoded when they are read, from where the arrays of `record` are then.
 
     Args:
         before: w_t.
@@ -232,5 +232,5 @@ def _header(start: bytes) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[
 
 
 def _bytes(values: NDArray[Any]) -> memoryview:
-    """The memory of `values`, which lie in C order."""
+    """The memory of `values`, which are in C order."""
     return values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")

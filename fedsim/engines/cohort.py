@@ -68,7 +68,7 @@ class CohortGrid(Grid):
         steps: the least number of messages that a round is cut into, as long as each has eight clients or more. The
             replies of one message arrive together, so more messages show progress more often.
         memory: what clients keep from round to round, likewise never seen by the strategy. What comes with a reply
-            counts once whoever asked for it calls `memory.accept`.
+            counts once the caller calls `memory.accept`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Run a command, and end it with all that it started once whoever asked for it is gone.
+"""Run a command, and end it with all that it started once the process that asked for it is gone.
 
 `python guard.py COMMAND...` is started by path, as leader of a process group, with a pipe for stdin.
 The pipe closes when its writer ends, however it ends; then the whole group is killed.

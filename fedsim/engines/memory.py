@@ -59,7 +59,7 @@ class ClientMemory:
         brought = self._brought.pop(client)
         self.kept.pop(client, None)
         if brought:
-            # Copies: the arrays of a reply may lie in a file, or in the middle of a larger piece of memory.
+            # Copies: the arrays of a reply may be in a file, or in the middle of a larger piece of memory.
             self.kept[client] = {key: {n: a.numpy() for n, a in record.items()} for key, record in brought.items()}
 
 

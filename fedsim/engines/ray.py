@@ -3,7 +3,7 @@
 Private names of Flower are used because the public `run_simulation` warns that it will go and cannot
 hand a run_config to the ServerApp, and because its pools have sizes that suit one machine.
 
-Whoever reaches a Ray can run code in it, and by default it listens on every interface and asks nobody
+Anybody who reaches a Ray can run code in it, and by default it listens on every interface and asks nobody
 for a password. The Ray that is started here listens on loopback and wants a token that only it knows.
 """
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Small arguments and results travel inside the call instead of through the object store.
+    # Small arguments and results are sent inside the call instead of through the object store.
     "RAY_max_direct_call_object_size": "10000000",
     "RAY_task_rpc_inlined_bytes_limit": "100000000",
 }
@@ -67,7 +67,7 @@ def launch(
         RunError: Ray could not be started or reached, its hosts differ, the GPUs are not there, or
             the run failed.
     """
-    # A crashed actor comes back, and what it was at is tried once more; without this it would swallow
+    # A crashed actor is restarted, and its task is tried once more; without this it would swallow
     # every later message.
     resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus_per_actor, "max_restarts": -1, "max_task_retries": 1}
     with _environment(_variables(address)), _host_as_it_was(), _connected(address, actors):

@@ -43,7 +43,7 @@ def in_a_line(reason: str) -> str:
 
 
 def wait_for_nodes(grid: Grid, expected: int) -> list[int]:
-    """The ids of the nodes, once at least `expected` have connected and their number stands still.
+    """The ids of the nodes, once at least `expected` have connected and their number no longer changes.
 
     Raises:
         RunError: too few came within a minute.

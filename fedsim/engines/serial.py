@@ -90,7 +90,7 @@ def launch(server_app: ServerApp, client_app: ClientApp, context: Context) -> No
     """Run `server_app` over one in-process node that plays all clients.
 
     A client that hangs in Python is interrupted when its time is up, one that is stuck outside of Python or
-    ends the process is not; another engine stands that.
+    ends the process is not; another engine survives that.
     """
     if threading.current_thread() is not threading.main_thread():
         log.warning(

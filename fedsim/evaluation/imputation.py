@@ -38,7 +38,7 @@ class Imputation:
 
     Imputation from data of the same kind is what Jayaraman and Evans (Are Attribute Inference Attacks Just Imputation?,
     CCS 2022) compare attribute inference with: what it says of a record is known without the model and the messages.
-    Whoever imputes needs what the attack is granted (the other columns and the labels of the victim's records) and
+    Imputing needs what the attack is granted (the other columns and the labels of the victim's records) and
     public records of the same kind, with their labels and with the column. An adversary who lacks such records cannot
     make this guess; but an attack that stays below it has not shown that the federation leaked anything.
 
@@ -80,7 +80,7 @@ class Imputation:
         return cls(column=column, shares=shares, model=model)
 
     def guess(self, inputs: Tensor, labels: Tensor) -> Guess:
-        """The column of other records; what `inputs` hold in the column itself is not looked at.
+        """The column of other records; what `inputs` hold in the column itself is not read.
 
         Args:
             inputs: `record feature`, in the data set's value range.

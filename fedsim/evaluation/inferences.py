@@ -83,7 +83,7 @@ def score_inference(inference: Inference, truth: Tensor, imputed: Guess | None =
     two guesses: the most frequent category among the victim's own records, which takes its data to know, and what
     public records of the same kind say of each of them, see `fedsim.evaluation.imputation`.
     `attribute_balanced_accuracy` is the mean of that share over the categories that the victim has, so that a rare one
-    counts as much as a frequent one; whoever says the same of all records gets 1 over the number of those categories.
+    counts as much as a frequent one; saying the same of all records gets 1 over the number of those categories.
 
     Args:
         truth: of sources `record candidate`, whether the candidate holds the record, candidates in the order of the

@@ -77,7 +77,7 @@ class Bench:
     Attributes:
         case: who held what.
         recording: folder of the messages.
-        knowledge: of the protocol, all that is known.
+        knowledge: all that is known of the protocol.
         optimum: of a run of our own.
         weights: folder with network weights for LPIPS.
         kept: by evaluator, whatever it wants to find again at the next finding.
@@ -130,7 +130,7 @@ class Sheet:
 class Word:
     """One claimed word.
 
-    `right` says whether it stands in its place, of a set of words whether it is there; true where nobody knows.
+    `right` says whether it is the true one at its place, or one of a set of words; true where nobody knows.
     """
 
     text: str
@@ -151,7 +151,7 @@ class Shown:
 
     Attributes:
         examples: how many there are, of which `sheet` or `texts` shows the first; of a `bag` claimed words.
-        known: the truth stands beside them.
+        known: the truth is shown beside them.
         sheet: images.
         texts: claimed and true; of a `bag`, which tells which words there are and no texts, one pair of sets.
         typical: it tells what classes look like.

@@ -167,7 +167,7 @@ def score_local_model(
     the same data `local_accuracy` is the share of classes that are right, `local_mape` the mean absolute error of a
     regression relative to the true target, in percent (LMRA, Table 9).
 
-    The optimum is trained from w_0, as some attacks train what they claim, so a small distance may tell no more than
+    The optimum is trained from w_0, as some attacks train what they claim, so a small distance may say no more than
     that both began at one place. `zest_other_start` therefore compares with the answers of a second optimum, of the
     same data from other random weights, and `zest_of_optima` says how alike the two optima answer: where that is
     low, the data do not determine what is measured.

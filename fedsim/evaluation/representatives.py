@@ -71,8 +71,8 @@ def score_representatives(
     `class_ssim` is the mean over claims of the best SSIM to any of its images of the claimed class, `class_psnr` of
     the best PSNR in dB; the claim of a class that it has no image of counts 0. The guesses are judged by the same
     rule, as claims of the same classes: the mean of all public images (`mean face`), noise, and mid-grey. Public images
-    of the class itself are no guess, for whoever has them need not attack; the most alike of them stand beside the
-    score as `nearest_public`.
+    of the class itself are no guess, because an adversary who has them need not attack; the most alike are shown
+    beside the score as `nearest_public`.
 
     Args:
         data: `example channel height width`, its images in [0, 1].

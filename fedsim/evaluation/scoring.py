@@ -30,7 +30,7 @@ _CEILING |= dict.fromkeys(_SHARES, 1.0)
 _DIRECTION |= dict.fromkeys((AT_BROADCAST, ON_LINE), False)
 _CEILING |= dict.fromkeys((AT_BROADCAST, ON_LINE), 0.0)
 _OF_ALL = ("words_found", AT_BROADCAST, ON_LINE)
-"""Metrics that are of all examples together, and so of none by itself."""
+"""Metrics of all examples together, which no single example has."""
 
 
 def score(

@@ -57,7 +57,7 @@ class Message:
 
         Raises:
             DataError: the update is zero or not one of the model, or the gradient is not finite.
-            RunError: BatchNorm was to normalise one example by itself.
+            RunError: BatchNorm was to normalise a batch of one example.
         """
         from scipy.optimize import minimize_scalar
 

@@ -50,7 +50,7 @@ def interval(
 
 
 def share_interval(values: Values) -> tuple[float, float]:
-    """The interval of the mean of values that lie in [0, 1].
+    """The interval of the mean of values in [0, 1].
 
     It is a bootstrap over the values and the two ends of the range: means under random weights (Dirichlet, all 1) of
     the values and 0 give the lower limit, of the values and 1 the upper one (Gaffke's bound, see Phan, Thomas and
@@ -66,7 +66,7 @@ def share_interval(values: Values) -> tuple[float, float]:
 
 
 def more_than_half(ahead: int, count: int) -> bool:
-    """Whether so many of `count`, or more, would come about by heads or tails in at most 5 % of cases (sign test)."""
+    """Whether coin tosses give so many of `count`, or more, in at most 5 % of cases (sign test)."""
     return float(special.bdtrc(ahead - 1, count, 0.5)) <= _CHANCE
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 NOTHING = -1
-"""Stands where no token is claimed."""
+"""Marks a place for which no token is claimed."""
 
 
 def right_places(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:

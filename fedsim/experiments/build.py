@@ -97,7 +97,7 @@ class Experiment:
 
     @cached_property
     def model(self) -> nn.Module:
-        """A network to be filled with whatever state is at hand; its own weights mean nothing."""
+        """A network to be filled with any state; its own weights mean nothing."""
         return self.new_model()
 
     def new_model(self, weights: str = "model") -> nn.Module:

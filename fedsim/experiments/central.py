@@ -56,7 +56,7 @@ def train_centrally(experiment: Experiment, states: States, missing: Sequence[in
 
 
 class _Central:
-    """A network on its way, with its optimizer."""
+    """A network during training, with its optimizer."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment

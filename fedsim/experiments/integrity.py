@@ -98,7 +98,7 @@ def adopt(run: RunFolder, experiment: Experiment | None) -> None:
     """Begin a manifest where there is none, as of a recording that was copied without: all that is there, as it is now.
 
     Raises:
-        ConfigError: FEDSIM_KEY names a key, which cannot vouch for what was there before; or the recording is not of
+        ConfigError: FEDSIM_KEY names a key, which says nothing of what was there before; or the recording is not of
             `experiment`, which the folder's own file describes.
     """
     if os.path.lexists(run.manifest):
@@ -109,7 +109,7 @@ def adopt(run: RunFolder, experiment: Experiment | None) -> None:
     with changing(run.path) as manifest:
         if transcript := _recorded(run.path):
             for number in transcript.rounds:
-                with suppress(FedsimError):  # a damaged one; whoever reads the recording says so
+                with suppress(FedsimError):  # a damaged one is reported when the recording is read
                     manifest.add_round(number, transcript.sha256(number))
         if config := run.read_experiment(trust=True):  # nothing is imported by reading it
             manifest.seed, manifest.settings = config.federation.seed, settings_of(config)
@@ -124,7 +124,7 @@ def _check_recorded_from(run: RunFolder, experiment: Experiment) -> None:
         return
     try:
         sent = transcript.header(1).broadcasts
-    except FedsimError:  # a damaged round; whoever reads the recording says so
+    except FedsimError:  # a damaged round is reported when the recording is read
         return
     if list(sent) != [hash_state(experiment.initial_state())]:
         raise ConfigError(
@@ -136,7 +136,7 @@ def _check_recorded_from(run: RunFolder, experiment: Experiment) -> None:
 def _without(folder: Path) -> Verdict:
     """Of a folder without a manifest: fedsim leaves one around every folder called `transcript`."""
     if RunFolder(folder).experiment.exists() or (folder / RECORDING).is_dir() or key() is not None:
-        gone = f"{folder / NAME}: is not there, so nothing vouches for the run; it was removed, or the run never began"
+        gone = f"{folder / NAME}: is not there, so nothing proves the run whole; it was removed, or the run never began"
         return Verdict(manifest=None, differences=[gone])
     return Verdict(manifest=None, differences=[], remark=f"no {NAME} is there, so removed rounds would not be noticed")
 
@@ -150,7 +150,7 @@ def _rounds(folder: Path, manifest: Manifest) -> Iterator[str]:
             try:
                 there[str(number)] = transcript.sha256(number)
             except FedsimError:
-                there[str(number)] = manifest.rounds.get(str(number), "")  # whoever reads the recording says so
+                there[str(number)] = manifest.rounds.get(str(number), "")  # reported when the recording is read
     noted = manifest.rounds
     if missing := [number for number in noted if number not in there]:
         yield f"{_named(missing)} missing"
@@ -162,7 +162,7 @@ def _rounds(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _recorded(folder: Path) -> Transcript | None:
-    """What lies in the folder called `transcript`; rounds elsewhere are in no manifest."""
+    """What is in the folder called `transcript`; rounds elsewhere are in no manifest."""
     try:
         return Transcript(folder) if (folder / RECORDING).is_dir() else None
     except FedsimError:

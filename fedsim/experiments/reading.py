@@ -22,7 +22,7 @@ def load_config(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
     """Read an experiment file and apply `key=value` overrides.
 
     Args:
-        trust: accept `module:callable` in a file that lies in a run folder.
+        trust: accept `module:callable` in a file that is in a run folder.
 
     Raises:
         ConfigError: the file is missing, is not TOML, says something that does not hold, or names code and is not
@@ -128,7 +128,7 @@ def put(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
     """Set `a.b.c` to `value`; in a list of plug-in tables the next word picks one by label or name.
 
     Raises:
-        ConfigError: a table on the way is none, or is not told from others of its list.
+        ConfigError: a table in the path is none, or cannot be told from others of its list.
     """
     *parents, last = (word.strip() for word in key.split("."))
     table: Any = tables

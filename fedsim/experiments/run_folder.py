@@ -49,7 +49,7 @@ class RunFolder:
 
     @property
     def transcript(self) -> Path:
-        """What the curious server recorded; the folder itself where rounds lie right in it, as an app may have them."""
+        """What the curious server recorded; the folder itself where an app recorded its rounds directly in it."""
         inner = self.path / "transcript"
         return self.path if not inner.is_dir() and any(self.path.glob("round-*.safetensors")) else inner
 
@@ -189,7 +189,7 @@ class RunFolder:
         """The experiment that made this run, or None for a recording made elsewhere.
 
         Args:
-            trust: accept `module:callable`, which runs code that whoever made the folder has chosen.
+            trust: accept `module:callable`, which runs code that the author of the folder has chosen.
 
         Raises:
             ConfigError: it names such code and is not trusted, does not hold, is not what the run was made with, or
@@ -264,7 +264,7 @@ class RunFolder:
             manifest.check_key(self.path, noted)
 
     def check_resumable(self) -> None:
-        """Raise RunError where what a run goes on from is not what it wrote last."""
+        """Raise RunError where what a run resumes from is not what it wrote last."""
         if not self.manifest.is_file():
             return
         for path in (self.checkpoint, self.metrics):

@@ -30,7 +30,7 @@ class States:
     """The states of one training.
 
     Args:
-        folder: where they lie.
+        folder: where they are.
     """
 
     folder: Path

@@ -10,7 +10,7 @@ from fedsim.experiments.config import AttackFile, Config
 
 
 def is_in_a_run(path: Path, run: Path | None = None) -> bool:
-    """Whether a file lies in a run folder, which may be a stranger's; also where it, or a folder on the way, is a link.
+    """Whether a file is in a run folder, which may be a stranger's; also where it, or a folder in its path, is a link.
 
     A run folder is `run`, or known by its manifest beside its experiment, or by a recording.
     """
@@ -37,5 +37,5 @@ def check_trust(spec: AttackFile, path: Path, trust: bool) -> None:
         if not trust:
             raise TrustError(
                 f"{path}: {where}: '{name}' is code that the run folder names, and is not run unasked; "
-                "pass --trust if you trust whoever made the folder"
+                "pass --trust if you trust the author of the folder"
             )

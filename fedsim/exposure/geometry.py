@@ -1,4 +1,4 @@
-"""How a client's local steps lie in parameter space: the analysis behind surrogate models (SME, Sect. 5.1).
+"""The geometry of a client's local steps in parameter space: the analysis behind surrogate models (SME, Sect. 5.1).
 
 It needs the client's data, so only the client or the evaluator can compute it. It says how well an update can be
 matched by the gradient at one model on the line between w_0 and w_T.

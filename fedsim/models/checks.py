@@ -37,7 +37,7 @@ def unsized(network: nn.Module) -> str:
             owner = type(network.get_submodule(key.rpartition(".")[0])).__name__
             return (
                 f"does not say how large '{key}' is, of a {owner}, which takes its size from the first input; name the "
-                "sizes, so that weights can travel before there is one"
+                "sizes, so that weights can be sent before there is one"
             )
     return ""
 

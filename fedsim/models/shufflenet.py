@@ -101,5 +101,5 @@ def _bottleneck(before: int, after: int, *, stride: int) -> list[nn.Module]:
 
 
 def _shuffled(first: Tensor, second: Tensor) -> Tensor:
-    """Channels of the two in turn: `nn.ChannelShuffle(2)` of both, in one step."""
+    """Channels of the two alternately: `nn.ChannelShuffle(2)` of both, in one step."""
     return torch.stack((first, second), dim=2).flatten(1, 2)

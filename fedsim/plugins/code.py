@@ -16,7 +16,7 @@ from fedsim.errors import AttackCrash, PluginError
 OWN = frozenset({"fedsim", "adversaries", "clients", "strategies"})
 """Packages of this distribution: findings of its own attacks outlive a new version of it."""
 UNREADABLE = "unreadable"
-"""The hash of code that is in no file, as of a class typed into a notebook; such code is never known to be the same."""
+"""The hash of code that is in no file, such as a class typed into a notebook; it is never known to be the same."""
 
 
 @cache
@@ -45,7 +45,7 @@ def file_hash(module: ModuleType) -> str:
     """SHA-256 of the file of `module`, or `UNREADABLE` where it is in none.
 
     The file counts as it is when this is first asked after each import or `importlib.reload`, so that an edit that the
-    program has not loaded is not taken for the code that runs.
+    program has not loaded does not count as the code that runs.
     """
     known = _hashes.get(module.__name__)
     if known is None or known[0] is not module.__spec__:  # which every reload makes anew
@@ -100,7 +100,7 @@ def file_of(name: str) -> Path:
 
 
 def _modules(plugin: Any) -> list[str]:
-    """The modules of a class and of those that it derives from, or of a function, but for fedsim's and Python's own."""
+    """The modules of a class and of those that it derives from, or of a function, except fedsim's and Python's own."""
     kinds = plugin.__mro__ if isinstance(plugin, type) else (plugin,)
     names = dict.fromkeys(kind.__module__ for kind in kinds)
     return [name for name in names if name.partition(".")[0] not in OWN | sys.stdlib_module_names]

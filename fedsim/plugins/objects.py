@@ -22,7 +22,7 @@ MARK = "python-object "
 _given: dict[str, Any] = {}
 """Objects by name, kept until the program ends: a run that failed can be resumed, and any run can be attacked."""
 _contents: dict[str, str] = {}
-"""By name, SHA-256 of the tensors of a data set when it was handed over; it is not copied, for it may be large."""
+"""By name, SHA-256 of the tensors of a data set when it was handed over; it is not copied, because it may be large."""
 
 
 def is_object(name: str) -> bool:
@@ -36,7 +36,7 @@ def is_gone(name: str) -> bool:
 
 
 def given(name: str, *, fresh: bool = False) -> Any:
-    """The object that `name` stands for, or a fresh copy of it for whoever changes it.
+    """The object that `name` stands for, or a fresh copy of it, which may be changed.
 
     Raises:
         PluginError: it is of another program.

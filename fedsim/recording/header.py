@@ -100,7 +100,7 @@ def hash_state(state: State) -> str:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of `tensor`, in C order, without a copy where it lies so already."""
+    """The memory of `tensor`, in C order, without a copy where it is in that order already."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
@@ -153,7 +153,7 @@ def withhold_facts(path: Path) -> None:
 
 
 def _check_fields(fields: Any) -> None:
-    """Raise ValueError where a header is not as ours are; whoever sealed a file may have written anything into it."""
+    """Raise ValueError where a header is not as fedsim writes it; the file may be anybody's."""
     kinds = {"version": int, "round": int, "broadcasts": list, "replies": list, "failures": dict, "config": dict}
     _check_kinds("the header", fields, kinds)
     if not all(isinstance(item, str) for item in (*fields["broadcasts"], *fields["failures"].values())):

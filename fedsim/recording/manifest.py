@@ -137,7 +137,7 @@ def check_key(folder: Path, manifest: Manifest) -> None:
         raise ConfigError(f"{folder}: the run is signed, so what changes it has to sign it again; give --key FILE")
     if key() is not None and not manifest.signed:
         raise ConfigError(
-            f"{folder}: the run was begun without a key, and a key cannot vouch for what was there before; "
+            f"{folder}: the run was begun without a key, and a key proves nothing about what was there before; "
             "leave --key out, or begin another run with it"
         )
 
@@ -168,7 +168,7 @@ def is_noted(folder: Path, path: Path) -> bool:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file; of a sealed one that which it bears, for it may be large and change every round.
+    """SHA-256 of a file; of a sealed one the hash that it holds, because it may be large and change every round.
 
     Raises:
         RunError: it cannot be read.

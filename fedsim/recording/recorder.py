@@ -141,7 +141,7 @@ class Recorder:
 
 
 def _received(updates: Iterable[Update], number: int) -> Iterator[Update]:
-    """`updates`; an OSError of theirs is not taken for one of the disk."""
+    """`updates`; an OSError that they raise is not reported as one of the disk."""
     try:
         yield from updates
     except OSError as error:
@@ -151,7 +151,7 @@ def _received(updates: Iterable[Update], number: int) -> Iterator[Update]:
 class _RoundFile:
     """One round in the safetensors format, written straight from the tensors' memory as updates come.
 
-    The format begins with a header that says where everything lies, so room is left for it; should
+    The format begins with a header that says where everything is, so room is left for it; should
     it not suffice, everything behind is moved. The library's own writer wants all tensors at once,
     copies each twice and holds the interpreter lock; files are read and checked by the library.
     """

@@ -1,4 +1,4 @@
-"""A file of arrays under one JSON header, with a SHA-256 of both; what a run goes on from."""
+"""A file of arrays under one JSON header, with a SHA-256 of both; what a run resumes from."""
 
 from __future__ import annotations
 

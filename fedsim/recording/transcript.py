@@ -142,7 +142,7 @@ class Transcript:
                     yield self.update(number, present)
 
     def hash(self) -> str:
-        """One SHA-256 over everything recorded, every tensor verified on the way."""
+        """One SHA-256 over everything recorded; each tensor is verified."""
         total = hashlib.sha256()
         for update in self.updates():
             del update
@@ -166,7 +166,7 @@ class Transcript:
 
 
 def _listed(folder: Path) -> list[str]:
-    """What lies in `folder`; nothing where there is none."""
+    """What is in `folder`; nothing where there is none."""
     try:
         return [path.name for path in folder.iterdir()]  # `glob` finds nothing in a folder that may not be read
     except (FileNotFoundError, NotADirectoryError):

@@ -43,7 +43,7 @@ _VERIFIED = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the page needs of one finding; `known` says whether the truth stands beside it.
+    """What the page needs of one finding; `known` says whether the truth is shown beside it.
 
     `images` counts the examples, of which `picture` or `texts` shows the first. Where the finding is a `bag`, it tells
     which words there are and no texts: `texts` is one pair of sets, and `images` counts the claimed words. Where it is

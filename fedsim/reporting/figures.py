@@ -76,7 +76,7 @@ class Panel:
     """One diagram.
 
     Attributes:
-        title: what it shows; stands above the diagram in the page, not in it.
+        title: what it shows; the page has it above the diagram, not in it.
         xlabel, ylabel: the axes, with units.
         lines: what is drawn.
         limits: lowest and highest y; None fits the lines.

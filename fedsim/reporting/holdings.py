@@ -25,7 +25,7 @@ from fedsim.partitions.natural import Natural
 from fedsim.plugins import registry
 
 _ROWS = 20
-"""Clients that the table names; of more it gives the first ones, and what lies between the extremes."""
+"""Clients that the table names; of more it gives the first ones and the quartiles."""
 _MOST_CLIENTS = 1000
 """Natural groups that are shown when nobody says how many clients there are."""
 
@@ -52,7 +52,7 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
-    """A data set shared out among clients, to be looked at.
+    """A data set shared out among clients, as it is shown.
 
     Attributes:
         config: the experiment that says how.

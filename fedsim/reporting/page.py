@@ -205,7 +205,7 @@ def _made(found: Sequence[Found]) -> list[dict[str, Any]]:
         }
         warnings = attacks.setdefault(str(item.about["attack"]), own)["warnings"]
         for warning in item.about["warnings"]:
-            what = str(warning).partition(": ")[2] or str(warning)  # whoever else it was said of
+            what = str(warning).partition(": ")[2] or str(warning)  # of whichever victim it was said
             warnings[what] = warnings.get(what, 0) + 1
     return [{"name": name} | own for name, own in attacks.items()]
 
@@ -299,7 +299,7 @@ def _versions(folder: RunFolder) -> str:
 
 
 def _settings(folder: RunFolder, audit: Audit | None) -> list[tuple[str, str]]:
-    """Experiment file as it stands, and the attack file where that is another."""
+    """The experiment file as it is, and the attack file where there is another."""
     settings = []
     if folder.experiment.is_file():
         settings.append((folder.experiment.name, folder.experiment.read_text(encoding="utf-8", errors="replace")))

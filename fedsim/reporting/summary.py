@@ -102,7 +102,7 @@ class Summary:
 
     @property
     def interval_text(self) -> str:
-        """`mean ± margin`, or `mean [low, high]` where the interval does not lie evenly about the mean."""
+        """`mean ± margin`, or `mean [low, high]` where the interval is not symmetric about the mean."""
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
             return f"{self.mean:.4g}"
         below, above = self.mean - self.low, self.high - self.mean

@@ -53,7 +53,7 @@ def fits(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense])
 
     That is: fully connected layers only, all of them trained, few parameters, SGD, and no defense
     inside local training. Clients who send gradients are left to the loop, so that those are the same to the bit
-    whoever else takes part.
+    whichever other clients take part.
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return (
@@ -89,7 +89,7 @@ def local_updates(
 ) -> list[tuple[State, float] | None]:
     """Train each of `shares` from `before`; (w_T, mean training loss) of each, in their order.
 
-    None stands for a client whose weights became, or seem to have become, NaN or infinite.
+    None for a client whose weights became, or seem to have become, NaN or infinite.
 
     A client with fewer steps than others waits for them; a batch with fewer examples is filled up
     with examples of weight zero.

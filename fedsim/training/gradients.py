@@ -40,7 +40,7 @@ def put_gradient(
         The batch's mean loss without penalties; None of an empty batch.
 
     Raises:
-        RunError: a defense failed, BatchNorm was to normalise one example by itself, or this network has no gradient
+        RunError: a defense failed, BatchNorm was to normalise a batch of one example, or this network has no gradient
             of each example.
     """
     mean = None

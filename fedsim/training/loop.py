@@ -90,7 +90,7 @@ def local_gradient(
         labels: `example`, class indices or targets.
 
     Returns:
-        The gradient by parameter, zero where a parameter is frozen or not used; the buffers that travel beside
+        The gradient by parameter, zero where a parameter is frozen or not used; the buffers that are sent beside
         it (BatchNorm's running statistics after this batch); the mini-batch's mean loss.
 
     Raises:
@@ -103,7 +103,7 @@ def local_gradient(
     with seeded(*key, "dropout"), frozen(model, settings):
         mean = put_gradient(model, inputs, labels, loss, hooks)
     assert mean is not None
-    # A shared parameter travels under each of its names, and each has to take the server's step.
+    # A shared parameter is sent under each of its names, and each has to take the server's step.
     slopes = {name: (p, p.grad) for name, p in model.named_parameters(remove_duplicate=False)}
     gradient = {name: torch.zeros_like(p) if g is None else g.detach().clone() for name, (p, g) in slopes.items()}
     model.zero_grad(set_to_none=True)

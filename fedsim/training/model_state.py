@@ -1,4 +1,4 @@
-"""The tensors of a model, as they travel."""
+"""The tensors of a model, as messages hold them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.wire.messages import State
 def state_of(model: nn.Module, *, statistics: bool = True) -> dict[str, Tensor]:
     """A copy of the parameters and floating-point buffers of `model`, in its own order.
 
-    Integer buffers (BatchNorm's batch counter) are bookkeeping of one process and never travel.
+    Integer buffers (BatchNorm's batch counter) are bookkeeping of one process and are never sent.
 
     Args:
         statistics: whether BatchNorm's running statistics are part of it.

@@ -48,7 +48,7 @@ def mixing_layer(model: nn.Module, settings: LocalTraining) -> str | None:
 
 
 def normalise_by_batch(model: nn.Module) -> list[_BatchNorm]:
-    """Put `model` into evaluation mode, but for its BatchNorm layers, which are returned."""
+    """Put `model` into evaluation mode, except its BatchNorm layers, which are returned."""
     model.eval()
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     for layer in layers:
@@ -74,7 +74,7 @@ def forward(model: nn.Module, batch: Tensor) -> Tensor:
     """The outputs of `model` for `batch`.
 
     Raises:
-        RunError: BatchNorm was to normalise one example by itself.
+        RunError: BatchNorm was to normalise a batch of one example.
     """
     try:
         outputs: Tensor = model(batch)

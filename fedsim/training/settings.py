@@ -33,7 +33,7 @@ class LocalTraining:
         batch_norm: `train` normalises by the batch and updates running statistics, `eval`
             normalises by the running statistics and leaves them alone, `frozen` does not train scale
             and shift either. BatchNorm's batch counter is not sent; it is set to 0 in each round.
-        batch_norm_statistics: whether running statistics travel, `shared`, or are `withheld`; then
+        batch_norm_statistics: whether running statistics are sent, `shared`, or not, `withheld`; then
             they are in no message, and evaluation normalises by the batch.
         dropout: whether dropout layers drop.
         proximal_mu: weight of the proximal term; FedProx's server sets it.

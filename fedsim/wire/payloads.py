@@ -39,7 +39,7 @@ class Dense:
 
     @property
     def parts(self) -> State:
-        """The arrays that travel, by part."""
+        """The arrays that are sent, by part."""
         return {"": self.values}
 
     def dense(self, shape: torch.Size) -> Tensor:
@@ -67,7 +67,7 @@ class Sparse:
 
     @property
     def parts(self) -> State:
-        """The arrays that travel, by part."""
+        """The arrays that are sent, by part."""
         return {"indices": self.indices, "values": self.values}
 
     def dense(self, shape: torch.Size) -> Tensor:
@@ -108,7 +108,7 @@ class Quantised:
 
     @property
     def parts(self) -> State:
-        """The arrays that travel, by part."""
+        """The arrays that are sent, by part."""
         return {"integers": self.integers, "scales": self.scales}
 
     def dense(self, shape: torch.Size) -> Tensor:
@@ -217,11 +217,11 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays that travel; names and what a transport adds are not counted."""
+        """Bytes of all arrays that are sent; names and what a transport adds are not counted."""
         return sum(array.numel() * array.element_size() for array in self.arrays().values())
 
     def arrays(self) -> State:
-        """The arrays that travel, under their names on the wire."""
+        """The arrays that are sent, under their names on the wire."""
         return {
             f"{_HEAD_OF[kind, part]}/{name}" if (kind, part) in _HEAD_OF else name: tensor
             for name, (kind, form) in self.tensors.items()

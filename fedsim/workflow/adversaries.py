@@ -37,7 +37,7 @@ def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (),
         path: the run folder.
         file: an attack file or an experiment file.
         overrides: `key=value` settings of that file, or of the run's own experiment.
-        trust: accept `module:callable` in a file that lies in a run folder.
+        trust: accept `module:callable` in a file that is in a run folder.
 
     Raises:
         ConfigError: the file is not valid, or an override changes a setting that the recording was made with.

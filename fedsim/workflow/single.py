@@ -58,7 +58,7 @@ def specified(
         table = as_table("attacks", attack, _WHERE)
     adversary = base.adversary.model_dump(mode="json", exclude_unset=True)
     if isinstance(model := knowledge.get("model"), str):
-        registry.load_object(model)  # a module of this program, never one that lies in the run folder
+        registry.load_object(model)  # a module of this program, never one in the run folder
     adversary["knowledge"] = {**adversary.get("knowledge", {}), **writable(knowledge, f"{_WHERE}: knowledge")}
     adversary |= {"repeats": 1} | ({"workers": 1} if is_object(table["name"]) else {})
     alone = check(AttackFile, {"attack": [table]}, _WHERE)

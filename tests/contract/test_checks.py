@@ -431,7 +431,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (attacks.leaves_the_global_generators, "attacks", Reseeds, {}, "it draws from Python's global generator"),
     (attacks.needs_are_enough, "attacks", NeedsMore, {}, "and nothing else it does not work: no shape is known"),
     (attacks.reads_what_it_declares, "attacks", UsesNothing, {}, "it declares to use labels, and reads nothing"),
-    (attacks.reads_what_it_declares, "attacks", ReadsMore, {}, "more at hand than it declares"),
+    (attacks.reads_what_it_declares, "attacks", ReadsMore, {}, "changes with knowledge that it does not declare"),
     (attacks.changes_nothing_it_is_given, "attacks", Spoils, {}, r"it changes the records.inputs"),
     (attacks.reports_progress, "attacks", Silent, {}, "it never calls 'progress'"),
     (defenses.is_a_defense, "defenses", NoHook, {}, "overrides none of"),

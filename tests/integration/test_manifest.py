@@ -164,7 +164,7 @@ CHANGES: list[tuple[Callable[[Path], None], str]] = [
     (edited("experiment.toml", "learning_rate = 0.01", "learning_rate = 0.5"), "says training.learning_rate = 0.5"),
     (copied_checkpoint, "checkpoint.safetensors is not what was written"),
     (forged, "manifest.json: was altered"),
-    (lambda run: (run / "manifest.json").unlink(), "manifest.json: is not there, so nothing vouches for the run"),
+    (lambda run: (run / "manifest.json").unlink(), "manifest.json: is not there, so nothing proves the run whole"),
 ]
 
 
