@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.errors import ConfigError
-from fedsim.experiments.build import resolve
 from fedsim.experiments.config import AttackFile, Config, check
 from fedsim.experiments.reading import read_toml
 from fedsim.experiments.run_folder import RunFolder
@@ -53,14 +52,22 @@ def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (),
     kind = Config if set(tables) - set(AttackFile.model_fields) else AttackFile
     spec: AttackFile = check(kind, tables, str(source))
     check_trust(spec, source, trust or not is_in_a_run(source, path))
-    if file is not None and isinstance(spec, Config) and (other := RunFolder(path).other_setting(resolve(spec))):
+    if file is not None and isinstance(spec, Config):
+        _check_of_run(spec, file, RunFolder(path))
+    command = ["fedsim", "attack", "RUN", *([file.name] if file is not None else []), *_as_options(overrides)]
+    return Adversary(spec=spec, beside=source.parent, command=shlex.join(command))
+
+
+def _check_of_run(spec: Config, file: Path, run: RunFolder) -> None:
+    """Raise ConfigError where a whole experiment file, given as attack file, is that of another run."""
+    from fedsim.experiments.build import resolve  # which takes torch
+
+    if other := run.other_setting(resolve(spec)):
         key, before, now = other
         raise ConfigError(
             f"{file}: {key}: the run was made with {before}, this file says {now}; give one with [adversary] and "
             "[[attack]] alone"
         )
-    command = ["fedsim", "attack", "RUN", *([file.name] if file is not None else []), *_as_options(overrides)]
-    return Adversary(spec=spec, beside=source.parent, command=shlex.join(command))
 
 
 def _as_options(overrides: Iterable[str]) -> list[str]:

@@ -475,8 +475,15 @@ def test_a_threat_model_that_does_not_hold_is_an_error_before_any_work(
     ],
 )
 def test_what_is_written_out_wrongly_for_a_bare_recording_is_an_error_before_any_work(
-    run: Path, tmp_path: Path, knowledge: dict[str, Any], kind: type[Exception], sentence: str
+    run: Path,
+    tmp_path: Path,
+    knowledge: dict[str, Any],
+    kind: type[Exception],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delitem(sys.modules, "net_of_nothing", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     (run / "experiment.toml").unlink()
     broken = "\n\ndef number():\n    return 3\n\n\ndef broken():\n    return {}['width']\n"
     (tmp_path / "net_of_nothing.py").write_text(NET + broken)

@@ -324,7 +324,7 @@ def test_nothing_outlives_an_attack_that_is_stopped(
             time.sleep(0.05)
         started = descendants(process.pid)
         assert {int(pid.name) for pid in (tmp_path / "pids").iterdir()} < set(started)
-        assert len(started) == 5  # two workers, their strangers, the resource tracker
+        assert len(started) == 4  # two workers and their strangers
         process.send_signal(number)
         _, said = process.communicate(timeout=10)
         deadline = time.monotonic() + 5

@@ -509,7 +509,8 @@ def test_the_page_needs_nothing_but_itself(folder, held):
 
 def test_what_strangers_wrote_is_escaped_everywhere(folder, held):
     hostile = '"><script>alert(1)</script>$_{{ 7 * 1911 }}'
-    folder.write_experiment(config(defense=[PluginTable(name=hostile)]))
+    folder.write_experiment(config())
+    folder.note_experiment(config(defense=[PluginTable(name=hostile)]))  # which imports nothing
     with folder.experiment.open("a") as file:
         file.write(f"# </pre>{hostile}\n")
     (folder.path / "versions.json").write_text(json.dumps({hostile: hostile}))
