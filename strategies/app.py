@@ -6,7 +6,6 @@ loop is here; it calls the strategy through the same four methods.
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import secrets
@@ -24,6 +23,7 @@ from torch import nn
 from fedsim.auditing.workers import beside
 from fedsim.engines.arrays import Held, record_of, state_in
 from fedsim.engines.cohort import CohortGrid
+from fedsim.engines.garbage import little_garbage
 from fedsim.engines.memory import ClientMemory
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
 from fedsim.errors import PayloadError, RunError, one_line, what_it_said
@@ -115,7 +115,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     if most is not None and most < there:
         log.info("the server evaluates on %d of %d test examples, the same in each round", most, there)
     logical = _logical(experiment, folder, grid, nodes, ClientMemory(start.clients if start else {}))
-    with _little_garbage() as settle, _attacker(experiment, folder) as attack:
+    with little_garbage() as settle, _attacker(experiment, folder) as attack:
         for number in range(done + 1, config.federation.rounds + 1):
             tell("rounds", number - 1, config.federation.rounds)
             arrays, measured = _round(experiment, strategy, logical, number, arrays)
@@ -327,28 +327,6 @@ def _simulation(experiment: Experiment) -> ConfigRecord:
     hidden["training"] = {"sends"}  # the strategy's message says so
     text = experiment.config.model_dump_json(exclude=hidden)
     return ConfigRecord({"experiment": text, "run": secrets.token_hex(8)})
-
-
-@contextmanager
-def _little_garbage() -> Iterator[Callable[[], None]]:
-    """Bulyan and QFedAvg collect garbage once an array; leave out of that what was there before.
-
-    Gives a function that leaves out what is there by now, too. Where the host program has frozen objects, nothing is
-    done: they could not be told from ours afterwards.
-    """
-    if gc.get_freeze_count():
-        yield lambda: None
-        return
-
-    def settle() -> None:
-        gc.collect()
-        gc.freeze()
-
-    gc.freeze()
-    try:
-        yield settle
-    finally:
-        gc.unfreeze()
 
 
 @contextmanager

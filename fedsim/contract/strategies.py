@@ -79,6 +79,7 @@ def _federated(subject: Subject) -> list[Arrays]:
     from flwr.app import Array, ArrayRecord, ConfigRecord
     from flwr.clientapp import ClientApp
 
+    from fedsim.engines.garbage import little_garbage
     from fedsim.engines.serial import InProcessGrid
 
     app = ClientApp()
@@ -86,17 +87,18 @@ def _federated(subject: Subject) -> list[Arrays]:
     strategy, grid = _strategy(subject), InProcessGrid(app, _CLIENTS)
     arrays = ArrayRecord({name: Array(array) for name, array in _start().items()})
     models: list[Arrays] = []
-    for number in range(1, _ROUNDS + 1):
-        with seeded("contract", "server", number):
-            messages = strategy.configure_train(number, arrays, ConfigRecord(), grid)
-            replies = sorted(grid.send_and_receive(messages), key=lambda reply: reply.metadata.src_node_id)
-            if failed := [reply for reply in replies if reply.has_error()]:
-                raise Broken(f"round {number}: what it sends cannot be answered ({failed[0].error.reason})")
-            aggregate, _ = strategy.aggregate_train(number, replies)
-        if aggregate is None:
-            raise Broken(f"round {number}: of {len(replies)} replies it makes no model")
-        arrays = aggregate
-        models.append({name: array.numpy() for name, array in arrays.items()})
+    with little_garbage():
+        for number in range(1, _ROUNDS + 1):
+            with seeded("contract", "server", number):
+                messages = strategy.configure_train(number, arrays, ConfigRecord(), grid)
+                replies = sorted(grid.send_and_receive(messages), key=lambda reply: reply.metadata.src_node_id)
+                if failed := [reply for reply in replies if reply.has_error()]:
+                    raise Broken(f"round {number}: what it sends cannot be answered ({failed[0].error.reason})")
+                aggregate, _ = strategy.aggregate_train(number, replies)
+            if aggregate is None:
+                raise Broken(f"round {number}: of {len(replies)} replies it makes no model")
+            arrays = aggregate
+            models.append({name: array.numpy() for name, array in arrays.items()})
     return models
 
 
