@@ -18,34 +18,45 @@ _STYLES = {"passed": "green", "failed": "bold red", "does not apply": "dim", "no
 
 
 def check(
-    name: Annotated[str, typer.Argument(metavar="PLUGIN", help="A registered plug-in of any kind.")],
+    names: Annotated[list[str], typer.Argument(metavar="PLUGIN...", help="Registered plug-ins of any kind.")],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of the plug-in that differs from its default, as size=2."),
     ] = None,
 ) -> None:
-    """Check on tiny cases that a plug-in keeps to what fedsim relies on, in seconds."""
-    groups = [group for group in registry.GROUPS if name in registry.names(group)]
-    if not groups:
-        everything = [known for group in registry.GROUPS for known in registry.names(group)]
-        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, everything)}")
-    chosen, bad = _parsed(settings or ()), []
+    """Check on tiny cases that plug-ins keep to what fedsim relies on, in seconds."""
+    if settings and len(names) > 1:
+        raise ConfigError(f"--set: of which of {len(names)} plug-ins is not said; check that one alone")
+    groups = {name: _groups_of(name) for name in names}
+    chosen = _parsed(settings or ())
     logging.disable(logging.WARNING)  # what it says of its tiny cases is of no use to anybody
+    finish([sentence for name in names if (sentence := _examined(name, groups[name], chosen))])
+
+
+def _groups_of(name: str) -> list[registry.Group]:
+    if groups := [group for group in registry.GROUPS if name in registry.names(group)]:
+        return groups
+    everything = [known for group in registry.GROUPS for known in registry.names(group)]
+    raise PluginError(f"nothing is called '{name}', {did_you_mean(name, everything)}")
+
+
+def _examined(name: str, groups: Iterable[registry.Group], settings: dict[str, Any]) -> str:
+    """Print the outcome of each check; a sentence where one was not passed, or could not be made."""
     from fedsim.contract.checks import examine
 
+    bad = []
     for group in groups:
         owner = registry.entry(group, name).dist
         console.print(f"[bold]{escape(name)}[/]  ({group}, from {owner.name if owner else '?'})")
-        for outcome in examine(group, name, chosen):
+        for outcome in examine(group, name, settings):
             style = _STYLES[outcome.verdict]
             why = f": {outcome.why}" if outcome.why else ""
             console.print(
                 f"[{style}]{outcome.verdict:<14}[/]  {escape(outcome.check + why)}", highlight=False, soft_wrap=True
             )
             bad += [] if outcome.well else [outcome.verdict]
-    failed, unknown = bad.count("failed"), bad.count("not checked")
-    if bad:
-        finish([f"'{name}' {' and '.join(filter(None, [_fails(failed), _open(unknown)]))}"])
+    counts = filter(None, [_fails(bad.count("failed")), _open(bad.count("not checked"))])
+    return f"'{name}' {' and '.join(counts)}" if bad else ""
 
 
 def _parsed(settings: Iterable[str]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_recording_less_changes_nothing_but_the_recording(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("actors", [1, 2])
+@pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ray_records_the_same_bytes_with_any_number_of_actors(
     actors: int, serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:

@@ -176,6 +176,7 @@ def test_a_resumed_run_is_the_same_to_the_byte(
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_ray_records_the_same_bytes(serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     assert_same(serial_run(busy(tiny_config, engine="ray", actors=2), tmp_path / "run"), serial)
 

@@ -114,6 +114,7 @@ def test_a_federation_records_each_form_as_it_was_sent_and_aggregates_what_it_st
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_ray_carries_sparse_and_quantised_payloads_as_serial_does(
     tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
 ) -> None:

@@ -183,18 +183,23 @@ def test_a_broken_package_breaks_only_itself(site: Site, tmp_path: Path) -> None
     assert not (site.work / "y").exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["first-layer-mean", "sign-only", "input-spread", "brightness", "dim", "stripes", "one-layer"],
-)
-def test_each_plugin_of_the_page_keeps_to_the_contract(site: Site, name: str) -> None:
-    done = site.fedsim("check", name)
+def test_each_plugin_of_the_page_keeps_to_the_contract(site: Site) -> None:
+    names = ["first-layer-mean", "sign-only", "input-spread", "brightness", "dim", "stripes", "one-layer"]
+    done = site.fedsim("check", *names)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "from my-plugins" in done.stdout
-    lines = done.stdout.splitlines()[1:]
-    assert len(lines) > 4
-    assert all(line.startswith(("passed", "does not apply")) for line in lines)
-    assert any(line.startswith("passed") for line in lines)
+    parts = re.split(r"^([\w-]+)  \(\w+, from my-plugins\)\n", done.stdout, flags=re.MULTILINE)
+    assert parts[1::2] == names
+    for part in parts[2::2]:
+        lines = part.splitlines()
+        assert len(lines) >= 4
+        assert all(line.startswith(("passed", "does not apply")) for line in lines)
+        assert any(line.startswith("passed") for line in lines)
+
+
+def test_settings_are_those_of_one_plugin(site: Site) -> None:
+    done = site.fedsim("check", "stripes", "dim", "--set", "count=2")
+    assert done.returncode == 2
+    assert "--set: of which of 2 plug-ins is not said; check that one alone" in done.stderr
 
 
 def test_a_broken_plugin_and_an_unknown_one_have_other_exit_codes(site: Site) -> None:
