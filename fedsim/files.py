@@ -157,7 +157,7 @@ def _locked(path: Path, flags: int) -> Iterator[None]:
 
 
 def write_all(file: _Raw, data: memoryview) -> None:
-    """Write `data` to an unbuffered file in pieces that stay in the cache: a fifth of the time of one large write."""
+    """Write `data` to an unbuffered file in pieces that stay in the processor's cache, which is faster than at once."""
     while data:
         data = data[file.write(data[:_PIECE]) :]
 

@@ -2,7 +2,7 @@
 
 The keys of `[adversary.knowledge]`, the check of a value that is written out there, what is read from the messages of a
 server, the table of the report and that of the documentation all follow from these fields. Importing this module loads
-no torch, for an experiment file is checked by it.
+no torch, because an experiment file is checked with it.
 """
 
 # ruff: noqa: RUF009 (fields that are made by a function which returns `dataclasses.field`)

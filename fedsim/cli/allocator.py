@@ -14,9 +14,9 @@ def keep_freed_memory() -> None:
     """Have this process, and those it starts, reuse freed memory: of a heap's end, 256 MB are kept.
 
     A step of SGD frees tensors of the network's size and asks for as many again. By default glibc gives what is freed
-    at the end of the heap back to the system, which then has to zero it once more: for a network of 180 000 weights
-    that is a third of the processor time of a federation. Elsewhere than on glibc, and where the user has told
-    glibc's allocator anything by environment variables, nothing is done.
+    at the end of the heap back to the system, which then has to zero it once more, and that takes a large part of the
+    processor time of a federation. Elsewhere than on glibc, and where the user has set glibc's allocator by environment
+    variables, nothing is done.
     """
     if any(name in os.environ for name in _SETTINGS) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return

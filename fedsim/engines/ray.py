@@ -1,6 +1,6 @@
 """The Ray engine: Flower's stock simulation engine, two physical nodes an actor.
 
-Private names of Flower are used because the public `run_simulation` warns that it will go and cannot
+Private names of Flower are used because the public `run_simulation` warns that it will be removed and cannot
 hand a run_config to the ServerApp, and because its pools have sizes that suit one machine.
 
 Anybody who reaches a Ray can run code in it, and by default it listens on every interface and asks nobody
