@@ -59,7 +59,7 @@ def write_report(
     Args:
         path: the run folder.
         audit: who attacked, and where the truth is; by default the run's own experiment says so.
-        failures: gets one sentence for each finding that cannot be shown; the page has the others, and says so.
+        failures: gets a sentence for each damaged round and each finding that cannot be shown; the page has the others.
         trust: import code that the run folder names.
 
     Raises:
@@ -72,6 +72,7 @@ def write_report(
     audit = audit or own_audit(folder, notes, trust=trust)
     recording = read_recording(folder, notes)
     failures = [] if failures is None else failures
+    failures += [why for why in recording.damaged.values() if not any(why in told for told in failures)]
     found = read_findings(folder, audit, notes, failures, trust=trust)
     attacks = attack_classes(audit, found, trust=trust)
     leaks, measured = lines(scored(folder), kinds(folder, audit, trust=trust)), measurements(folder)

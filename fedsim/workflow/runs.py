@@ -276,7 +276,7 @@ class Report:
 
     Attributes:
         path: the page.
-        failures: one sentence for each finding that the page cannot show.
+        failures: one sentence for each damaged round, and each finding that the page cannot show.
     """
 
     path: Path

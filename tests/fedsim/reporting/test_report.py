@@ -560,9 +560,12 @@ def test_damaged_rounds_are_named_and_the_others_told(folder):
     content[-1] ^= 1
     flipped.write_bytes(content)
     cut.write_bytes(cut.read_bytes()[:40])
-    text = text_of(page(folder))
+    failures: list[str] = []
+    text = text_of(write_report(folder.path, None, failures).read_text())
     assert "Round 1 is damaged" in text
     assert "Round 2 is damaged" in text
+    assert len(failures) == 2
+    assert all(f"round-00000{n}.safetensors" in told for n, told in enumerate(failures, 1))
     assert "3 rounds, 0.0 MB; 2 damaged (1, 2). SHA-256 of the intact rounds:" in text
 
 
