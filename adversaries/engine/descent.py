@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsim.attacks import Progress
 from fedsim.errors import AttackError
+from fedsim.training.optimizers import Optimizer
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -73,7 +74,7 @@ class Trial:
 
 
 def steps_of(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer | torch.optim.Optimizer,
     slopes: Callable[[int], Curves],
     *,
     factor: Callable[[int], float] = lambda iteration: 1.0,

@@ -15,6 +15,7 @@ from adversaries.engine.recipe import Recipe
 from adversaries.scene import Scene
 from fedsim.attacks import Knowledge
 from fedsim.findings import Reconstruction
+from fedsim.training.optimizers import SGD, Adam, Optimizer
 
 Around = tuple[Tensor, Tensor]
 """What changes from iteration to iteration besides the values: the emphasis, and the restarts' consensus."""
@@ -133,10 +134,10 @@ class Restart:
         )
 
 
-def _optimizer(recipe: Recipe, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+def _optimizer(recipe: Recipe, groups: list[dict[str, object]]) -> Optimizer | torch.optim.Optimizer:
     if recipe.optimizer == "adam":
-        return torch.optim.Adam(groups)
+        return Adam(groups, recipe.step_size)
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.step_size)
+        return SGD(groups, recipe.step_size)
     params = [tensor for group in groups for tensor in group["params"]]  # type: ignore[attr-defined]
     return torch.optim.LBFGS(params, lr=recipe.step_size)

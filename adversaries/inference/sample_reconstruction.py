@@ -22,6 +22,7 @@ from fedsim.attacks import Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Representatives
 from fedsim.recording.transcript import Transcript
+from fedsim.training.optimizers import SGD, Adam
 from fedsim.wire.messages import Update
 
 log = logging.getLogger("fedsim." + __name__)
@@ -101,8 +102,8 @@ class ModelSampleReconstruction(ModelAttack):
                 "logit a class; check num_classes"
             )
         images.requires_grad_(True)
-        kind = torch.optim.SGD if self.optimizer == "sgd" else torch.optim.Adam
-        optimizer = kind([images], lr=self.learning_rate)
+        kind = SGD if self.optimizer == "sgd" else Adam
+        optimizer = kind([images], self.learning_rate)
 
         def slopes(iteration: int) -> Curves:
             logs = model(low + (high - low) * images).log_softmax(1).diagonal()

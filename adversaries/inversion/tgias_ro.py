@@ -30,6 +30,7 @@ from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
+from fedsim.training.optimizers import Adam
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -279,7 +280,7 @@ class TemporalInversion(Attack):
         if self.optimizer == "lbfgs":
             return local_steps
         return steps_of(
-            torch.optim.Adam([estimate], lr=self.step_size),
+            Adam([estimate], self.step_size),
             slopes,
             factor=lambda iteration: by_cosine(iteration, self.iterations),
             project=bound,

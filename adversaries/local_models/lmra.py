@@ -22,6 +22,7 @@ from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, LocalModel
 from fedsim.recording.transcript import Transcript
+from fedsim.training.optimizers import Adam
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -275,7 +276,7 @@ def _train(network: nn.Module, rate: float, seen: _Pairs, unseen: _Pairs | None,
         return {"objective": error}
 
     trial = Trial(
-        step=steps_of(torch.optim.Adam(weights, lr=rate, fused=True), slopes),
+        step=steps_of(Adam(weights, rate, fused=True), slopes),
         point=lambda: torch.cat([weight.detach().flatten() for weight in weights]),
     )
     sound = descend([trial], epochs, told.next(epochs), where="G")
@@ -295,7 +296,7 @@ def _descend(mapping: nn.Module, start: Tensor, rate: float, steps: int, told: _
         (theta.grad,) = torch.autograd.grad(objective, theta)
         return {"objective": objective}
 
-    trial = Trial(step=steps_of(torch.optim.Adam([theta], lr=rate, fused=True), slopes), point=theta.detach)
+    trial = Trial(step=steps_of(Adam([theta], rate, fused=True), slopes), point=theta.detach)
     sound = descend([trial], steps, told.next(steps), where="theta")
     return (best, trial.trace()["objective"]) if sound else None
 

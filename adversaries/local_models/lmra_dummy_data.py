@@ -27,6 +27,7 @@ from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
 from fedsim.training.alone import train_alone
 from fedsim.training.model_state import load_state
+from fedsim.training.optimizers import Adam
 from fedsim.wire.messages import by_name
 
 log = logging.getLogger("fedsim." + __name__)
@@ -186,10 +187,11 @@ class DummyDataReconstruction(Attack):
         weight = 0.0 if client.classifies else self.length_weight
         _, longer = client.distance(client.moved[0], client.fed(dummy), client.labels(labels, 1.0), client.first)
         factor = longer.detach()
-        optimizer = torch.optim.Adam(
-            [{"params": [dummy.requires_grad_()], "lr": self.step_size * client.stretch},
+        optimizer = Adam(
+            [{"params": [dummy.requires_grad_()]},
              {"params": [labels.requires_grad_()], "lr": self.label_step_size},
-             {"params": [factor.requires_grad_()], "lr": _FACTOR_STEP_SIZE}]
+             {"params": [factor.requires_grad_()], "lr": _FACTOR_STEP_SIZE}],
+            self.step_size * client.stretch,
         )  # fmt: skip
 
         def slopes(step: int) -> Curves:

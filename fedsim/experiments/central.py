@@ -81,7 +81,7 @@ class _Central:
         with seeded(experiment.seed, "central dropout", number), frozen(self.model, settings):
             for index in torch.split(order, settings.batch_size):
                 loss = self._loss(forward(self.model, self._inputs[index]), self._labels[index])
-                self._optimizer.zero_grad(set_to_none=True)
+                self._optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 self._optimizer.step()
                 total += loss.detach() * len(index)
@@ -101,8 +101,8 @@ class _Central:
     def save(self, path: Path, epoch: int) -> None:
         """Write what going on needs."""
         tensors: dict[str, Tensor] = {f"model/{name}": t for name, t in self.model.state_dict().items()}
-        for place, memory in self._optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer/{place}/{key}": t for key, t in memory.items() if isinstance(t, Tensor)}
+        for place, memory in enumerate(self._optimizer.memory):
+            tensors |= {f"optimizer/{place}/{key}": tensor for key, tensor in memory.items()}
         try:
             with in_one_step(path) as temporary:
                 save_file({k: t.contiguous() for k, t in tensors.items()}, temporary, metadata={"epoch": str(epoch)})
@@ -122,11 +122,9 @@ class _Central:
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"{path}: is damaged ({error}); remove it to train from the beginning") from error
         self.model.load_state_dict({k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")})
-        memory: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer/"):
                 _, place, key = name.split("/")
-                memory.setdefault(int(place), {})[key] = tensor.clone()
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": memory})
+                self._optimizer.memory[int(place)][key] = tensor.clone()
         log.info("going on after epoch %d", epoch)
         return epoch

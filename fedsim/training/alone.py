@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedsim.errors import RunError
 from fedsim.randomness import generator
 from fedsim.training.modes import forward, normalise_by_batch
+from fedsim.training.optimizers import SGD
 from fedsim.wire.messages import non_finite
 
 ITERATIONS, BATCH = 300, 2048
@@ -86,7 +87,7 @@ def _descend(
 ) -> list[float]:
     """The loss in each step, up to where its mean over a pass of so many batches jumps."""
     normalise_by_batch(model)
-    optimizer = torch.optim.SGD(model.parameters(), step_size, momentum=_MOMENTUM, fused=True)
+    optimizer = SGD(model.parameters(), step_size, momentum=_MOMENTUM, fused=True)
     order = generator("training alone")
     # Batches of about one size: the last of a pass must not be so small that it cannot be normalised.
     with torch.no_grad():

@@ -18,6 +18,7 @@ from fedsim.training.gradients import put_gradient
 from fedsim.training.hooks import Hooks
 from fedsim.training.model_state import check_broadcast, load_state, state_of, statistics_of
 from fedsim.training.modes import forward, frozen, set_evaluation_modes, set_modes
+from fedsim.training.optimizers import SGD, Adam, Optimizer
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, non_finite
 
@@ -60,7 +61,7 @@ def local_update(
         for index in hooks.order(order):
             if before_step is not None:
                 before_step()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             losses.append(put_gradient(model, inputs[index], labels[index], loss, hooks, pull))
             optimizer.step()
     after = state_of(model, statistics=settings.batch_norm_statistics == "shared")
@@ -150,17 +151,13 @@ def evaluate(
     return metrics if labels.is_floating_point() else metrics | {"accuracy": correct / len(labels)}
 
 
-def new_optimizer(model: nn.Module, settings: LocalTraining) -> torch.optim.Optimizer:
+def new_optimizer(model: nn.Module, settings: LocalTraining) -> Optimizer:
     """The optimizer that `settings` name, over the parameters of `model`."""
+    decay = settings.weight_decay
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            model.parameters(),
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-        )
-    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    return kind(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        return SGD(model.parameters(), settings.learning_rate, momentum=settings.momentum, weight_decay=decay)
+    decoupled = settings.optimizer == "adamw"
+    return Adam(model.parameters(), settings.learning_rate, weight_decay=decay, decoupled=decoupled)
 
 
 def _start(model: nn.Module, before: State, settings: LocalTraining) -> None:
