@@ -1,0 +1,92 @@
+"""The optimizers give the bits of those in `torch.optim`, and do without torch's compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.training.optimizers import SGD, Adam, Optimizer
+
+Kind = Callable[[Any], Any]
+PAIRS: dict[str, tuple[Kind, Kind]] = {
+    "sgd": (lambda p: SGD(p, 0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum and decay": (
+        lambda p: SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    ),
+    "fused sgd": (
+        lambda p: SGD(p, 0.1, momentum=0.9, fused=True),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    ),
+    "adam": (lambda p: Adam(p, 0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
+    "fused adam": (lambda p: Adam(p, 0.1, fused=True), lambda p: torch.optim.Adam(p, lr=0.1, fused=True)),
+    "adam and decay": (
+        lambda p: Adam(p, 0.1, weight_decay=0.01),
+        lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.01),
+    ),
+    "adamw": (
+        lambda p: Adam(p, 0.1, weight_decay=0.01, decoupled=True),
+        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.01),
+    ),
+}
+
+
+def tensors() -> list[Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=rng).requires_grad_() for shape in ((3, 4), (5,), ())]
+
+
+def moved(optimizer: Any, own: list[Tensor], steps: int = 5) -> list[Tensor]:
+    """Where `own` are after steps along slopes of a function; the second tensor has none in every other step."""
+    for step in range(steps):
+        optimizer.zero_grad()
+        used = [own[0], own[2]] if step % 2 else own
+        objective = torch.stack([tensor.sin().square().sum() for tensor in used]).sum()
+        objective.backward()  # type: ignore[no-untyped-call]
+        optimizer.param_groups[0]["lr"] *= 0.9
+        optimizer.step()
+    return own
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("groups", [False, True])
+def test_the_bits_are_those_of_torch(name: str, groups: bool) -> None:
+    ends = []
+    for kind in PAIRS[name]:
+        own = tensors()
+        given: Any = [{"params": own[:2]}, {"params": own[2:], "lr": 0.3}] if groups else own
+        ends.append(moved(kind(given), own))
+    for ours, theirs in zip(*ends, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.isfinite().all()
+
+
+def test_an_optimizer_goes_on_from_its_memory() -> None:
+    for kind in (lambda p: SGD(p, 0.1, momentum=0.9), lambda p: Adam(p, 0.1)):
+        whole = tensors()
+        moved(kind(whole), whole, 4)
+        first: Optimizer = kind(own := tensors())
+        moved(first, own, 2)
+        second: Optimizer = kind(own)
+        second.memory = [{key: tensor.clone() for key, tensor in memory.items()} for memory in first.memory]
+        second.param_groups[0]["lr"] = first.param_groups[0]["lr"]
+        assert all(map(torch.equal, moved(second, own, 2), whole))
+
+
+def test_no_optimizer_imports_the_compiler() -> None:
+    code = (
+        "import sys, torch\n"
+        "from fedsim.training.optimizers import SGD, Adam\n"
+        "for kind in (SGD, Adam):\n"
+        "    tensor = torch.ones(2, requires_grad=True)\n"
+        "    tensor.sum().backward()\n"
+        "    kind([tensor], 0.1).step()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
