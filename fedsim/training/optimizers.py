@@ -111,7 +111,7 @@ class Adam(Optimizer):
     def _move(self, tensors: list[Tensor], slopes: list[Tensor], kept: list[dict[str, Tensor]], lr: float) -> None:
         for tensor, memory in zip(tensors, kept, strict=True):
             if not memory:
-                memory["step"] = torch.zeros((), device=tensor.device if self._fused else "cpu")
+                memory["step"] = torch.zeros((), dtype=torch.float32, device=tensor.device if self._fused else "cpu")
                 memory["mean"], memory["square"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
         adam(
             tensors,
