@@ -107,7 +107,7 @@ def _gradient(
 
 
 def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mapping[int, Mapping[str, Any]]:
-    """The replies of those clients who can train at once; the others are left to `train`.
+    """The replies of those clients that can train at once; the others are left to `train`.
 
     Args:
         states: `Context.state` by client.

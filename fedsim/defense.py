@@ -57,7 +57,7 @@ class Poisson:
 class Guarantee:
     """What is proved: (epsilon, delta)-differential privacy of the weights that one client sends in a run.
 
-    N and the metrics that a client reports beside them are sent as they are, and are not covered.
+    N and the metrics that a client reports are sent as they are, and are not covered.
 
     Attributes:
         epsilon: privacy loss, dimensionless.

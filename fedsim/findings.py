@@ -131,7 +131,7 @@ class Texts(Finding):
     """Texts that the attack claims the victim trained on, in arbitrary order.
 
     Attributes:
-        tokens: `example place`, integers; the data set says what they stand for.
+        tokens: `example place`, integers; the data set says which words they mean.
         labels: `example`, class index of each text, or of a regression its target (floating point).
         claims: whose texts they are, see `Claims`.
     """

@@ -95,7 +95,7 @@ class TemporalInversion(Attack):
         aggregation; pixels are kept in their range; with `adam`, slopes are brought to length one before they are
         aggregated, and signed. The paper leaves open Krum's f, the share trimmed, and the layers' weights but for
         their being linear. Dropout is taken to be off while clients train, as in the paper (`training.dropout`);
-        against clients who drop units a reconstruction is poor.
+        against clients that drop units a reconstruction is poor.
     """
 
     gradients: int = 10

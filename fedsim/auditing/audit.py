@@ -1,7 +1,7 @@
 """Attack a recording, score what was found, write both down.
 
-The same code serves `fedsim run` after the last round, a process that works beside the round loop, and `fedsim attack`
-on a recording made anywhere. All of them read the same transcript, so their results are equal.
+The same code serves `fedsim run` after the last round, a process that works while the round loop goes on, and
+`fedsim attack` on a recording made anywhere. All of them read the same transcript, so their results are equal.
 """
 
 from __future__ import annotations

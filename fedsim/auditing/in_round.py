@@ -1,4 +1,4 @@
-"""Attack a round as soon as it is recorded, in a process beside the round loop."""
+"""Attack a round as soon as it is recorded, in another process while the round loop goes on."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def attack_round(path: Path, number: int, *, trust: bool = False) -> None:
 
 @contextmanager
 def round_attacker(path: Path) -> Iterator[Callable[[int, Progress], None]]:
-    """Gives the function with which a process beside the round loop attacks each round."""
+    """Gives the function with which another process attacks each round while the loop goes on."""
     yield lambda number, progress: attack_round(path, number, trust=True)

@@ -1,4 +1,4 @@
-"""Processes beside this one that end when it does: many attacks at once, or one beside the round loop.
+"""Processes that end when this one does: many attacks at once, or one while the round loop goes on.
 
 Each works on one thread, so that they do not slow one another down. On a CPU that is faster than one process of many
 threads, and than vectorising convolutions over victims, which turns them into grouped ones.
@@ -97,7 +97,7 @@ def beside(prepare: Prepare, arguments: tuple[Any, ...]) -> Iterator[Callable[[A
     def hear() -> None:
         for news in worker.news():
             if isinstance(news, BaseException):
-                log.warning("beside the round loop: %s; it is tried again at the end of the run", news)
+                log.warning("while the round loop goes on: %s; it is tried again at the end of the run", news)
 
     def give(item: Any) -> None:
         if worker.alive:

@@ -155,7 +155,7 @@ def _update(number: int, client: int, before: State, payload: Payload, count: in
 
 
 def _table(folder: Path) -> Scene:
-    """A dozen rounds of two clients who regress by full-batch steps, from models that are far apart.
+    """A dozen rounds of two clients that regress by full-batch steps, from models that are far apart.
 
     A row holds two numbers and a category of two.
     """

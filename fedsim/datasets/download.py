@@ -18,7 +18,7 @@ class _Official:
     Attributes:
         dataset: its class there.
         files: which files.
-        url: whence.
+        url: where they come from.
         home: where they belong, within the data folder.
         root: what torchvision has to be given, within the data folder.
         settings: its keywords; it is called once with each.

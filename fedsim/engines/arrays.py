@@ -82,7 +82,7 @@ class Held(Array):
         return Array(self.dtype, self.shape, self.stype, self.data).deflate()
 
     def __reduce__(self) -> tuple[type[Held], tuple[NDArray[Any]]]:
-        """Values are sent; files and what Flower notes beside them are not."""
+        """Values are sent; the file that holds them and what Flower notes about them are not."""
         return Held, (self.view(),)
 
     def park(self, file: BinaryIO) -> None:
@@ -186,7 +186,7 @@ def _view(array: Array) -> NDArray[Any]:
     length = _BEFORE_HEADER + int.from_bytes(array.data[_BEFORE_HEADER - 2 : _BEFORE_HEADER], "little")
     if array.stype != _NUMPY or not array.data.startswith(_NPY_1_0):
         return array.numpy()
-    # As the bytes say; what their sender says beside them need not be true.
+    # Shape and type as the bytes give them; what the sender writes in the message's fields need not be true.
     shape, order, dtype = _header(array.data[:length])
     values: NDArray[Any] = np.frombuffer(array.data, dtype, math.prod(shape), length)
     return values.reshape(shape, order=order)

@@ -323,7 +323,7 @@ def _pools_of(actors: int) -> Iterator[list[Any]]:
 
 
 def _without_waiting(server_app: ServerApp, pools: list[Any]) -> ServerApp:
-    """`server_app`, after which nobody waits for clients who did not answer in time, or never will."""
+    """`server_app`, after which nobody waits for clients that did not answer in time, or never will."""
     import ray
 
     ending = ServerApp()

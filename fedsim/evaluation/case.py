@@ -88,7 +88,7 @@ class Case(ABC):
     def truth(self, victim: int, number: int | None) -> Truth | None:
         """What `victim` held, or None where nobody says.
 
-        Of a client who sends gradients, the mini-batch of round `number`, or all its training examples where it is
+        Of a client that sends gradients, the mini-batch of round `number`, or all its training examples where it is
         None; for an attack on several rounds, that is the first of them in which the victim took part.
         """
         if str(victim) in self.files:

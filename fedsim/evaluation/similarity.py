@@ -49,7 +49,7 @@ class Message:
         """One minus the cosine between the update and the gradient of the mean loss of `data`, by metric; in [0, 2].
 
         `l_sim` takes the gradient at w_t, as DLG and IG do, `l_sim_line` wherever it is closest on the line between
-        w_t and w_T, as SME does; of a client who sent a gradient there is no line.
+        w_t and w_T, as SME does; of a client that sent a gradient there is no line.
 
         Args:
             data: `example ...` in [0, 1].

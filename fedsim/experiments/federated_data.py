@@ -113,7 +113,7 @@ class FederatedData:
     def fed(self, clients: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Training examples of each of `clients`, inputs in model units; not to be changed in place.
 
-        The first 128 MB of them are kept: clients who train in every round need not be prepared anew. Where all of
+        The first 128 MB of them are kept: clients that train in every round need not be prepared anew. Where all of
         them do not fit, those who do are the same in each round, whatever the order.
         """
         found = {client: self._kept[client] for client in clients if client in self._kept}
@@ -134,7 +134,7 @@ class FederatedData:
         return _take(self.dataset.train, self._assigned[client][1])
 
     def public_test(self, most: int | None = None) -> tuple[Tensor, Tensor]:
-        """What the server tests on: the data set's own test examples, or those of the clients who only test.
+        """What the server tests on: the data set's own test examples, or those of the clients that only test.
 
         With `most`, at most so many of them, drawn by the seed: the same each time.
         """

@@ -64,7 +64,7 @@ class Verdict:
 
 
 def held_against_manifest(folder: Path) -> Verdict:
-    """Compare the headers of the rounds, the settings and all files beside them; the states are for the transcript.
+    """Compare the headers of the rounds, the settings and all other files of the run; the transcript checks the states.
 
     Raises:
         ConfigError: FEDSIM_KEY names a key that cannot be used.

@@ -147,7 +147,7 @@ class RunFolder:
                 f"{self.path}: is not empty; choose another --out, continue with --resume, or pass --overwrite"
             )
         if self.path.is_symlink():
-            raise RunError(f"{self.path}: cannot be written, for it is a symbolic link; name the folder itself")
+            raise RunError(f"{self.path}: is a symbolic link, into which nothing is written; name the folder itself")
         if manifest.read(self.path) is None:  # the first file that fedsim writes
             raise ConfigError(f"{self.path}: is not a run folder, so --overwrite does not touch it")
         for path in _files(self.path):

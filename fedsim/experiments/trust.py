@@ -12,7 +12,7 @@ from fedsim.experiments.config import AttackFile, Config
 def is_in_a_run(path: Path, run: Path | None = None) -> bool:
     """Whether a file is in a run folder, which may be a stranger's; also where it, or a folder in its path, is a link.
 
-    A run folder is `run`, or known by its manifest beside its experiment, or by a recording.
+    A folder is a run folder if it is `run`, holds a manifest and an experiment file, or holds a recording.
     """
     places = {*Path(os.path.abspath(path)).parents, *path.resolve().parents}  # noqa: PTH100
     if run is not None and run.resolve() in {place.resolve() for place in places}:

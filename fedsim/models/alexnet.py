@@ -22,7 +22,7 @@ class AlexNet:
     layers and 3 linear ones, as the table counts them. The paper speaks of one AlexNet for CIFAR and one
     for ImageNet, but gives no widths, strides nor places of the pools. Channels are those of torchvision's
     AlexNet (Krizhevsky 2014). Krizhevsky's stride of 4 and 4096 units are kept for images of
-    128 x 128 and more. For smaller ones the stride is 1, lest nothing be left to pool, and there are 1024
+    128 x 128 and more. For smaller ones the stride is 1, so that something is left to pool, and there are 1024
     units, as many as features of a CIFAR image.
 
     The vanilla "6-layer AlexNet" of App. B.6 is five convolutions and one linear layer:

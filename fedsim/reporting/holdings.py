@@ -224,10 +224,10 @@ def _partition(holdings: Holdings) -> str:
     held = np.concatenate([one.all for one in holdings.clients])
     different = len(np.unique(held))
     training, testing = holdings.data.clients, len(holdings.data.clients_who_test)
-    clients = f"{training} clients" + (f" who train and {testing} who test" if testing else "")
+    clients = f"{training} clients" + (f" that train and {testing} that test" if testing else "")
     shared = f", some by several ({_thousands(len(held))} in all)" if different < len(held) else ""
     return (
-        f"{holdings.config.partition.name}, {clients}, who hold {_thousands(different)} "
+        f"{holdings.config.partition.name}, {clients}, which hold {_thousands(different)} "
         f"of {_thousands(len(holdings.dataset.train))} training examples{shared}"
     )
 

@@ -52,7 +52,7 @@ def fits(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense])
     """Whether clients can train at once, and gain by it.
 
     That is: fully connected layers only, all of them trained, few parameters, SGD, and no defense
-    inside local training. Clients who send gradients are left to the loop, so that those are the same to the bit
+    inside local training. Clients that send gradients are left to the loop, so that those are the same to the bit
     whichever other clients take part.
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -106,7 +106,7 @@ class Hooks:
         if self.sampling is None or drawn:
             return
         if self._settings.sends == "gradient":
-            how = "clients who send gradients take one fixed mini-batch; choose a strategy whose clients send weights"
+            how = "clients that send gradients take one fixed mini-batch; choose a strategy whose clients send weights"
         elif self._settings.batches == "fixed":
             how = "training.batches is 'fixed'; set it to 'reshuffled'"
         else:

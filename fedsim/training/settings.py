@@ -16,7 +16,7 @@ _MOST = {"local_epochs": 10**6, "local_steps": 10**6, "batch_size": 10**9}
 class LocalTraining:
     """How a client trains. One of `local_epochs` and `local_steps` is set.
 
-    A client who sends a gradient takes that of one mini-batch at w_t (FedSGD), and so no step itself: the server does,
+    A client that sends a gradient takes that of one mini-batch at w_t (FedSGD), and so no step itself: the server does,
     by its own learning rate. What would change its steps is refused.
 
     Attributes:
@@ -83,18 +83,18 @@ class LocalTraining:
     def _check_one_gradient(self) -> None:
         if self.local_epochs is not None:
             raise ConfigError(
-                "training.local_epochs: clients who send gradients take one mini-batch a round; "
+                "training.local_epochs: clients that send gradients take one mini-batch a round; "
                 "set local_steps = 1 instead"
             )
         if self.local_steps != 1:
             raise ConfigError(
-                f"training.local_steps: clients who send gradients take one mini-batch a round, expected 1, "
+                f"training.local_steps: clients that send gradients take one mini-batch a round, expected 1, "
                 f"got {self.local_steps}"
             )
         for name, expected in (("optimizer", "sgd"), ("momentum", 0.0), ("weight_decay", 0.0), ("proximal_mu", 0.0)):
             if getattr(self, name) != expected:
                 raise ConfigError(
-                    f"training.{name}: clients who send gradients take no step themselves, expected {expected!r}, "
+                    f"training.{name}: clients that send gradients take no step themselves, expected {expected!r}, "
                     f"got {getattr(self, name)!r}; leave it out"
                 )
 

@@ -41,7 +41,7 @@ class Update:
     def after(self) -> State:
         """w_T, the state that the client returned, or w_t and the delta that it sent.
 
-        Of a client who sent a gradient, what came with it (BatchNorm's running statistics), often nothing.
+        Of a client that sent a gradient, what came with it (BatchNorm's running statistics), often nothing.
         """
         return self.payload.after(self.before)
 
@@ -59,7 +59,7 @@ class Update:
     def pseudo_gradient(self) -> State:
         """w_t - w_T: the direction of the local gradients, summed and scaled by the step size.
 
-        Of a client who sent a gradient, that gradient; of what was sent as a delta, its negative to the bit.
+        Of a client that sent a gradient, that gradient; of what was sent as a delta, its negative to the bit.
 
         Raises:
             TranscriptError: w_T is not of the same tensors as w_t.

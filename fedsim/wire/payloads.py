@@ -211,7 +211,7 @@ class Payload:
 
     @property
     def kind(self) -> Kind:
-        """What it is as a whole: a gradient may have weights beside it (BatchNorm's statistics), so may a delta."""
+        """What it is as a whole: weights (BatchNorm's statistics) may come with a gradient or a delta."""
         kinds = {kind for kind, _ in self.tensors.values()}
         return "gradient" if "gradient" in kinds else "delta" if "delta" in kinds else "weights"
 

@@ -102,7 +102,7 @@ def test_a_data_set_is_described_and_its_clients_are_counted(call: Call) -> None
     ):
         assert fact in result.stdout
     assert re.search(r"digits, loaded in \d+\.\d\d s", result.stdout)
-    assert "iid, 4 clients, who hold 1 438 of 1 438 training examples" in result.stdout
+    assert "iid, 4 clients, which hold 1 438 of 1 438 training examples" in result.stdout
     rows = cells(result.stdout)
     assert [row[0] for row in rows] == ["0", "1", "2", "3", "smallest", "median", "largest"]
     assert [(int(row[1]), int(row[2])) for row in rows[:4]] == [(270, 90), (270, 90), (269, 90), (269, 90)]
@@ -127,7 +127,7 @@ def test_an_experiment_file_says_which_data_and_clients(call: Call, tmp_path: Pa
     )
     result = call("mine.toml", "--set", "federation.clients=5")
     assert result.returncode == 0, result.stderr
-    assert "dirichlet, 5 clients, who hold 45 of 1 438" in result.stdout
+    assert "dirichlet, 5 clients, which hold 45 of 1 438" in result.stdout
     assert result.stdout.splitlines()[-1] == "picture: runs/data-mine.png"
     assert (tmp_path / "runs" / "data-mine.png").is_file()
 
@@ -162,7 +162,7 @@ def test_a_regression_is_told_in_its_own_unit() -> None:
 def test_who_only_tests_is_counted_apart(call: Call) -> None:
     by_client = ("--set", "partition.test_by=client", "--set", "partition.test_fraction=0.2")
     result = call("digits", "--set", "federation.clients=4", *by_client)
-    assert "iid, 4 clients who train and 1 who test" in " ".join(result.stdout.split())
+    assert "iid, 4 clients that train and 1 that test" in " ".join(result.stdout.split())
     rows = cells(result.stdout)
     assert [row[1:3] for row in rows] == [
         ["288", "-"], ["288", "-"], ["288", "-"], ["287", "-"], ["-", "287"],
@@ -178,11 +178,11 @@ def test_natural_groups_are_clients_unless_one_says_otherwise(
     names = tuple(f"writer {number}" for number in range(30))
     dataset = made("table", 30, names=names).dataset
     monkeypatch.setattr(Digits, "load", lambda self, folder: dataset)
-    assert "natural, 30 clients, who hold 600 of 600" in call("digits").stdout
-    assert "natural, 7 clients, who hold 140 of" in call("digits", "--set", "federation.clients=7").stdout
-    assert "iid, 10 clients, who" in call("digits", "--set", "partition.name=iid").stdout
+    assert "natural, 30 clients, which hold 600 of 600" in call("digits").stdout
+    assert "natural, 7 clients, which hold 140 of" in call("digits", "--set", "federation.clients=7").stdout
+    assert "iid, 10 clients, which" in call("digits", "--set", "partition.name=iid").stdout
     by_client = ("--set", "partition.test_by=client", "--set", "partition.test_fraction=0.1")
-    assert "natural, 27 clients who train and 3 who test, who hold 600" in " ".join(
+    assert "natural, 27 clients that train and 3 that test, which hold 600" in " ".join(
         call("digits", *by_client).stdout.split()
     )
     assert "30 to whom training examples belong by nature, 20 each" in call("digits").stdout
@@ -197,7 +197,7 @@ def test_examples_that_several_hold_are_said_to_be(tmp_path: Path) -> None:
             return [np.arange(30)] * clients
 
     text = " ".join(printed(description(made("table", 3, partition=Overlapping()))).split())
-    assert "3 clients, who hold 30 of 60 training examples, some by several (90 in all)" in text
+    assert "3 clients, which hold 30 of 60 training examples, some by several (90 in all)" in text
 
 
 def test_a_download_is_asked_for_before_the_data_are_read(

@@ -281,9 +281,9 @@ def test_replies_that_are_no_gradients_of_the_model_are_one_sentence(
 @pytest.mark.parametrize(
     ("tables", "expected"),
     [
-        ({"training": {"local_steps": None, "local_epochs": 2}}, "training.local_epochs: clients who send gradients"),
-        ({"training": {"local_steps": 3}}, "training.local_steps: clients who send gradients take one mini-batch"),
-        ({"training": {"momentum": 0.5}}, "training.momentum: clients who send gradients take no step themselves"),
+        ({"training": {"local_steps": None, "local_epochs": 2}}, "training.local_epochs: clients that send gradients"),
+        ({"training": {"local_steps": 3}}, "training.local_steps: clients that send gradients take one mini-batch"),
+        ({"training": {"momentum": 0.5}}, "training.momentum: clients that send gradients take no step themselves"),
         ({"training": {"learning_rate": 0.7}}, "training.learning_rate: with strategy 'fedsgd' the server takes the"),
         ({"strategy": {"name": "fedsgd"}}, "strategy: 'fedsgd' needs learning_rate, which is not set"),
         ({"strategy": {"name": "fedsgd", "learning_rate": -1.0}}, "strategy.learning_rate: the server takes the steps"),

@@ -42,7 +42,7 @@ PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
 @dataclass(frozen=True, kw_only=True)
 class DiesOnce(Defense):
-    """The first client who comes here takes its process with it."""
+    """The first client that comes here takes its process with it."""
     note: str
     paper = PAPER
     def on_update(self, update, *, rng):

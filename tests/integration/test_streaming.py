@@ -1,4 +1,4 @@
-"""Replies that wait on disk and clients who train at once: the same federation, to the bit or nearly so."""
+"""Replies that wait on disk and clients that train at once: the same federation, to the bit or nearly so."""
 
 from __future__ import annotations
 

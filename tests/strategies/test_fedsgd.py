@@ -445,16 +445,16 @@ def test_by_default_local_training_draws_its_batches_as_ever() -> None:
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ({"local_steps": None, "local_epochs": 1}, "training.local_epochs: clients who send gradients take one mini-"),
+        ({"local_steps": None, "local_epochs": 1}, "training.local_epochs: clients that send gradients take one mini-"),
         (
             {"local_steps": 2},
-            "training.local_steps: clients who send gradients take one mini-batch a round, expected 1",
+            "training.local_steps: clients that send gradients take one mini-batch a round, expected 1",
         ),
-        ({"local_steps": None}, "training.local_steps: clients who send gradients take one mini-batch a round"),
-        ({"momentum": 0.9}, "training.momentum: clients who send gradients take no step themselves, expected 0.0, got"),
-        ({"optimizer": "adam"}, "training.optimizer: clients who send gradients take no step themselves"),
-        ({"weight_decay": 0.1}, "training.weight_decay: clients who send gradients take no step themselves"),
-        ({"proximal_mu": 0.1}, "training.proximal_mu: clients who send gradients take no step themselves"),
+        ({"local_steps": None}, "training.local_steps: clients that send gradients take one mini-batch a round"),
+        ({"momentum": 0.9}, "training.momentum: clients that send gradients take no step themselves, expected 0.0, "),
+        ({"optimizer": "adam"}, "training.optimizer: clients that send gradients take no step themselves"),
+        ({"weight_decay": 0.1}, "training.weight_decay: clients that send gradients take no step themselves"),
+        ({"proximal_mu": 0.1}, "training.proximal_mu: clients that send gradients take no step themselves"),
     ],
 )
 def test_what_a_client_who_sends_gradients_does_not_do_is_refused(how: dict[str, Any], expected: str) -> None:

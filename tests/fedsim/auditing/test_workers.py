@@ -147,7 +147,7 @@ def test_what_a_stranger_raises_arrives_as_a_sentence_with_its_traceback(folder:
 def test_what_work_warns_of_is_logged_here_and_nowhere_else(
     folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also of the one beside the round loop."""
+    """Also of the one that works while the round loop goes on."""
     assert set(outcomes(folder, "warns once", "warns twice", workers=2).values()) == {None}
     with beside(prepare(), ()) as give:  # type: ignore[arg-type]
         give(f"{folder}|warns as well")
@@ -258,7 +258,7 @@ def test_one_beside_does_all_that_it_was_given(folder: Path, caplog: pytest.LogC
         for item in ("fine", "sentence", "also fine"):
             give(f"{folder}|{item}")
     assert set(pids(folder)) == {"fine", "sentence", "also fine"}
-    assert caplog.messages == ["beside the round loop: a: sentence; it is tried again at the end of the run"]
+    assert caplog.messages == ["while the round loop goes on: a: sentence; it is tried again at the end of the run"]
 
 
 def test_one_beside_that_dies_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -267,7 +267,8 @@ def test_one_beside_that_dies_is_told_once(folder: Path, caplog: pytest.LogCaptu
         time.sleep(0.1)
         give(f"{folder}|fine")
     assert caplog.messages == [
-        "beside the round loop: its process ended itself, with exit code 7; it is tried again at the end of the run"
+        "while the round loop goes on: its process ended itself, with exit code 7; "
+        "it is tried again at the end of the run"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Clients who train at once end where they would have ended one by one."""
+"""Clients that train at once end where they would have ended one by one."""
 
 from __future__ import annotations
 

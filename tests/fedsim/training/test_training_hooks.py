@@ -284,7 +284,7 @@ def test_fixed_batches_refuse_poisson_sampling() -> None:
 
 def test_clients_who_send_gradients_refuse_poisson_sampling() -> None:
     (inputs, labels), model = some_data(), net()
-    with pytest.raises(ConfigError, match=r"clients who send gradients take one fixed mini-batch; choose a strategy"):
+    with pytest.raises(ConfigError, match=r"clients that send gradients take one fixed mini-batch; choose a strategy"):
         local_gradient(
             model,
             state_of(model),
@@ -424,7 +424,7 @@ def test_clients_with_such_defenses_send_the_same_bytes_whether_or_not_others_tr
                 "strategy": {"name": "fedsgd", "learning_rate": 0.1},
                 "training": {"local_epochs": None, "local_steps": 1, "learning_rate": 0.01, "sends": "gradient"},
             },
-            "clients who send gradients take one fixed mini-batch",
+            "clients that send gradients take one fixed mini-batch",
         ),
         ({"model": {"batch_norm": True}}, "normalises by the batch and so mixes examples"),
     ],
