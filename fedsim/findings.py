@@ -76,6 +76,7 @@ class Reconstruction(Finding):
         snapshots: `step example channel height width`, the data during the descent, in [0, 1].
         snapshot_iterations: `step`, the iteration after which each snapshot was taken.
         claims: whose examples they are, see `Claims`; of `Representatives` always the victim's.
+        certified: `example`, whether the attack is sure that this example is exact; None where it cannot tell.
     """
 
     kind = "reconstruction"
@@ -84,6 +85,7 @@ class Reconstruction(Finding):
     snapshots: Tensor | None = None
     snapshot_iterations: Tensor | None = None
     claims: Claims = "update"
+    certified: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_unit_range("data", self.data)
@@ -91,6 +93,10 @@ class Reconstruction(Finding):
             raise _wrong("data", self.data, "example by its axes, two or more in all")
         _check_labels(self.labels, len(self.data), "examples")
         self._check_snapshots()
+        if (sure := self.certified) is not None:
+            _check_tensor("certified", sure)
+            if sure.dtype != torch.bool or sure.shape != (len(self.data),):
+                raise _wrong("certified", sure, f"true or false for each of {len(self.data)} examples")
         super().__post_init__()
         _check_claims(self.claims)
 
@@ -111,6 +117,8 @@ class Reconstruction(Finding):
         own = {"data": self.data, "labels": self.labels} | _claimed(self.claims)
         if self.snapshots is not None and self.snapshot_iterations is not None:
             own |= {"snapshots": self.snapshots, "snapshot_iterations": self.snapshot_iterations}
+        if self.certified is not None:
+            own["certified"] = self.certified
         return own
 
     @classmethod
@@ -123,6 +131,7 @@ class Reconstruction(Finding):
             snapshots=tensors.get("snapshots"),
             snapshot_iterations=tensors.get("snapshot_iterations"),
             claims=_claims_in(tensors),
+            certified=tensors.get("certified"),
         )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.randomness import seeded
 
@@ -55,37 +54,6 @@ class InputSpan:
         """
         basis = self.basis.to(weight.device, torch.float64)
         return (origin + ((weight - origin).double() @ basis.T) @ basis).to(weight)
-
-
-def first_layer(model: nn.Module, inputs: Tensor) -> str | None:
-    """Name of the weight of the first linear layer that takes nothing but the flattened inputs; None without one.
-
-    Told by running `model` and looking: what is put before the layer (BatchNorm, a convolution, any function) makes
-    its input another one. The weight must be a parameter of its own, not shared or computed from others.
-
-    Args:
-        inputs: `example ...`, any, random for instance.
-    """
-    taken: list[tuple[nn.Linear, Tensor]] = []
-
-    def look(layer: nn.Module, given: tuple[Any, ...]) -> None:
-        assert isinstance(layer, nn.Linear)
-        taken.append((layer, given[0].detach()))
-
-    hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, nn.Linear)]
-    try:
-        with torch.no_grad():
-            model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    names = list(model.named_parameters(remove_duplicate=False))
-    for layer, given in taken:
-        own = [name for name, parameter in names if parameter is layer.weight]
-        calls = sum(other is layer for other, _ in taken)
-        if len(own) == calls == 1 and torch.equal(given, inputs.flatten(1)):
-            return own[0]
-    return None
 
 
 def row_span(before: Tensor, after: Tensor, most: int) -> Tensor | None:

@@ -16,7 +16,8 @@ from adversaries.batch_norm import normalising_by_batch
 from adversaries.engine.descent import Curves, Trial, descend, diverged, following, steps_of
 from adversaries.engine.recipe import by_cosine
 from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.local_models.input_span import InputSpan, first_layer, row_span
+from adversaries.first_layer import first_layer
+from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.model_sources import matched
 from adversaries.local_updates import PAPER, LocalUpdates, read_updates
 from adversaries.scene import STEPPING, warn_of_dropout, warn_unless_plain

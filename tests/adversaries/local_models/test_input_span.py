@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.local_models.input_span import InputSpan, first_layer, row_span
+from adversaries.first_layer import first_layer
+from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction, _Client
 from fedsim.attacks import Knowledge
 from fedsim.findings import LocalModel

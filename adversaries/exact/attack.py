@@ -1,0 +1,66 @@
+"""What the attacks on a first linear layer share: from columns of the mixture to a finding."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from adversaries.exact.consistency import certified, cleaned, repaired
+from adversaries.exact.layer import Layer, labels_of, read_layer
+from adversaries.exact.mixture import Mixture
+from fedsim.attacks import Attack, Knowledge, Progress, single_update
+from fedsim.errors import KnowledgeError
+from fedsim.findings import Finding, Reconstruction
+from fedsim.recording.transcript import Transcript
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstLayerAttack(Attack):
+    """Base of the attacks that read a client's inputs off the update of the first linear layer of a model.
+
+    They need no labels, number of steps, batch size or learning rate, and read one update of any number of steps of
+    SGD, with momentum, clipping or a proximal term; weight decay, Adam, augmentation and noise leave the span of the
+    inputs. N need only be an upper bound. A subclass finds columns of the mixture.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
+    uses: ClassVar[frozenset[str]] = frozenset({"labels"})
+
+    @abstractmethod
+    def _columns(
+        self, mixture: Mixture, layer: Layer, rng: torch.Generator, progress: Progress
+    ) -> tuple[list[Tensor], Tensor]:
+        """Columns that are certain, `rank` each, and estimates of the others, `rank rest`."""
+
+    def _run(
+        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+    ) -> Finding:
+        layer = read_layer(self, single_update(transcript, victim), knowledge)
+        where = f"{self.called} on {layer.scene.where}"
+        mixture = Mixture.of(layer.weight, layer.bias, layer.scene.num_examples, where)
+        only = torch.ones(1, dtype=torch.float64)  # of a single input, which needs no unmixing
+        found, rest = ([only], only[None, :0]) if mixture.rank == 1 else self._columns(mixture, layer, rng, progress)
+        if complete := not rest.shape[1]:
+            found = repaired(mixture, layer, found)
+        columns = mixture.scaled(torch.cat([*(column[:, None] for column in found), rest], 1))
+        inputs = mixture.unmixed(columns)
+        sure = certified(mixture, layer, columns) if complete else torch.zeros(len(inputs), dtype=torch.bool)
+        if found and not complete:
+            inputs = torch.cat([cleaned(layer, inputs, len(found)), inputs[len(found) :]])
+        return finding_of(layer, inputs, knowledge, sure)
+
+
+def finding_of(layer: Layer, inputs: Tensor, knowledge: Knowledge, sure: Tensor | None = None) -> Reconstruction:
+    """The claim that the client trained on `inputs`, `example input`, some of which are certified to be exact."""
+    data = layer.to_unit_range(inputs)
+    try:
+        labels = labels_of(layer, layer.clamped(inputs))
+    except KnowledgeError:
+        if knowledge.labels is None or len(knowledge.labels) != len(data):
+            raise
+        labels = knowledge.labels
+    return Reconstruction(data=data, labels=labels, certified=sure)

@@ -1,0 +1,156 @@
+"""What an attack reads of a first linear layer: how it moved, and which units it leaves silent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adversaries.first_layer import first_layer, rectified
+from adversaries.labels.last_layer import output_layer
+from adversaries.scene import Scene, scene_of
+from fedsim.attacks import Attack, Knowledge
+from fedsim.errors import AttackError
+from fedsim.randomness import generator
+from fedsim.wire.messages import Update
+
+INSTEAD = "choose an attack that matches gradients, such as sme"
+"""What an error says where the first layer gives nothing away."""
+_PROBES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """The first linear layer z = W x + c of an update, in float64 on the CPU.
+
+    Attributes:
+        scene: the update as a whole.
+        shape: of one example.
+        name: of the layer.
+        weight: `unit input`, W_0 - W_T, or the gradient that was sent.
+        bias: `unit`, likewise of c.
+        ends: W, `unit input`, and c, `unit`, at w_0 and at w_T, or at w_0 alone where a gradient was sent.
+    """
+
+    scene: Scene
+    shape: tuple[int, ...]
+    name: str
+    weight: Tensor
+    bias: Tensor
+    ends: tuple[tuple[Tensor, Tensor], ...]
+
+    def silence(self, inputs: Tensor) -> Tensor:
+        """`example unit`: how far below 0 the unit stays for the example at w_0 and at w_T; negative where it fires.
+
+        Args:
+            inputs: `example input`, float64.
+        """
+        return -self._before_relu(inputs).amax(0)
+
+    def agreement(self, inputs: Tensor, zeros: Tensor, units: Tensor) -> Tensor:
+        """`example`: of how many units that are silent, or fire, at both ends the update says the same, as a share.
+
+        Args:
+            inputs: `example input`, float64.
+            zeros: `unit example`, where no gradient of the example reached the unit.
+            units: `unit`, which they are.
+        """
+        seen = self._before_relu(inputs)[:, :, units]
+        silent, fires = seen.amax(0) < 0, seen.amin(0) > 0
+        wrong = (silent & ~zeros.T) | (fires & zeros.T)
+        return 1 - wrong.sum(1) / (silent | fires).sum(1).clamp_min(1)
+
+    def _before_relu(self, inputs: Tensor) -> Tensor:
+        """`end example unit`, z at w_0 and at w_T."""
+        return torch.stack([inputs @ weight.T + bias for weight, bias in self.ends])
+
+    def clamped(self, inputs: Tensor) -> Tensor:
+        """`example input`: each value brought into the range that an input can have."""
+        units, values = self.scene.units, inputs.reshape(-1, *self.shape)
+        return values.clamp(units.low.double().cpu(), units.high.double().cpu()).flatten(1)
+
+    def to_unit_range(self, inputs: Tensor) -> Tensor:
+        """`example ...` of `example input`, as a finding holds them: float32 in [0, 1]."""
+        units, values = self.scene.units, inputs.reshape(-1, *self.shape)
+        low, high = units.low.double().cpu(), units.high.double().cpu()
+        return ((values - low) / (high - low)).clamp(0, 1).float()
+
+    @property
+    def extent(self) -> float:
+        """How wide the range of an input is; of several channels the narrowest."""
+        return float((self.scene.units.high - self.scene.units.low).min())
+
+
+def read_layer(attack: Attack, update: Update, knowledge: Knowledge, *, relu: bool = True) -> Layer:
+    """The first linear layer of an update.
+
+    Args:
+        relu: the attack reads its zeros, and so needs a ReLU behind it.
+
+    Raises:
+        AttackError: the inputs do not enter a linear layer with a bias, or no ReLU follows it; or nothing moved.
+    """
+    assert knowledge.input_shape is not None
+    scene = scene_of(update, knowledge)
+    probes = torch.randn((_PROBES, *knowledge.input_shape), generator=generator("first layer"))
+    probes = probes.to(scene.before[0])
+    weight = first_layer(scene.model, probes)
+    if weight is None or weight not in scene.names:
+        raise AttackError(
+            f"{attack.called} on {scene.where}: no linear layer that is trained takes the inputs themselves "
+            f"(convolutions, embeddings or a normalisation come first); {INSTEAD}"
+        )
+    name = weight.rpartition(".")[0]
+    bias = f"{name}.bias".removeprefix(".")
+    if bias not in scene.names:
+        raise AttackError(
+            f"{attack.called} on {scene.where}: the first linear layer '{name}' has no bias that is trained, from "
+            f"which the scale of each input is read; {INSTEAD}"
+        )
+    if relu and not rectified(scene.model, name, probes):
+        raise AttackError(
+            f"{attack.called} on {scene.where}: no ReLU directly follows the first linear layer '{name}', whose zeros "
+            "tell the inputs apart; choose 'cocktail-party', which needs none"
+        )
+    at = [scene.names.index(weight), scene.names.index(bias)]
+    ends = (scene.before, scene.after) if scene.after else (scene.before,)
+    moved_weight, moved_bias = (scene.direction[place].double().cpu() for place in at)
+    return Layer(
+        scene=scene,
+        shape=tuple(knowledge.input_shape),
+        name=name,
+        weight=moved_weight,
+        bias=moved_bias,
+        ends=tuple((end[at[0]].double().cpu(), end[at[1]].double().cpu()) for end in ends),
+    )
+
+
+@torch.no_grad()
+def labels_of(layer: Layer, inputs: Tensor) -> Tensor:
+    """`example`: the class of each input, whose logit the last layer's update moved up for it.
+
+    With the cross-entropy the update of the last layer is G^T H, where H holds the features of one example a row and
+    G, `example class`, is below 0 at the true class alone. G is found by least squares for the features at w_0.
+
+    Args:
+        inputs: `example input`, in the model's units.
+
+    Raises:
+        KnowledgeError: the model does not end in a linear layer that gives a logit for each class.
+    """
+    scene = layer.scene
+    values = inputs.reshape(-1, *layer.shape).to(scene.before[0])
+    model = scene.model
+    model.load_state_dict({**dict(zip(scene.names, scene.before, strict=True)), **scene.buffers}, strict=False)
+    name, features = output_layer(model, values)
+    if (weight := f"{name}.weight".removeprefix(".")) not in scene.names:
+        return torch.zeros(len(inputs), dtype=torch.int64)
+    moved = scene.direction[scene.names.index(weight)].double().cpu()
+    bias = scene.direction[scene.names.index(f"{name}.bias")] if f"{name}.bias" in scene.names else None
+    hidden = features.double().cpu()
+    if bias is not None:
+        moved = torch.cat([moved, bias.double().cpu()[:, None]], 1)
+        hidden = torch.cat([hidden, torch.ones(len(hidden), 1, dtype=torch.float64)], 1)
+    slopes: Tensor = torch.linalg.lstsq(hidden.T, moved.T, driver="gelsd").solution
+    return slopes.argmin(1)

@@ -1,0 +1,64 @@
+"""SPEAR: exact inputs from the zeros of ReLU, by sampling (Dimitrov, Baader, Müller, Vechev 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from adversaries.exact.attack import FirstLayerAttack
+from adversaries.exact.layer import Layer
+from adversaries.exact.mixture import Mixture
+from adversaries.exact.silence import drawn
+from fedsim.attacks import Paper, Progress
+from fedsim.errors import AttackError, ConfigError
+
+_AT_ONCE = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spear(FirstLayerAttack):
+    """Draw N - 1 units at a time: if one example silences them all, they give its column of the mixture.
+
+    The chance that a draw hits falls by about half with each further example, so batches stay small.
+
+    Args:
+        draws: at most; it stops when all columns are found.
+
+    References:
+        Dimitrov et al.: SPEAR, NeurIPS 2024, Algorithm 1. Differs: a column is taken or left by its zeros alone, see
+        `Mixture.column`, so that no greedy choice among candidates is needed, and it is computed from all of its
+        zeros again; it reads updates of several local steps as well.
+    """
+
+    draws: int = 2_000_000
+
+    paper: ClassVar[Paper] = Paper(
+        title="SPEAR: Exact Gradient Inversion of Batches in Federated Learning",
+        authors="Dimitrov, Baader, Müller, Vechev",
+        venue="NeurIPS",
+        year=2024,
+        url="https://arxiv.org/abs/2403.03945",
+    )
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise ConfigError(f"draws: expected at least 1, got {self.draws}")
+
+    def _columns(
+        self, mixture: Mixture, layer: Layer, rng: torch.Generator, progress: Progress
+    ) -> tuple[list[Tensor], Tensor]:
+        found: list[Tensor] = []
+        among = torch.arange(len(mixture.rows))
+        for start in range(0, self.draws, _AT_ONCE):
+            for column in drawn(mixture, among, min(_AT_ONCE, self.draws - start), rng, most=mixture.rank):
+                mixture.add(found, column)
+            progress(len(found), mixture.rank, {"objective": 1 - len(found) / mixture.rank})
+            if len(found) == mixture.rank:
+                return found, torch.empty((mixture.rank, 0), dtype=torch.float64)
+        raise AttackError(
+            f"{self.called} on {layer.scene.where}: {self.draws} draws gave {len(found)} of {mixture.rank} columns; "
+            "raise draws, or choose 'spear-ica', which starts from estimates"
+        )

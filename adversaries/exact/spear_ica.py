@@ -1,0 +1,112 @@
+"""Exact inputs of updates after many local steps: independent components as the start, then the zeros of ReLU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from adversaries.exact.attack import FirstLayerAttack
+from adversaries.exact.components import unmixing
+from adversaries.exact.layer import Layer
+from adversaries.exact.mixture import Mixture
+from adversaries.exact.silence import drawn, guided, reweighted, trimmed
+from fedsim.attacks import Paper, Progress
+from fedsim.errors import ConfigError
+
+_GUIDED, _MORE, _GUIDED_AT_MOST = 150, 6, 10_000
+_FEW = 0.3
+"""Share of the columns sought from which on least squares found enough of them to be worth another pass at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpearIca(FirstLayerAttack):
+    """Find columns of the mixture from estimates of the inputs, take their inputs away, and go on with the rest.
+
+    Each pass separates what is left of the update into independent components, which are rough estimates of the inputs
+    that are not found yet. An estimate says which units are silent for its example, at w_0 and at w_T; the zeros of
+    these units, without those that do not fit, give the column. A column counts only if its zeros certify it, so no
+    pass can do harm, and the next one separates fewer inputs. Where no estimate leads on, units are drawn blindly, as
+    in SPEAR; inputs whose columns were not found remain estimates.
+
+    Args:
+        patience: passes without a new column after which the rest remains estimates.
+        draws: blind draws of sets of units, in all.
+
+    References:
+        Dimitrov et al.: SPEAR, NeurIPS 2024, for the zeros; Kariyappa et al.: Cocktail Party Attack, ICML 2023, for
+        independent components. Both are for one step. Ours: local steps, components of differences, silence by
+        estimates, the order in which inputs are taken away, and the certificate.
+    """
+
+    patience: int = 4
+    draws: int = 20_000
+
+    paper: ClassVar[Paper] = Paper(
+        title="SPEAR: Exact Gradient Inversion of Batches in Federated Learning",
+        authors="Dimitrov, Baader, Müller, Vechev",
+        venue="NeurIPS",
+        year=2024,
+        url="https://arxiv.org/abs/2403.03945",
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (("patience", 1), ("draws", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+
+    def _columns(
+        self, mixture: Mixture, layer: Layer, rng: torch.Generator, progress: Progress
+    ) -> tuple[list[Tensor], Tensor]:
+        found: list[Tensor] = []
+        rest, stuck, drew = torch.eye(mixture.rank, dtype=torch.float64), 0, False
+        while len(found) < mixture.rank and stuck < self.patience:
+            before = len(found)
+            rest = self._estimates(mixture, layer, mixture.left(found), seed=stuck)
+            self._search(
+                mixture,
+                _silence(mixture, layer, rest),
+                found,
+                min(_GUIDED * _MORE**stuck, _GUIDED_AT_MOST // len(rest.T)),
+                rng,
+            )
+            stuck = stuck + 1 if len(found) == before else 0
+            if stuck == self.patience and not drew:
+                drew = True
+                for column in drawn(mixture, torch.arange(len(mixture.rows)), self.draws, rng, most=mixture.rank):
+                    mixture.add(found, column)
+                stuck = stuck if len(found) == before else 0
+            progress(len(found), mixture.rank, {"objective": 1 - len(found) / mixture.rank})
+        if len(found) < mixture.rank:
+            return found, rest
+        return found, rest[:, :0]
+
+    def _estimates(self, mixture: Mixture, layer: Layer, left: Tensor, seed: int) -> Tensor:
+        """`rank rest`, columns in the span of `left`, by independent components."""
+        of = "differences" if len(layer.shape) == 3 else "values"
+        return left @ unmixing(left.T @ mixture.inputs, layer.shape, of, seed)  # type: ignore[arg-type]
+
+    def _search(self, mixture: Mixture, silence: Tensor, found: list[Tensor], draws: int, rng: torch.Generator) -> None:
+        """Put the columns of examples into `found` whose silence is known, `example unit`."""
+        before = len(found)
+        for units in silence:
+            if (column := trimmed(mixture, units)) is not None:
+                mixture.add(found, column)
+        if len(found) - before < _FEW * len(silence):
+            for column in reweighted(mixture, silence):
+                mixture.add(found, column)
+        if len(found) == before:
+            for units in silence:
+                if (column := guided(mixture, units, draws, rng)) is not None:
+                    mixture.add(found, column)
+
+
+def _silence(mixture: Mixture, layer: Layer, rest: Tensor) -> Tensor:
+    """`example unit`: see `Layer.silence`, of the inputs that these columns, `rank rest`, stand for."""
+    left, mixed = torch.linalg.qr(rest)
+    of_bias = left.T @ mixture.of_bias
+    scales = torch.linalg.solve(mixed, of_bias)
+    inputs = torch.linalg.solve(mixed * scales, left.T @ mixture.inputs)
+    return layer.silence(layer.clamped(inputs))[:, mixture.units]
