@@ -35,7 +35,6 @@ class Analytic(Attack):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    uses: ClassVar[frozenset[str]] = frozenset({"labels"})
     paper: ClassVar[Paper] = Paper(
         title="Privacy-Preserving Deep Learning via Additively Homomorphic Encryption",
         authors="Phong, Aono, Hayashi, Wang, Moriai",
@@ -62,7 +61,7 @@ class Analytic(Attack):
             group.append(one)
         groups = sorted(groups, key=len, reverse=True)[: layer.scene.num_examples]
         progress(1, 1, {"objective": 0.0})
-        return finding_of(layer, torch.stack([group[0] for group in groups]), knowledge)
+        return finding_of(layer, torch.stack([group[0] for group in groups]))
 
 
 def _within(layer: Layer) -> Tensor:

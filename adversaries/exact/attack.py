@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +14,6 @@ from adversaries.exact.consistency import certified, cleaned, repaired
 from adversaries.exact.layer import Layer, labels_of, read_layer
 from adversaries.exact.mixture import Mixture
 from fedsim.attacks import Attack, Knowledge, Progress, single_update
-from fedsim.errors import KnowledgeError
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
 
@@ -28,13 +28,21 @@ class FirstLayerAttack(Attack):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    uses: ClassVar[frozenset[str]] = frozenset({"labels"})
+
+    @property
+    @abstractmethod
+    def turns(self) -> int:
+        """How often `_columns` tells of its progress, at most."""
 
     @abstractmethod
     def _columns(
-        self, mixture: Mixture, layer: Layer, rng: torch.Generator, progress: Progress
+        self, mixture: Mixture, layer: Layer, rng: torch.Generator, tell: Callable[[int], None]
     ) -> tuple[list[Tensor], Tensor]:
-        """Columns that are certain, `rank` each, and estimates of the others, `rank rest`."""
+        """Columns that are certain, `rank` each, and estimates of the others, `rank rest`.
+
+        Args:
+            tell: is told after each turn how many columns are certain.
+        """
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
@@ -42,8 +50,14 @@ class FirstLayerAttack(Attack):
         layer = read_layer(self, single_update(transcript, victim), knowledge)
         where = f"{self.called} on {layer.scene.where}"
         mixture = Mixture.of(layer.weight, layer.bias, layer.scene.num_examples, where)
+        steps = iter(range(1, self.turns + 1))
+
+        def tell(found: int) -> None:
+            progress(next(steps), self.turns + 1, {"objective": 1 - found / mixture.rank})
+
         only = torch.ones(1, dtype=torch.float64)  # of a single input, which needs no unmixing
-        found, rest = ([only], only[None, :0]) if mixture.rank == 1 else self._columns(mixture, layer, rng, progress)
+        found, rest = ([only], only[None, :0]) if mixture.rank == 1 else self._columns(mixture, layer, rng, tell)
+        progress(self.turns + 1, self.turns + 1, {"objective": 1 - len(found) / mixture.rank})
         if complete := not rest.shape[1]:
             found = repaired(mixture, layer, found)
         columns = mixture.scaled(torch.cat([*(column[:, None] for column in found), rest], 1))
@@ -51,16 +65,10 @@ class FirstLayerAttack(Attack):
         sure = certified(mixture, layer, columns) if complete else torch.zeros(len(inputs), dtype=torch.bool)
         if found and not complete:
             inputs = torch.cat([cleaned(layer, inputs, len(found)), inputs[len(found) :]])
-        return finding_of(layer, inputs, knowledge, sure)
+        return finding_of(layer, inputs, sure)
 
 
-def finding_of(layer: Layer, inputs: Tensor, knowledge: Knowledge, sure: Tensor | None = None) -> Reconstruction:
+def finding_of(layer: Layer, inputs: Tensor, sure: Tensor | None = None) -> Reconstruction:
     """The claim that the client trained on `inputs`, `example input`, some of which are certified to be exact."""
-    data = layer.to_unit_range(inputs)
-    try:
-        labels = labels_of(layer, layer.clamped(inputs))
-    except KnowledgeError:
-        if knowledge.labels is None or len(knowledge.labels) != len(data):
-            raise
-        labels = knowledge.labels
+    data, labels = layer.to_unit_range(inputs), labels_of(layer, layer.clamped(inputs))
     return Reconstruction(data=data, labels=labels, certified=sure)

@@ -40,7 +40,6 @@ class CocktailParty(Attack):
     iterations: int = 400
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    uses: ClassVar[frozenset[str]] = frozenset({"labels"})
     paper: ClassVar[Paper] = Paper(
         title="Cocktail Party Attack: Breaking Aggregation-Based Privacy in Federated Learning Using Independent "
         "Component Analysis",
@@ -66,4 +65,4 @@ class CocktailParty(Attack):
         seed = int(torch.randint(1 << 31, (1,), generator=rng))
         columns = unmixing(mixture.inputs, layer.shape, self.of, seed, self.iterations)
         progress(1, 1, {"objective": 0.0})
-        return finding_of(layer, mixture.unmixed(mixture.scaled(columns)), knowledge)
+        return finding_of(layer, mixture.unmixed(mixture.scaled(columns)))

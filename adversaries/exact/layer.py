@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +13,11 @@ from adversaries.first_layer import first_layer, rectified
 from adversaries.labels.last_layer import output_layer
 from adversaries.scene import Scene, scene_of
 from fedsim.attacks import Attack, Knowledge
-from fedsim.errors import AttackError
+from fedsim.errors import AttackError, KnowledgeError
 from fedsim.randomness import generator
 from fedsim.wire.messages import Update
+
+log = logging.getLogger("fedsim." + __name__)
 
 INSTEAD = "choose an attack that matches gradients, such as sme"
 """What an error says where the first layer gives nothing away."""
@@ -126,31 +130,36 @@ def read_layer(attack: Attack, update: Update, knowledge: Knowledge, *, relu: bo
     )
 
 
-@torch.no_grad()
 def labels_of(layer: Layer, inputs: Tensor) -> Tensor:
     """`example`: the class of each input, whose logit the last layer's update moved up for it.
 
     With the cross-entropy the update of the last layer is G^T H, where H holds the features of one example a row and
-    G, `example class`, is below 0 at the true class alone. G is found by least squares for the features at w_0.
+    G, `example class`, is below 0 at the true class alone. G is found by least squares for the features at w_0. Where
+    the model does not end in such a layer, labels are what the returned model, or else that at w_0, predicts.
 
     Args:
         inputs: `example input`, in the model's units.
-
-    Raises:
-        KnowledgeError: the model does not end in a linear layer that gives a logit for each class.
     """
     scene = layer.scene
     values = inputs.reshape(-1, *layer.shape).to(scene.before[0])
-    model = scene.model
-    model.load_state_dict({**dict(zip(scene.names, scene.before, strict=True)), **scene.buffers}, strict=False)
-    name, features = output_layer(model, values)
-    if (weight := f"{name}.weight".removeprefix(".")) not in scene.names:
-        return torch.zeros(len(inputs), dtype=torch.int64)
-    moved = scene.direction[scene.names.index(weight)].double().cpu()
-    bias = scene.direction[scene.names.index(f"{name}.bias")] if f"{name}.bias" in scene.names else None
-    hidden = features.double().cpu()
-    if bias is not None:
-        moved = torch.cat([moved, bias.double().cpu()[:, None]], 1)
-        hidden = torch.cat([hidden, torch.ones(len(hidden), 1, dtype=torch.float64)], 1)
-    slopes: Tensor = torch.linalg.lstsq(hidden.T, moved.T, driver="gelsd").solution
+    try:
+        _outputs(scene, scene.before, values)
+        name, given = output_layer(scene.model, values)
+        places = [scene.names.index(f"{name}.{kind}".removeprefix(".")) for kind in ("weight", "bias")]
+    except (KnowledgeError, ValueError):
+        outputs = _outputs(scene, scene.after or scene.before, values)
+        log.warning("%s: labels cannot be read from the last layer; they are what the model predicts", scene.where)
+        return outputs.argmax(1).cpu() if outputs.shape[1] > 1 else outputs[:, 0].float().cpu()
+    weight, bias = (scene.direction[place].double().cpu() for place in places)
+    features = torch.cat([given.double().cpu(), torch.ones(len(values), 1, dtype=torch.float64)], 1)
+    moved = torch.cat([weight, bias[:, None]], 1)
+    slopes: Tensor = torch.linalg.lstsq(features.T, moved.T, driver="gelsd").solution
     return slopes.argmin(1)
+
+
+@torch.no_grad()
+def _outputs(scene: Scene, weights: Sequence[Tensor], values: Tensor) -> Tensor:
+    """What the model, which is left with these weights, makes of inputs."""
+    scene.model.load_state_dict({**dict(zip(scene.names, weights, strict=True)), **scene.buffers}, strict=False)
+    outputs: Tensor = scene.model(values)
+    return outputs.reshape(len(values), -1)

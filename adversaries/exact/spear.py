@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +14,7 @@ from adversaries.exact.attack import FirstLayerAttack
 from adversaries.exact.layer import Layer
 from adversaries.exact.mixture import Mixture
 from adversaries.exact.silence import drawn
-from fedsim.attacks import Paper, Progress
+from fedsim.attacks import Paper
 from fedsim.errors import AttackError, ConfigError
 
 _AT_ONCE = 20_000
@@ -47,15 +49,20 @@ class Spear(FirstLayerAttack):
         if self.draws < 1:
             raise ConfigError(f"draws: expected at least 1, got {self.draws}")
 
+    @property
+    def turns(self) -> int:
+        """See `FirstLayerAttack`."""
+        return math.ceil(self.draws / _AT_ONCE)
+
     def _columns(
-        self, mixture: Mixture, layer: Layer, rng: torch.Generator, progress: Progress
+        self, mixture: Mixture, layer: Layer, rng: torch.Generator, tell: Callable[[int], None]
     ) -> tuple[list[Tensor], Tensor]:
         found: list[Tensor] = []
         among = torch.arange(len(mixture.rows))
         for start in range(0, self.draws, _AT_ONCE):
             for column in drawn(mixture, among, min(_AT_ONCE, self.draws - start), rng, most=mixture.rank):
                 mixture.add(found, column)
-            progress(len(found), mixture.rank, {"objective": 1 - len(found) / mixture.rank})
+            tell(len(found))
             if len(found) == mixture.rank:
                 return found, torch.empty((mixture.rank, 0), dtype=torch.float64)
         raise AttackError(

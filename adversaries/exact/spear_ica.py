@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from adversaries.exact.components import unmixing
 from adversaries.exact.layer import Layer
 from adversaries.exact.mixture import Mixture
 from adversaries.exact.silence import drawn, guided, reweighted, trimmed
-from fedsim.attacks import Paper, Progress
+from fedsim.attacks import Paper
 from fedsim.errors import ConfigError
 
 _GUIDED, _MORE, _GUIDED_AT_MOST = 150, 6, 10_000
@@ -32,6 +33,7 @@ class SpearIca(FirstLayerAttack):
     in SPEAR; inputs whose columns were not found remain estimates.
 
     Args:
+        passes: at most.
         patience: passes without a new column after which the rest remains estimates.
         draws: blind draws of sets of units, in all.
 
@@ -41,6 +43,7 @@ class SpearIca(FirstLayerAttack):
         estimates, the order in which inputs are taken away, and the certificate.
     """
 
+    passes: int = 40
     patience: int = 4
     draws: int = 20_000
 
@@ -53,35 +56,38 @@ class SpearIca(FirstLayerAttack):
     )
 
     def __post_init__(self) -> None:
-        for name, least in (("patience", 1), ("draws", 0)):
+        for name, least in (("passes", 1), ("patience", 1), ("draws", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
 
+    @property
+    def turns(self) -> int:
+        """See `FirstLayerAttack`."""
+        return self.passes
+
     def _columns(
-        self, mixture: Mixture, layer: Layer, rng: torch.Generator, progress: Progress
+        self, mixture: Mixture, layer: Layer, rng: torch.Generator, tell: Callable[[int], None]
     ) -> tuple[list[Tensor], Tensor]:
         found: list[Tensor] = []
-        rest, stuck, drew = torch.eye(mixture.rank, dtype=torch.float64), 0, False
-        while len(found) < mixture.rank and stuck < self.patience:
+        rest, stuck, drew = torch.eye(mixture.rank, dtype=torch.float64), 0, self.draws == 0
+        for _ in range(self.passes):
             before = len(found)
             rest = self._estimates(mixture, layer, mixture.left(found), seed=stuck)
-            self._search(
-                mixture,
-                _silence(mixture, layer, rest),
-                found,
-                min(_GUIDED * _MORE**stuck, _GUIDED_AT_MOST // len(rest.T)),
-                rng,
-            )
-            stuck = stuck + 1 if len(found) == before else 0
-            if stuck == self.patience and not drew:
+            draws = min(_GUIDED * _MORE**stuck, _GUIDED_AT_MOST // (mixture.rank - before))
+            self._search(mixture, _silence(mixture, layer, rest), found, draws, rng)
+            if len(found) == before and stuck == self.patience - 1 and not drew:
                 drew = True
                 for column in drawn(mixture, torch.arange(len(mixture.rows)), self.draws, rng, most=mixture.rank):
                     mixture.add(found, column)
-                stuck = stuck if len(found) == before else 0
-            progress(len(found), mixture.rank, {"objective": 1 - len(found) / mixture.rank})
-        if len(found) < mixture.rank:
-            return found, rest
-        return found, rest[:, :0]
+            stuck = stuck + 1 if len(found) == before else 0
+            tell(len(found))
+            if len(found) == mixture.rank:
+                return found, rest[:, :0]
+            if stuck == self.patience:
+                break
+        if len(rest.T) > mixture.rank - len(found):  # the last pass found some
+            rest = self._estimates(mixture, layer, mixture.left(found), seed=stuck)
+        return found, rest
 
     def _estimates(self, mixture: Mixture, layer: Layer, left: Tensor, seed: int) -> Tensor:
         """`rank rest`, columns in the span of `left`, by independent components."""
