@@ -41,14 +41,20 @@ def paired(claimed: Tensor, true: Tensor) -> Tensor:
     infinite, are paired like all others. Rows of a table are paired by the least total squared error. Of more claims
     than there are examples those are left over that fit worst.
     """
+    chosen = assigned(claimed, true)
+    there = chosen >= 0
+    return torch.full_like(true, 0.5).index_put((there.nonzero()[:, 0],), claimed[chosen[there]])
+
+
+def assigned(claimed: Tensor, true: Tensor) -> Tensor:
+    """`true`: the index of the claimed example that `paired` takes for each; -1 where there is none left."""
     from scipy.optimize import linear_sum_assignment
 
-    grey = torch.full_like(true, 0.5)
     cost = _cost(true, claimed)
     if len(claimed) < len(true):  # what a claim is worth at each place is what it gains on mid-grey there
-        cost = cost - _cost(true, grey[:1])
+        cost = cost - _cost(true, torch.full_like(true[:1], 0.5))
     places, chosen = (torch.from_numpy(index) for index in linear_sum_assignment(cost.numpy()))
-    return grey.index_put((places,), claimed[chosen])
+    return torch.full((len(true),), -1).index_put((places,), chosen)
 
 
 def _cost(true: Tensor, claimed: Tensor) -> Tensor:

@@ -68,14 +68,25 @@ def shown(finding: Reconstruction, truth: Truth | None) -> Shown:
     if finding.data.ndim != 4:
         return Shown(examples=count, known=truth is not None, typical=typical)
     if truth is None:
-        return Shown(examples=count, sheet=Sheet(claimed=finding.data[:IMAGES]), typical=typical)
+        sure = () if finding.certified is None else finding.certified[:IMAGES].tolist()
+        return Shown(examples=count, sheet=Sheet(claimed=finding.data[:IMAGES], certified=sure), typical=typical)
     claimed = (finding.data if typical else metrics.paired(finding.data, truth.data))[:IMAGES]
     true = truth.data[:IMAGES]
     curves = {}
     if finding.snapshots is not None and finding.snapshot_iterations is not None:
         curves["psnr"] = finding.snapshot_iterations.double(), _closeness(finding.snapshots, truth.data)
-    sheet = Sheet(claimed=claimed, true=true, psnr=metrics.psnr(claimed, true).tolist())
+    sheet = Sheet(
+        claimed=claimed, true=true, psnr=metrics.psnr(claimed, true).tolist(), certified=_certified(finding, truth)
+    )
     return Shown(examples=count, known=True, sheet=sheet, typical=typical, curves=curves)
+
+
+def _certified(finding: Reconstruction, truth: Truth) -> list[bool]:
+    """Of each image that is drawn, whether the attack is sure of it; empty where it never says."""
+    if finding.certified is None or isinstance(finding, Representatives):
+        return []
+    chosen = metrics.assigned(finding.data, truth.data)[:IMAGES].tolist()
+    return [place >= 0 and bool(finding.certified[place]) for place in chosen]
 
 
 def _closeness(snapshots: Tensor, true: Tensor) -> Tensor:

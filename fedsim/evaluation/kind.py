@@ -119,11 +119,17 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """Images to draw: claimed ones, the true ones that they are assigned to, and what is written below each, in dB."""
+    """Images to draw: claimed ones, the true ones that they are assigned to, and what is written below each.
+
+    Attributes:
+        psnr: in dB.
+        certified: whether the attack is sure of it; empty where it never says.
+    """
 
     claimed: Tensor
     true: Tensor | None = None
     psnr: Sequence[float] = ()
+    certified: Sequence[bool] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

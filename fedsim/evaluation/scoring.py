@@ -22,9 +22,14 @@ from fedsim.findings import Reconstruction, Texts
 
 RECOVERED = 20.0
 """PSNR in dB from which on an image counts as recovered; SME calls what is below 18 visually corrupted."""
+EXACT = 40.0
+"""PSNR in dB from which on an image counts as exact; of rows of tables each value is, to 1/10000 of its range."""
+CERTIFIED = 60.0
+"""PSNR in dB that an example which an attack calls certified must reach."""
+_SAME_VALUE = 1e-4
 _DIRECTION = {"psnr": True, "ssim": True, "mse": False, "lpips": False}
 _CEILING = {"psnr": None, "ssim": 1.0, "mse": 0.0, "lpips": 0.0}
-_SHARES = ("recovered", "recover_rate", "tokens_found", "words_found")
+_SHARES = ("recovered", "exact", "recover_rate", "tokens_found", "words_found")
 _DIRECTION |= dict.fromkeys(_SHARES, True)
 _CEILING |= dict.fromkeys(_SHARES, 1.0)
 _DIRECTION |= dict.fromkeys((AT_BROADCAST, ON_LINE), False)
@@ -93,6 +98,8 @@ def score(
         _metric_score(name, value, {g: v[name] for g, v in guesses.items() if name in v}, nearest.get(name))
         for name, value in claimed.items()
     ]
+    if isinstance(finding, Reconstruction):
+        scores += _certificates(finding, truth)
     if not (labels_granted or truth.labels.is_floating_point()):
         scores.append(_label_score(finding.labels, truth.labels, public))
     return scores
@@ -152,7 +159,8 @@ def image_metrics(claimed: Tensor, truth: Truth, weights: Path | None) -> dict[s
 def paired_metrics(paired: Tensor, truth: Truth, weights: Path | None) -> dict[str, Tensor | str]:
     """MSE, and of images PSNR, SSIM, LPIPS and which are recovered, of examples in the order of the true ones."""
     if truth.data.ndim != 4:
-        return {"mse": metrics.mse(paired, truth.data)}
+        apart = (paired - truth.data).abs().flatten(1).amax(1)
+        return {"mse": metrics.mse(paired, truth.data), "exact": (apart <= _SAME_VALUE).float()}
     psnr = metrics.psnr(paired, truth.data)
     return {
         "psnr": psnr,
@@ -160,7 +168,25 @@ def paired_metrics(paired: Tensor, truth: Truth, weights: Path | None) -> dict[s
         "mse": metrics.mse(paired, truth.data),
         "lpips": metrics.lpips(paired, truth.data, weights),
         "recovered": (psnr >= RECOVERED).float(),
+        "exact": (psnr >= EXACT).float(),
     }
+
+
+def _certificates(finding: Reconstruction, truth: Truth) -> list[Score]:
+    """How many of the true examples are certified, and which share of the certificates is wrong.
+
+    A certificate is right where some true example differs by less than `CERTIFIED` allows.
+    """
+    if finding.certified is None:
+        return []
+    sure = finding.data[finding.certified]
+    apart = torch.cdist(sure.flatten(1).double(), truth.data.flatten(1).double()).square() / truth.data[0].numel()
+    wrong = apart.amin(1) > 10 ** (-CERTIFIED / 10)
+    false = float(wrong.double().mean()) if len(sure) else 0.0
+    return [
+        Score.beside("certified", min(1.0, len(sure) / len(truth.data)), {"none": 0.0}, ceiling=1.0),
+        Score(metric="false_certificates", value=false, ceiling=0.0, higher_is_better=False),
+    ]
 
 
 def _similarities(data: Tensor, labels: Tensor, message: Message | None) -> dict[str, Tensor | str]:

@@ -206,7 +206,7 @@ def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Vie
     shown = evaluator_of(finding).show(finding, viewer.truth(finding, about), tokens, viewer.metric)
     picture = b""
     if (sheet := shown.sheet) is not None:
-        picture = figures.image_sheet(sheet.claimed, sheet.true, sheet.psnr)
+        picture = figures.image_sheet(sheet.claimed, sheet.true, sheet.psnr, sheet.certified)
         write_bytes(png, picture)
     return Found(
         about=_needed(about),

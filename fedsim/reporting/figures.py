@@ -196,13 +196,17 @@ def draw(panel: Panel) -> bytes:
     return _png(figure)
 
 
-def image_sheet(claimed: Tensor, true: Tensor | None, values: Sequence[float]) -> bytes:
+_SURE = "\u2713"
+
+
+def image_sheet(claimed: Tensor, true: Tensor | None, values: Sequence[float], certified: Sequence[bool] = ()) -> bytes:
     """A PNG of true images above claimed ones, or of claimed ones alone, every pixel a sharp square.
 
     Args:
         claimed: `example channel height width` in [0, 1], in the order of `true`.
         true: likewise, or None.
         values: `example`, PSNR in dB, written under each pair; empty for none.
+        certified: `example`, whether the attack is sure of it, written likewise.
     """
     from matplotlib.figure import Figure
 
@@ -210,7 +214,8 @@ def image_sheet(claimed: Tensor, true: Tensor | None, values: Sequence[float]) -
     count, _, height, width = claimed.shape
     zoom = max(1, _CELL // max(height, width))
     high, wide = zoom * height + _GAP, zoom * width + _GAP
-    canvas = np.ones((high * len(rows) + _GAP + (_TEXT if values else 0), _MARGIN + wide * count + _GAP, 3))
+    captions, about = _captions(values, certified)
+    canvas = np.ones((high * len(rows) + _GAP + (_TEXT if captions else 0), _MARGIN + wide * count + _GAP, 3))
     size = canvas.shape[1], canvas.shape[0]
     figure = Figure(figsize=((size[0] + 0.01) / DPI, (size[1] + 0.01) / DPI), dpi=DPI, facecolor="white")
     for line, (name, images) in enumerate(rows):
@@ -221,13 +226,21 @@ def image_sheet(claimed: Tensor, true: Tensor | None, values: Sequence[float]) -
             left = _MARGIN + place * wide
             canvas[top - 1 : top + high - _GAP + 1, left - 1 : left + wide - _GAP + 1] = 0.8
             canvas[top : top + high - _GAP, left : left + wide - _GAP] = image.repeat(zoom, 0).repeat(zoom, 1)
-    for place, value in enumerate(values):
+    for place, caption in enumerate(captions):
         centre = (_MARGIN + place * wide + (wide - _GAP) / 2) / size[0]
-        figure.text(centre, 6 / size[1], f"{value:.1f}", ha="center", va="bottom", fontsize=8, color=_INK)
-    if values:
-        figure.text((_MARGIN - 12) / size[0], 6 / size[1], "PSNR, dB", ha="right", va="bottom", fontsize=8, color=_INK)
+        figure.text(centre, 6 / size[1], caption, ha="center", va="bottom", fontsize=8, color=_INK)
+    if captions:
+        figure.text((_MARGIN - 12) / size[0], 6 / size[1], about, ha="right", va="bottom", fontsize=8, color=_INK)
     figure.figimage(canvas, origin="upper", zorder=-1)
     return _png(figure)
+
+
+def _captions(values: Sequence[float], certified: Sequence[bool]) -> tuple[list[str], str]:
+    """What is written under each pair, and what that is."""
+    numbers = [f"{value:.1f}" for value in values] or [""] * len(certified)
+    about = ["PSNR, dB" if not certified else "dB"] * bool(values) + [f"{_SURE} certified"] * bool(certified)
+    marks = [_SURE if sure else "" for sure in certified] or [""] * len(numbers)
+    return [" ".join(filter(None, pair)) for pair in zip(numbers, marks, strict=True)], ", ".join(about)
 
 
 def _as_rgb(images: Tensor) -> Numbers:

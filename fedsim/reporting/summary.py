@@ -28,6 +28,7 @@ FEWEST = 5
 _SHARES = {
     "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
     "attribute_balanced_accuracy", "local_accuracy", "recovered",
+    "exact", "certified", "false_certificates",
 }  # fmt: skip
 """Metrics that are shares of something, in [0, 1]."""
 _COSINES = ("zest", "zest_other_start", "zest_of_optima")
@@ -50,6 +51,13 @@ _NAMES = {
     "zest_of_optima": "Zest of the two optima",
     "local_mape": "local MAPE, %",
 }
+_NO_LEAKAGE = {
+    "l_sim": "how well the claims explain the message, not leakage",
+    "l_sim_line": "how well the claims explain the message, not leakage",
+    "certified": "what the attack itself is sure of, without the truth",
+    "false_certificates": "of those, what is not exact: above 0 the attack is wrong",
+}
+"""Metrics that say nothing about leakage, and what they say."""
 _OF_MODELS = {"parameter_distance", "zest", "local_loss", "local_accuracy", "local_mape"}
 """Metrics whose `ceiling` is no bound, but the score of the victim's optimal local model."""
 
@@ -225,8 +233,8 @@ def reading(item: Summary) -> tuple[str, str]:
     """
     if item.missing:
         return NOT_JUDGED, item.missing
-    if item.metric in ("l_sim", "l_sim_line"):
-        return "", "how well the claims explain the message, not leakage"
+    if (about := _NO_LEAKAGE.get(item.metric)) is not None:
+        return "", about
     if math.isnan(item.gain):
         return "", "no floor to compare with"
     told = f"{item.ahead} of {item.count} {item.unit}{'s' * (item.count != 1)}"
