@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fedsim.randomness import generator
 
 
 def first_layer(model: nn.Module, inputs: Tensor) -> str | None:
@@ -42,14 +45,20 @@ def first_layer(model: nn.Module, inputs: Tensor) -> str | None:
 
 @torch.no_grad()
 def rectified(model: nn.Module, layer: str, inputs: Tensor) -> bool:
-    """Whether only what is above 0 of what a layer gives goes further, as where a ReLU follows it.
+    """Whether only what is above 0 of what a layer gives goes further, as where a ReLU follows it directly.
 
-    Told by running `model` with and without what is below 0.
+    Told by running a copy of `model`, with other weights and running statistics, with and without what is below 0.
 
     Args:
         layer: its name.
         inputs: `example ...`, any, random for instance.
     """
+    model, rng = deepcopy(model), generator("rectified")
+    for (
+        tensor
+    ) in model.state_dict().values():  # a BatchNorm that was not trained changes nothing, and would not be seen
+        if tensor.is_floating_point():
+            tensor.add_(0.1 * torch.rand(tensor.shape, generator=rng).to(tensor))
 
     def outputs_where(change: Callable[[Tensor], Tensor]) -> Tensor:
         hook = model.get_submodule(layer).register_forward_hook(lambda _, given, made: change(made))

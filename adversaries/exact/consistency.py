@@ -23,18 +23,25 @@ _TURNS, _SMALL = 20, 1e-6
 
 
 def certified(mixture: Mixture, layer: Layer, columns: Tensor) -> Tensor:
-    """`example`: which inputs are sure to be exact, given all columns.
+    """`example`: which inputs are sure to be exact, given all columns, scaled.
 
-    The error that rounding makes of it must stay below `CERTIFIED`. And the zeros of each column must be those of its
-    own input, by the sign of what the layer makes of it, as well as they are for the other inputs: one column that is
-    a sum of two would be found out by that, and would spoil others, so none is certified then.
+    The error that rounding makes of it must stay below what `CERTIFIED` allows. And the columns must be `odd` nowhere.
+    """
+    most = layer.extent * 10 ** (-CERTIFIED / 20)
+    return (mixture.errors(columns) < most) & (odd(mixture, layer, columns) is None)
+
+
+def odd(mixture: Mixture, layer: Layer, columns: Tensor) -> int | None:
+    """The one of all columns, scaled, that goes worst with its own input; None where all go equally well with theirs.
+
+    The zeros of a column are those units that its input does not fire, by the sign of what the layer makes of it. A
+    column that is a sum of several gives an input that disagrees, and spoils others.
     """
     inputs = layer.clamped(mixture.unmixed(columns))
     agreement = layer.agreement(inputs, mixture.zeros(columns), mixture.units)
-    usual = agreement.median()
+    usual = float(agreement.median())
     spread = max(_ALIKE, _SPREADS * float((agreement - usual).abs().median()))
-    alike = bool(agreement.min() > max(_AGREEMENT, float(usual) - spread))
-    return (mixture.errors(columns) < layer.extent * 10 ** (-CERTIFIED / 20)) & alike
+    return None if agreement.min() > max(_AGREEMENT, usual - spread) else int(agreement.argmin())
 
 
 def repaired(mixture: Mixture, layer: Layer, found: list[Tensor]) -> list[Tensor]:

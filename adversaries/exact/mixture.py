@@ -87,17 +87,18 @@ class Mixture:
         rank = int((sizes > edge).sum())
         if not exact:
             rank = min(rank, most) or most
-        if not 0 < rank <= most:
+        rounding = noise * float((1 / sizes[:rank]).norm())
+        if not 0 < rank <= most or (exact and _CLEAR * rounding > 1):
             raise AttackError(
                 f"{where}: the update spans more than N = {most} inputs: there is no gap in its singular values, "
                 f"number {most} is {sizes[most - 1]:.2g} and number {most + 1} {sizes[most]:.2g}; noise, compression, "
                 "weight decay, Adam or augmentation hide the inputs, so choose an attack that matches gradients, such "
-                "as sme"
+                "as sme, or 'cocktail-party'"
             )
         inputs = weight.new_zeros((rank, weight.shape[1]))
         inputs[:, varying] = sizes[:rank, None] * right[:rank]
         # Rows that are little more than rounding would count as zeros of whatever column.
-        telling = left[:, :rank].norm(dim=1) > _ABOVE * noise * (1 / sizes[:rank]).norm() if exact else units >= 0
+        telling = left[:, :rank].norm(dim=1) > (_ABOVE * rounding if exact else 0)
         return cls(
             units=units[telling],
             rows=left[telling, :rank],

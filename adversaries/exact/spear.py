@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.attack import FirstLayerAttack
+from adversaries.exact.consistency import odd, repaired
 from adversaries.exact.layer import Layer
 from adversaries.exact.mixture import Mixture
 from adversaries.exact.silence import drawn
@@ -63,6 +64,10 @@ class Spear(FirstLayerAttack):
             for column in drawn(mixture, among, min(_AT_ONCE, self.draws - start), rng, most=mixture.rank):
                 mixture.add(found, column)
             tell(len(found))
+            if len(found) == mixture.rank:
+                found = repaired(mixture, layer, found)
+                if (worst := odd(mixture, layer, mixture.scaled(torch.stack(found, 1)))) is not None:
+                    found.pop(worst)
             if len(found) == mixture.rank:
                 return found, torch.empty((mixture.rank, 0), dtype=torch.float64)
         raise AttackError(

@@ -1,0 +1,312 @@
+"""Attacks that read inputs off a first linear layer: what they recover, what they certify, what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adversaries.exact.analytic import Analytic
+from adversaries.exact.cocktail_party import CocktailParty
+from adversaries.exact.consistency import odd, repaired
+from adversaries.exact.layer import read_layer
+from adversaries.exact.mixture import Mixture
+from adversaries.exact.spear import Spear
+from adversaries.exact.spear_ica import SpearIca
+from adversaries.first_layer import rectified
+from fedsim.attacks import Attack, Knowledge
+from fedsim.errors import AttackError, ConfigError
+from fedsim.findings import Reconstruction
+from fedsim.metrics import paired, psnr
+from fedsim.randomness import generator, seeded
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
+
+SGD: dict[str, Any] = {"lr": 0.05}
+_DIGITS = load_digits()
+
+
+def digits(count: int, key: int = 0) -> tuple[Tensor, Tensor]:
+    """Images in [0, 1] and labels."""
+    chosen = torch.randperm(len(_DIGITS.target), generator=generator("digits", key))[:count]
+    images = torch.from_numpy(_DIGITS.images).float()[chosen, None] / 16
+    return images, torch.from_numpy(_DIGITS.target)[chosen]
+
+
+def mlp(*middle: nn.Module, units: int = 200, bias: bool = True) -> nn.Module:
+    layers = middle or (nn.ReLU(),)
+    with seeded("mlp"):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, units, bias=bias), *layers, nn.Linear(units, 10))
+
+
+def trained(
+    inputs: Tensor,
+    labels: Tensor,
+    new: Callable[[], nn.Module],
+    *,
+    epochs: int = 10,
+    batch: int = 5,
+    options: Mapping[str, Any] = SGD,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights before and after local training."""
+    model = new().train()
+    before = {name: p.detach().clone() for name, p in model.state_dict().items()}
+    steps, rng = optimizer(model.parameters(), **options), generator("batches")
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(inputs), generator=rng).split(batch):
+            steps.zero_grad()
+            cross_entropy(model(inputs[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+            steps.step()
+    return before, {name: p.detach().clone() for name, p in model.state_dict().items()}
+
+
+def known(new: Callable[[], nn.Module] = mlp, value_range: tuple[float, float] = (0.0, 1.0)) -> Knowledge:
+    low, high = value_range
+    return Knowledge(model=new, loss=cross_entropy, input_shape=(1, 8, 8), num_classes=10, value_range=([low], [high]))
+
+
+def attacked(
+    attack: Attack,
+    folder: Path,
+    before: Mapping[str, Tensor],
+    payload: Payload,
+    num_examples: int,
+    new: Callable[[], nn.Module] = mlp,
+    value_range: tuple[float, float] = (0.0, 1.0),
+) -> Reconstruction:
+    recorder = Recorder(folder)
+    update = Update(round=1, client=0, before=dict(before), payload=payload, num_examples=num_examples)
+    recorder.write(1, [update])
+    low, high = value_range
+    known = Knowledge(model=new, loss=cross_entropy, input_shape=(1, 8, 8), num_classes=10, value_range=([low], [high]))
+    finding = attack.run(Transcript(folder), known, victim=0, rng=generator("attack"))
+    assert isinstance(finding, Reconstruction)
+    return finding
+
+
+def from_training(attack: Attack, folder: Path, count: int, **how: Any) -> tuple[Reconstruction, Tensor, Tensor]:
+    inputs, labels = digits(count)
+    new = how.pop("new", mlp)
+    before, after = trained(inputs, labels, new, **how)
+    return attacked(attack, folder, before, Payload.dense(after, "weights"), count, new), inputs, labels
+
+
+def check_exact(finding: Reconstruction, inputs: Tensor, at_least: float = 60) -> None:
+    assert finding.certified is not None
+    assert finding.certified.all()
+    assert len(finding.data) == len(inputs)
+    assert psnr(paired(finding.data, inputs), inputs).min() > at_least
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"epochs": 1, "batch": 10},
+        {"options": {"lr": 0.05, "momentum": 0.9}},
+        {"options": {"lr": 0.2}},
+        {"new": lambda: mlp(nn.ReLU(), nn.Linear(200, 200), nn.ReLU())},
+        {"new": lambda: mlp(nn.ReLU(), nn.Dropout(0.2)).eval()},
+    ],
+    ids=["ten epochs", "one step", "momentum", "large rate", "two hidden layers", "dropout"],
+)
+def test_local_epochs_leave_every_image_exact_and_its_label_known(tmp_path: Path, how: dict[str, Any]) -> None:
+    finding, inputs, labels = from_training(SpearIca(), tmp_path, 10, **how)
+    check_exact(finding, inputs)
+    if "dropout" not in str(how):
+        assert finding.labels.sort().values.tolist() == labels.sort().values.tolist()
+
+
+@pytest.mark.parametrize("kind", ["gradient", "delta"])
+def test_what_is_sent_instead_of_weights_is_read_as_it_is(tmp_path: Path, kind: str) -> None:
+    inputs, labels = digits(12)
+    model = mlp()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+    gradient = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    sent = (
+        Payload.dense(gradient, "gradient")
+        if kind == "gradient"
+        else Payload.dense({name: -0.1 * g for name, g in gradient.items()}, "delta")
+    )
+    check_exact(attacked(SpearIca(), tmp_path, before, sent, 12), inputs)
+
+
+def test_inputs_in_other_units_come_back_in_the_unit_range(tmp_path: Path) -> None:
+    inputs, labels = digits(10)
+    before, after = trained((inputs - 0.3) / 0.25, labels, mlp)
+    ends = (-0.3 / 0.25, 0.7 / 0.25)
+    finding = attacked(SpearIca(), tmp_path, before, Payload.dense(after, "weights"), 10, value_range=ends)
+    check_exact(finding, inputs)
+
+
+def test_two_equal_examples_are_claimed_once_and_n_is_an_upper_bound(tmp_path: Path) -> None:
+    inputs, labels = digits(8)
+    both = torch.cat([inputs, inputs[:1]]), torch.cat([labels, labels[:1]])
+    before, after = trained(*both, mlp)
+    finding = attacked(SpearIca(), tmp_path, before, Payload.dense(after, "weights"), 12)
+    check_exact(finding, inputs)
+
+
+def test_the_sum_of_two_clients_gives_the_images_of_both(tmp_path: Path) -> None:
+    (first, labels), (second, others) = digits(8, 1), digits(8, 2)
+    before, one = trained(first, labels, mlp)
+    _, two = trained(second, others, mlp)
+    mean = {name: (one[name] + two[name]) / 2 for name in one}
+    finding = attacked(SpearIca(), tmp_path, before, Payload.dense(mean, "weights"), 16)
+    check_exact(finding, torch.cat([first, second]))
+
+
+@pytest.mark.parametrize("attack", [Spear(), SpearIca(), Analytic()], ids=lambda attack: type(attack).__name__)
+def test_one_example_is_exact_by_every_attack(tmp_path: Path, attack: Attack) -> None:
+    finding, inputs, labels = from_training(attack, tmp_path, 1, batch=1)
+    assert psnr(finding.data, inputs).item() > 60
+    assert finding.labels.tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("count", [4, 8, 12])
+def test_spear_samples_a_batch_exactly(tmp_path: Path, count: int) -> None:
+    finding, inputs, _ = from_training(Spear(), tmp_path, count, epochs=1, batch=count)
+    check_exact(finding, inputs)
+
+
+def test_spear_says_when_its_draws_were_too_few(tmp_path: Path) -> None:
+    with pytest.raises(AttackError, match=r"1 draws gave 0 of 30 columns; raise draws, or choose 'spear-ica'"):
+        from_training(Spear(draws=1), tmp_path, 30)
+
+
+def test_noise_that_hides_the_columns_certifies_nothing_and_more_of_it_is_refused(tmp_path: Path) -> None:
+    inputs, labels = digits(10)
+    before, after = trained(inputs, labels, mlp)
+    moved = torch.cat([(after[name] - before[name]).flatten() for name in after]).norm()
+    per_number = moved / sum(tensor.numel() for tensor in after.values()) ** 0.5
+    seen = []
+    for place, share in enumerate((1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)):
+        rng = generator("noise", place)
+        noisy = {n: t + share * per_number * torch.randn(t.shape, generator=rng) for n, t in after.items()}
+        try:
+            finding = attacked(SpearIca(), tmp_path / str(place), before, Payload.dense(noisy, "weights"), 10)
+        except AttackError as error:
+            seen.append(str(error))
+            continue
+        assert finding.certified is not None
+        apart = torch.cdist(finding.data[finding.certified].flatten(1), inputs.flatten(1)).square() / 64
+        assert (apart.amin(1) < 1e-6).all() if len(apart) else True
+        seen.append("certified" if finding.certified.all() else "estimated")
+        assert seen[0] == "certified"
+    assert "there is no gap in its singular values" in seen[-1]
+    assert "estimated" in seen
+
+
+def test_no_certificate_is_wrong_where_columns_are_hard_to_find(tmp_path: Path) -> None:
+    certified = 0
+    for key in range(12):
+        inputs, labels = digits(14, key)
+        units = 60 + 30 * (key % 4)
+        before, after = trained(inputs, labels, lambda units=units: mlp(units=units), batch=7, epochs=1 + key % 3)  # type: ignore[misc]
+        finding = attacked(
+            SpearIca(),
+            tmp_path / str(key),
+            before,
+            Payload.dense(after, "weights"),
+            14,
+            lambda units=units: mlp(units=units),  # type: ignore[misc]
+        )
+        assert finding.certified is not None
+        sure = finding.data[finding.certified]
+        certified += len(sure)
+        apart = torch.cdist(sure.flatten(1).double(), inputs.flatten(1).double()).square() / 64
+        assert (apart.amin(1) < 1e-6).all() if len(sure) else True
+    assert certified > 14
+
+
+def test_the_cocktail_party_separates_behind_any_activation(tmp_path: Path) -> None:
+    new = lambda: mlp(nn.Tanh())  # noqa: E731
+    finding, inputs, _ = from_training(CocktailParty(of="differences"), tmp_path, 4, new=new)
+    assert finding.certified is None
+    assert finding.data.shape == inputs.shape
+    assert psnr(paired(finding.data, inputs), inputs).mean() > psnr(torch.full_like(inputs, 0.5), inputs).mean()
+
+
+@pytest.mark.parametrize(
+    ("new", "count", "how", "sentence"),
+    [
+        (lambda: mlp(nn.Sigmoid()), 5, {}, "no ReLU directly follows the first linear layer '1'"),
+        (lambda: mlp(nn.BatchNorm1d(200), nn.ReLU()), 5, {}, "no ReLU directly follows the first linear layer '1'"),
+        (lambda: mlp(bias=False), 5, {}, "the first linear layer '1' has no bias that is trained"),
+        (
+            lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 10)),
+            5,
+            {},
+            "no linear layer that is trained takes the inputs themselves",
+        ),
+        (mlp, 70, {"epochs": 1}, r"N is 70, but \d+ units that moved and \d+ inputs that vary tell at most \d+"),
+        (mlp, 5, {"optimizer": torch.optim.Adam, "options": {"lr": 0.01}}, "spans more than N = 5 inputs"),
+        (mlp, 5, {"options": {"lr": 0.05, "weight_decay": 0.01}}, "spans more than N = 5 inputs"),
+    ],
+    ids=["sigmoid", "batch norm", "no bias", "convolution", "too many", "adam", "weight decay"],
+)
+def test_what_gives_nothing_away_is_refused_in_one_sentence(
+    tmp_path: Path, new: Callable[[], nn.Module], count: int, how: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(AttackError, match=sentence):
+        from_training(SpearIca(), tmp_path, count, new=new, **how)
+
+
+def test_a_relu_is_known_by_what_it_does() -> None:
+    probes = torch.randn((4, 1, 8, 8), generator=generator("probes"))
+    assert rectified(mlp(), "1", probes)
+    assert not rectified(mlp(nn.LeakyReLU()), "1", probes)
+    assert not rectified(mlp(nn.GELU()), "1", probes)
+
+
+def test_a_column_that_is_a_sum_of_several_is_found_out() -> None:
+    """Some vectors that are made zero at rank - 1 units have further zeros, as units that fire together repeat."""
+    inputs, labels = digits(10)
+    before, after = trained(inputs, labels, mlp)
+    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=10)
+    layer = read_layer(SpearIca(), update, known())
+    mixture = Mixture.of(layer.weight, layer.bias, 10, "here")
+    gradients = torch.linalg.lstsq(inputs.flatten(1).T.double(), layer.weight[mixture.units].T).solution.T
+    true = torch.linalg.lstsq(mixture.rows, gradients).solution
+    columns = [mixture.column(column / column.norm()) for column in true.T]
+    found = [column for column in columns if column is not None]
+    assert len(found) == 10
+    assert odd(mixture, layer, mixture.scaled(torch.stack(found, 1))) is None
+    rng, sums = generator("guess"), 0
+    for _ in range(300):
+        units = torch.randperm(len(mixture.rows), generator=rng)[: mixture.rank - 1]
+        column = mixture.column(torch.linalg.svd(mixture.rows[units]).Vh[-1])
+        if column is None or (torch.stack(found) @ column).abs().max() > 1 - 1e-6:
+            continue
+        sums += 1
+        instead = int(torch.linalg.solve(torch.stack(found, 1), column).abs().argmax())
+        wrong = [*found[:instead], column, *found[instead + 1 :]]
+        assert odd(mixture, layer, mixture.scaled(torch.stack(wrong, 1))) is not None
+        mended = torch.stack(repaired(mixture, layer, wrong), 1)
+        assert (torch.stack(found) @ mended).abs().amax(1).min() > 1 - 1e-6
+    assert sums
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: SpearIca(passes=0), "passes: expected at least 1, got 0"),
+        (lambda: SpearIca(draws=-1), "draws: expected at least 0, got -1"),
+        (lambda: Spear(draws=0), "draws: expected at least 1, got 0"),
+        (lambda: CocktailParty(iterations=0), "iterations: expected at least 1, got 0"),
+        (lambda: CocktailParty(of="edges"), "of: "),  # type: ignore[arg-type]
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make: Callable[[], Attack], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        make()
