@@ -39,8 +39,8 @@ class SpearIca(FirstLayerAttack):
 
     References:
         Dimitrov et al.: SPEAR, NeurIPS 2024, for the zeros; Kariyappa et al.: Cocktail Party Attack, ICML 2023, for
-        independent components. Both are for one step. Ours: local steps, components of differences, silence by
-        estimates, the order in which inputs are taken away, and the certificate.
+        independent components. Differs: both are for one step, this reads local steps; the components are those of
+        differences, silence comes from estimates, inputs are taken away as they are found, and some are certified.
     """
 
     passes: int = 40

@@ -95,7 +95,7 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
     ]
     audit.score()
     rows = read_rows(RunFolder(run).scores)
-    metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "l_sim", "l_sim_line", "label_accuracy"]
+    metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "exact", "l_sim", "l_sim_line", "label_accuracy"]
     assert [row["metric"] for row in rows] == metrics * 8
     assert {(row["attack"], row["victim"], row["round"], row["repeat"]) for row in rows} == {
         (title, victim, number, "0") for title in ("ig", "sme") for number in "12" for victim in "02"
@@ -104,7 +104,7 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
         assert row["missing"] or float(row["floor"]) == float(row["floor"])
         assert row["examples"] == "6"
     images = read_rows(RunFolder(run).images)
-    assert len(images) == 8 * 6 * 4
+    assert len(images) == 8 * 6 * 5
     for row in rows:
         if row["metric"] in ("psnr", "ssim", "mse"):
             keys = ("attack", "victim", "round", "repeat", "metric")
@@ -940,7 +940,7 @@ def test_a_regression_is_attacked_and_scored(
     audit = open_audit(run.path, None, trust=True)
     assert audit.run() == []
     rows = audit.score()
-    assert {row["metric"] for row in rows} == {"mse", "l_sim", "l_sim_line"}
+    assert {row["metric"] for row in rows} == {"mse", "exact", "l_sim", "l_sim_line"}
     assert {row["attack"] for row in rows} == {"sme", "ig"}
     write_report(run.path, audit)
     path = next(run.findings.glob("*/*.safetensors"))

@@ -157,7 +157,7 @@ def test_run_leaves_everything_that_a_run_folder_holds(home: Path, at_end: subpr
     assert names >= {"experiment.toml", "versions.json", "transcript", "findings", "scores.csv", "image-scores.csv"}
     assert names >= {"metrics.csv", "report.html", "log.txt"}
     assert not [name for name in names if name.endswith(".tmp")]
-    metrics = {"psnr", "ssim", "mse", "lpips", "recovered", "l_sim", "l_sim_line", "label_accuracy"}
+    metrics = {"psnr", "ssim", "mse", "lpips", "recovered", "exact", "l_sim", "l_sim_line", "label_accuracy"}
     rows = read_rows(folder / "scores.csv")
     assert {row["metric"] for row in rows} == metrics
     assert len(rows) == 2 * len(metrics)

@@ -134,7 +134,7 @@ def test_it_is_scored_under_the_same_rules(site: Site, run: subprocess.Completed
     assert run.returncode == 0, run.stderr
     rows = read_rows(site.work / "runs" / "compare" / "scores.csv")
     theirs = [row for row in rows if row["attack"] == "first-layer-mean"]
-    metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "l_sim", "l_sim_line", "label_accuracy"]
+    metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "exact", "l_sim", "l_sim_line", "label_accuracy"]
     assert [row["metric"] for row in theirs] == metrics * 2
     assert all(row["floor"] and row["floor_guess"] for row in theirs if not row["missing"])
     ours = {(r["victim"], r["metric"]): r for r in rows if r["attack"] == "sme"}

@@ -20,6 +20,7 @@ from fedsim.evaluation.score import Public, Score
 from fedsim.evaluation.scoring import by_frequencies, every_class_as_often, label_accuracy, score
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction, Texts
+from fedsim.randomness import generator
 from fedsim.recording.finding_files import load_finding, save_finding
 
 
@@ -40,10 +41,10 @@ def judge(finding: Reconstruction, public: Public | None = PUBLIC, **options: An
 def test_the_truth_itself_in_another_order_reaches_every_ceiling() -> None:
     order = torch.tensor([2, 0, 3, 1])
     scores = judge(Reconstruction(data=TRUTH.data[order], labels=LABELS[order]))
-    assert list(scores) == ["psnr", "ssim", "mse", "lpips", "recovered", "label_accuracy"]
+    assert list(scores) == ["psnr", "ssim", "mse", "lpips", "recovered", "exact", "label_accuracy"]
     assert scores["psnr"].value == math.inf
     assert scores["psnr"].ceiling is None
-    for metric in ("ssim", "mse", "recovered", "label_accuracy"):
+    for metric in ("ssim", "mse", "recovered", "exact", "label_accuracy"):
         ceiling = scores[metric].ceiling
         assert ceiling is not None
         assert scores[metric].value == pytest.approx(ceiling, abs=1e-6)
@@ -380,3 +381,19 @@ def test_a_missing_or_foreign_truth_file_is_one_sentence(tmp_path: Path) -> None
     (tmp_path / "text").write_text("hello")
     with pytest.raises(DataError, match="is not a safetensors file"):
         Truth.load(tmp_path / "text")
+
+
+def test_certificates_are_counted_and_wrong_ones_are_told() -> None:
+    truth = Truth(data=torch.rand((4, 1, 8, 8), generator=generator("certified")), labels=torch.arange(4))
+    data = truth.data.clone()
+    data[1] = (data[1] + 0.01).clamp(0, 1)  # 40 dB, which is exact but not certain
+    sure = torch.tensor([True, True, False, False])
+    finding = Reconstruction(data=data, labels=truth.labels, certified=sure)
+    scores = {item.metric: item for item in score(finding, truth, public=None, rng=generator(0))}
+    assert scores["certified"].value == 0.5
+    assert scores["false_certificates"].value == 0.5
+    without = Reconstruction(data=data, labels=truth.labels)
+    assert "certified" not in {item.metric for item in score(without, truth, public=None, rng=generator(0))}
+    nothing = Reconstruction(data=data, labels=truth.labels, certified=torch.zeros(4, dtype=torch.bool))
+    scores = {item.metric: item for item in score(nothing, truth, public=None, rng=generator(0))}
+    assert (scores["certified"].value, scores["false_certificates"].value) == (0, 0)
