@@ -90,8 +90,9 @@ class Mixture:
         rounding = noise * float((1 / sizes[:rank]).norm())
         if not 0 < rank <= most or (exact and _CLEAR * rounding > 1):
             raise AttackError(
-                f"{where}: the update spans more than N = {most} inputs: there is no gap in its singular values, "
-                f"number {most} is {sizes[most - 1]:.2g} and number {most + 1} {sizes[most]:.2g}; noise, compression, "
+                f"{where}: the update spans more than N = {most} inputs, or nearly so: the gap in its singular values "
+                f"is too small, number {most} is {sizes[most - 1]:.2g} and number {most + 1} {sizes[most]:.2g}; noise, "
+                "compression, "
                 "weight decay, Adam or augmentation hide the inputs, so choose an attack that matches gradients, such "
                 "as sme, or 'cocktail-party'"
             )
