@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedsim.errors import AttackError
 
+_FLOAT64 = torch.finfo(torch.float64).eps
 _EDGE = 3.0
 """A singular value stands out where it is so many times the largest that rounding alone brings about."""
 _ABOVE = 50.0
@@ -82,13 +83,17 @@ class Mixture:
             )
         left, sizes, right = torch.linalg.svd(weight[units][:, varying], full_matrices=False)
         spare = (len(units) - most) * (len(varying) - most)
-        noise = max(float(sizes[most:].norm()) / math.sqrt(spare), float(sizes[0]) * torch.finfo(torch.float64).eps)
-        edge = _EDGE * noise * (math.sqrt(len(units)) + math.sqrt(len(varying)))
+        widest = math.sqrt(len(units)) + math.sqrt(
+            len(varying)
+        )  # largest singular value of rounding, over its deviation
+        tail = sizes[most:]
+        noise = max(float(tail.norm()) / math.sqrt(spare), float(tail[0]) / widest, float(sizes[0]) * _FLOAT64)
+        edge = _EDGE * noise * widest
         rank = int((sizes > edge).sum())
         if not exact:
             rank = min(rank, most) or most
         rounding = noise * float((1 / sizes[:rank]).norm())
-        if not 0 < rank <= most or (exact and _CLEAR * rounding > 1):
+        if not rank or (exact and _CLEAR * rounding > 1):
             raise AttackError(
                 f"{where}: the update spans more than N = {most} inputs, or nearly so: the gap in its singular values "
                 f"is too small, number {most} is {sizes[most - 1]:.2g} and number {most + 1} {sizes[most]:.2g}; noise, "
