@@ -8,16 +8,19 @@ from torch import Tensor
 from adversaries.exact.components import differences
 from adversaries.exact.layer import Layer
 from adversaries.exact.mixture import Mixture
+from adversaries.exact.ratios import shared_ratios
 from adversaries.exact.silence import trimmed
 
 CERTIFIED = 60.0
 """PSNR in dB that an input which is certified exact is sure to reach: its error stays below 1/1000 of the range."""
-_AGREEMENT = 0.7
-"""Least share of units about which an input that is certified and its column agree; see also `_ALIKE`, `_SPREADS`."""
+_AGREEMENT = 0.75
+"""Least share of units about which an input that is certified and its column agree; that of a sum of two."""
 _ALIKE, _SPREADS = 0.03, 6.0
-"""How far that share may be below its median over all inputs, at all and in median deviations from it."""
+"""Where ratios are shared: how far it may be below its median over all inputs, at all and in median deviations."""
 _WORST = 4
 """So many of the inputs that agree least with their columns are looked at in a turn, and so many turns are taken."""
+_WITHIN = 0.9
+"""Share of the zeros of a sum that are zeros of each of its parts, at least."""
 _SAME = 1 - 1e-6
 _TURNS, _SMALL = 20, 1e-6
 
@@ -25,31 +28,49 @@ _TURNS, _SMALL = 20, 1e-6
 def certified(mixture: Mixture, layer: Layer, columns: Tensor) -> Tensor:
     """`example`: which inputs are sure to be exact, given all columns, scaled.
 
-    The error that rounding makes of it must stay below what `CERTIFIED` allows. And the columns must be `odd` nowhere.
+    The error that rounding makes of it must stay below what `CERTIFIED` allows. And no column may be `odd`.
     """
     most = layer.extent * 10 ** (-CERTIFIED / 20)
     return (mixture.errors(columns) < most) & (odd(mixture, layer, columns) is None)
 
 
 def odd(mixture: Mixture, layer: Layer, columns: Tensor) -> int | None:
-    """The one of all columns, scaled, that goes worst with its own input; None where all go equally well with theirs.
+    """The one of all columns, scaled, that most looks like a sum of several; None if all are of one example each.
 
-    The zeros of a column are those units that its input does not fire, by the sign of what the layer makes of it. A
-    column that is a sum of several gives an input that disagrees, and spoils others.
+    As many columns as there are examples, none of which depends on the others, are of one example each if no two have
+    an example in common. Two that do have `shared_ratios`, unless they are sums of so many that few units fire for one
+    alone; but then there are few zeros, and many units that the column's own input leaves silent are none of them. Two
+    of one example each may have a shared ratio as well: after one step of a network with one hidden layer, those of a
+    class. Then a column is odd if it is zero only where the other one is, too, or if it agrees worse with the signs of
+    its own input than the others do with theirs.
     """
+    ratios = shared_ratios(mixture, columns)
+    if sums := _sums(mixture, columns, ratios):
+        return sums[0][0]
     inputs = layer.clamped(mixture.unmixed(columns))
     agreement = layer.agreement(inputs, mixture.zeros(columns), mixture.units)
-    usual = float(agreement.median())
-    spread = max(_ALIKE, _SPREADS * float((agreement - usual).abs().median()))
-    return None if agreement.min() > max(_AGREEMENT, usual - spread) else int(agreement.argmin())
+    least = _AGREEMENT
+    if ratios.isfinite().any():
+        usual = float(agreement.median())
+        least = max(least, usual - max(_ALIKE, _SPREADS * float((agreement - usual).abs().median())))
+    return None if agreement.min() > least else int(agreement.argmin())
+
+
+def _sums(mixture: Mixture, columns: Tensor, ratios: Tensor) -> list[tuple[int, int]]:
+    """Pairs of columns with a shared ratio, of which the first is zero only where the second is, too."""
+    zeros = mixture.zeros(columns).double()
+    within = zeros.T @ zeros / zeros.sum(0)[:, None]
+    return [(one, other) for one, other in (ratios.isfinite() & (within > _WITHIN)).nonzero().tolist()]
 
 
 def repaired(mixture: Mixture, layer: Layer, found: list[Tensor]) -> list[Tensor]:
     """As many columns as there are inputs, without those that are sums of several.
 
-    Where a column is a sum of a missing one and others, what is unmixed with it is nevertheless the input of the
-    missing one, whose silence then leads to its column.
+    Where a column is a sum of a missing one and one that is there, their ratio tells the missing one. Where it is a sum
+    of a missing one and others, what is unmixed with it is nevertheless the input of the missing one, whose silence
+    then leads to its column.
     """
+    found = _parted(mixture, found)
     for _ in range(_WORST):
         columns = mixture.scaled(torch.stack(found, 1))
         inputs = layer.clamped(mixture.unmixed(columns))
@@ -60,6 +81,22 @@ def repaired(mixture: Mixture, layer: Layer, found: list[Tensor]) -> list[Tensor
             if column is None or float((column @ found[place]).abs()) > _SAME:
                 continue
             if mixture.add(others, column):
+                found = others
+                break
+        else:
+            break
+    return found
+
+
+def _parted(mixture: Mixture, found: list[Tensor]) -> list[Tensor]:
+    """The columns, of which sums are replaced by what is left of them without their other part."""
+    for _ in range(len(found)):
+        columns = torch.stack(found, 1)
+        ratios = shared_ratios(mixture, columns)
+        for one, other in _sums(mixture, columns, ratios):
+            others, left = found[:one] + found[one + 1 :], columns[:, one] - ratios[one, other] * columns[:, other]
+            column = mixture.column(left / left.norm())
+            if column is not None and mixture.add(others, column):
                 found = others
                 break
         else:

@@ -135,10 +135,14 @@ class Mixture:
         """`unit column`: where the gradient is zero within rounding, of columns `rank column`."""
         return self._in_roundings(columns) <= _ABOVE
 
+    def rounding(self, columns: Tensor) -> Tensor:
+        """`column`: the standard deviation of the rounding of the gradients of each column, of `rank column`."""
+        rounding: Tensor = self.noise * (columns / self.sizes[:, None]).norm(dim=0)
+        return rounding
+
     def _in_roundings(self, columns: Tensor) -> Tensor:
         """`unit column`: the size of each gradient in multiples of its rounding."""
-        rounding: Tensor = self.noise * (columns / self.sizes[:, None]).norm(dim=0)
-        return (self.rows @ columns).abs() / rounding
+        return (self.rows @ columns).abs() / self.rounding(columns)
 
     def column(self, guess: Tensor) -> Tensor | None:
         """The column of Q, `rank`, of unit norm, whose zeros `guess` has, or None where they do not make one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,8 @@ _TRIMS = 3
 _KEPT = 0.8
 _SHARES = (1.0, 0.75, 0.5, 0.3)
 _AMONG = (1.3, 2.0, 3.0)
-_DOUBT = 0.02
-_TURNS, _SHARPER, _SHARPEST = 30, 0.7, 1e-9
+_TURNS, _SHARPER, _SHARPEST = 40, 0.7, 1e-9
+_RIDGE = 1e-12
 _TRIED, _AS_MANY, _SAME = 5, 0.65, 1 - 1e-6
 _ONCE = 1 << 22
 """Numbers of the drawn rows that are worked on at once."""
@@ -55,32 +57,88 @@ def guided(mixture: Mixture, silence: Tensor, draws: int, rng: torch.Generator) 
     return None
 
 
-def reweighted(mixture: Mixture, silence: Tensor) -> list[Tensor]:
-    """Columns by least absolute values, for estimates that are further off: all examples at once.
+def followed(mixture: Mixture, silence: Tensor, estimates: Tensor, found: Sequence[Tensor]) -> list[Tensor]:
+    """Columns by least absolute values from estimates of them, all examples at once.
 
-    Minimises the sum of |U q| over the units of which it is thought that they are silent, and a little over the others,
-    by least squares whose weights are those of the last solution, ever sharper.
+    A column is the q that makes the sum of |U q| smallest over the units that are thought silent, of which some are
+    not. The columns that were found make that sum small, too. So at first the part of an estimate that is not theirs
+    stays, and only what to add of them is sought; from there on all of q is.
 
     Args:
-        silence: `example unit`, see `trimmed`.
+        silence: `example unit`, see `trimmed`; fewer and surer units are tried until a column is certain.
+        estimates: `rank example`, orthogonal to the columns that were found.
+        found: columns.
     """
-    rows, thought = mixture.directions, (silence > 0).double()
-    start = thought + _DOUBT
-    weights, floor = start, torch.zeros(0)
-    for turn in range(_TURNS):
-        guesses = _null(torch.einsum("eu,ui,uj->eij", weights, rows, rows))
-        misfit = (guesses @ rows.mT).abs()
-        if not turn:
-            floor = torch.stack(
-                [
-                    one[sure > 0].median() if sure.any() else one.new_ones(())
-                    for one, sure in zip(misfit, thought, strict=True)
-                ]
-            )
-        weights = start / (misfit.square() + floor[:, None].square())
-        weights = weights / weights.amax(1, keepdim=True)
-        floor = (floor * _SHARPER).clamp_min(_SHARPEST)
-    return [column for guess in guesses if (column := mixture.column(guess)) is not None]
+    rows, columns = mixture.directions, list[Tensor]()
+    known = torch.linalg.qr(torch.stack(list(found), 1)).Q if found else estimates[:, :0]
+    guesses = (estimates / estimates.norm(dim=0)).T
+    for share in _SHARES:
+        thought = _surest(silence, share)
+        enough = thought.sum(1) >= mixture.rank + 2
+        thought, silence, guesses = thought[enough], silence[enough], guesses[enough]
+        if not len(guesses):
+            break
+        near = guesses + _least_absolute(rows @ known, guesses @ rows.T, thought) @ known.T
+        certain = [mixture.column(column) for column in _smallest_absolute(rows, near, thought)]
+        columns += [column for column in certain if column is not None]
+        left = torch.tensor([column is None for column in certain])
+        silence, guesses = silence[left], guesses[left]
+    return columns
+
+
+def _surest(silence: Tensor, share: float) -> Tensor:
+    """`example unit`, 1 at a share of the units that are thought silent, those that are surely so, else 0."""
+    most = (share * (silence > 0).sum(1)).long()
+    places = silence.argsort(dim=1, descending=True).argsort(dim=1)
+    return (places < most[:, None]).double()
+
+
+def _least_absolute(rows: Tensor, fixed: Tensor, thought: Tensor) -> Tensor:
+    """`example known`: the p with the smallest sum of |fixed + rows p|, over the units that are thought silent."""
+    ridge = _RIDGE * torch.eye(rows.shape[1], dtype=rows.dtype)
+
+    def solved(weights: Tensor) -> Tensor:
+        gram = torch.einsum("eu,ui,uj->eij", weights, rows, rows) + ridge
+        parts: Tensor = torch.linalg.solve(gram, (weights * fixed) @ rows)
+        return -parts
+
+    return _reweighted(solved, lambda parts: fixed + parts @ rows.T, thought, thought)
+
+
+def _smallest_absolute(rows: Tensor, guesses: Tensor, thought: Tensor) -> Tensor:
+    """`example rank`: near each guess the unit vector q with the smallest sum of |rows q|, likewise."""
+
+    def solved(weights: Tensor) -> Tensor:
+        return _null(torch.einsum("eu,ui,uj->eij", weights, rows, rows))
+
+    misfit = (guesses @ rows.T).abs()
+    weights = _weights(misfit, thought, _typical(misfit, thought))
+    return _reweighted(solved, lambda vectors: vectors @ rows.T, thought, weights)
+
+
+def _reweighted(
+    solved: Callable[[Tensor], Tensor], misfit: Callable[[Tensor], Tensor], thought: Tensor, weights: Tensor
+) -> Tensor:
+    """Least absolute values by least squares whose weights are those of the last solution, ever sharper."""
+    floor = None
+    for _ in range(_TURNS):
+        solution = solved(weights)
+        off = misfit(solution).abs()
+        floor = _typical(off, thought) if floor is None else (floor * _SHARPER).clamp_min(_SHARPEST)
+        weights = _weights(off, thought, floor)
+    return solution
+
+
+def _weights(misfit: Tensor, thought: Tensor, floor: Tensor) -> Tensor:
+    """`example unit`, at most 1."""
+    weights = thought / (misfit.square() + floor.square()).sqrt()
+    largest: Tensor = weights.amax(1, keepdim=True)
+    return weights / largest
+
+
+def _typical(misfit: Tensor, thought: Tensor) -> Tensor:
+    """`example 1`: the median over the units that are thought silent."""
+    return misfit.where(thought > 0, torch.nan).nanmedian(1, keepdim=True).values
 
 
 def drawn(mixture: Mixture, among: Tensor, draws: int, rng: torch.Generator, most: int) -> list[Tensor]:

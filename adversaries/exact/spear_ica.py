@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.attack import FirstLayerAttack
-from adversaries.exact.components import unmixing
+from adversaries.exact.components import Looked, unmixing
 from adversaries.exact.layer import Layer
 from adversaries.exact.mixture import Mixture
-from adversaries.exact.silence import drawn, guided, reweighted, trimmed
+from adversaries.exact.silence import drawn, followed, guided, trimmed
 from fedsim.attacks import Paper
 from fedsim.errors import ConfigError
 
 _GUIDED, _MORE, _GUIDED_AT_MOST = 150, 6, 10_000
-_FEW = 0.3
-"""Share of the columns sought from which on least squares found enough of them to be worth another pass at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +70,9 @@ class SpearIca(FirstLayerAttack):
         rest, stuck, drew = torch.eye(mixture.rank, dtype=torch.float64), 0, self.draws == 0
         for _ in range(self.passes):
             before = len(found)
-            rest = self._estimates(mixture, layer, mixture.left(found), seed=stuck)
+            rest = self._estimates(mixture, layer, mixture.left(found), stuck)
             draws = min(_GUIDED * _MORE**stuck, _GUIDED_AT_MOST // (mixture.rank - before))
-            self._search(mixture, _silence(mixture, layer, rest), found, draws, rng)
+            self._search(mixture, _silence(mixture, layer, rest), rest, found, draws, rng)
             if len(found) == before and stuck == self.patience - 1 and not drew:
                 drew = True
                 for column in drawn(mixture, torch.arange(len(mixture.rows)), self.draws, rng, most=mixture.rank):
@@ -85,25 +83,35 @@ class SpearIca(FirstLayerAttack):
                 return found, rest[:, :0]
             if stuck == self.patience:
                 break
-        if len(rest.T) > mixture.rank - len(found):  # the last pass found some
-            rest = self._estimates(mixture, layer, mixture.left(found), seed=stuck)
-        return found, rest
+        return found, self._estimates(mixture, layer, mixture.left(found), 0)
 
-    def _estimates(self, mixture: Mixture, layer: Layer, left: Tensor, seed: int) -> Tensor:
-        """`rank rest`, columns in the span of `left`, by independent components."""
-        of = "differences" if len(layer.shape) == 3 else "values"
-        return left @ unmixing(left.T @ mixture.inputs, layer.shape, of, seed)  # type: ignore[arg-type]
+    def _estimates(self, mixture: Mixture, layer: Layer, left: Tensor, stuck: int) -> Tensor:
+        """`rank rest`, columns in the span of `left`, by independent components.
 
-    def _search(self, mixture: Mixture, silence: Tensor, found: list[Tensor], draws: int, rng: torch.Generator) -> None:
-        """Put the columns of examples into `found` whose silence is known, `example unit`."""
-        before = len(found)
-        for units in silence:
+        Args:
+            stuck: passes since the last new column. After each, other estimates are made than in the last one.
+        """
+        of: Looked = "differences" if len(layer.shape) == 3 and stuck % 2 == 0 else "values"
+        return left @ unmixing(left.T @ mixture.inputs, layer.shape, of, stuck)
+
+    def _search(
+        self,
+        mixture: Mixture,
+        silence: Tensor,
+        rest: Tensor,
+        found: list[Tensor],
+        draws: int,
+        rng: torch.Generator,
+    ) -> None:
+        """Put columns into `found`, of examples whose silence, `example unit`, and column are estimated."""
+        known, left = list(found), torch.ones(len(silence), dtype=torch.bool)
+        for example, units in enumerate(silence):
             if (column := trimmed(mixture, units)) is not None:
                 mixture.add(found, column)
-        if len(found) - before < _FEW * len(silence):
-            for column in reweighted(mixture, silence):
-                mixture.add(found, column)
-        if len(found) == before:
+                left[example] = False
+        for column in followed(mixture, silence[left], rest[:, left], known):
+            mixture.add(found, column)
+        if len(found) == len(known):
             for units in silence:
                 if (column := guided(mixture, units, draws, rng)) is not None:
                     mixture.add(found, column)

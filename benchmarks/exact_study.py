@@ -1,0 +1,270 @@
+"""What a first linear layer gives away, by N, E, learning rate, width and all that docs/exact.md has tables of.
+
+Ten clients a cell, three seeds, one federation each, through the round loop. `python benchmarks/exact_study.py --data-dir
+DIR` takes about two hours of 2 cores, keeps what is done in benchmarks/results/exact.csv and goes on from there;
+`--cells 'mnist E'` runs those whose name begins so. `--show` prints the tables and draws the figures from that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+import torch
+
+import fedsim
+from fedsim.attacks import Paper
+from fedsim.defense import Defense
+from fedsim.errors import RunError
+from fedsim.wire.messages import State
+
+RESULTS = Path(__file__).parent / "results" / "exact.csv"
+SEEDS, CLIENTS = (1, 2, 3), 10
+COLUMNS = (
+    *("cell", "seed", "client", "attack", "n"),
+    *("exact", "floor", "twins", "certified", "false", "psnr", "worst", "labels", "seconds"),
+)
+NONE = Paper(title="Part of a study, published nowhere", authors="fedsim", venue="fedsim", year=2026, url="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeNoise(Defense):
+    """Gaussian noise on the update, whose norm is that of the update times `share`."""
+
+    share: float
+    paper: ClassVar[Paper] = NONE
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+        """See Defense."""
+        sizes = [(float(tensor.square().sum()), tensor.numel()) for tensor in update.values()]
+        deviation = self.share * math.sqrt(sum(s for s, _ in sizes) / sum(n for _, n in sizes))
+        return {
+            name: tensor + deviation * torch.randn(tensor.shape, generator=rng) for name, tensor in update.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest(Defense):
+    """Only the largest numbers of each tensor of the update are sent, a `share` of them."""
+
+    share: float
+    paper: ClassVar[Paper] = NONE
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+        """See Defense."""
+        return {name: self._cut(tensor) for name, tensor in update.items()}
+
+    def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
+        least = tensor.abs().flatten().kthvalue(1 + int((1 - self.share) * (tensor.numel() - 1))).values
+        return torch.where(tensor.abs() >= least, tensor, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounded(Defense):
+    """The update is sent in float16."""
+
+    paper: ClassVar[Paper] = NONE
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+        """See Defense."""
+        return {name: tensor.half().float() for name, tensor in update.items()}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting.
+
+    Attributes:
+        name: data set, what is changed of its base, and to what.
+        set: the changed settings.
+        defense: an object in place of a table, if any.
+        beside: other attacks run as well, on the same victims.
+        extra: settings of spear-ica.
+    """
+
+    name: str
+    set: Mapping[str, Any] = field(default_factory=dict)
+    defense: Defense | None = None
+    beside: bool = False
+
+
+BASES: dict[str, dict[str, Any]] = {
+    "mnist": {
+        "data": {"name": "mnist"},
+        "partition": {"name": "natural", "min_examples": 60, "samples_per_client": 50},
+        "model": {"name": "mlp", "hidden": [1000, 1000]},
+        "training": {"local_epochs": 10, "batch_size": 10, "learning_rate": 0.004},
+    },
+    "cifar10": {
+        "data": {"name": "cifar10"},
+        "partition": {"name": "iid", "samples_per_client": 32},
+        "model": {"name": "mlp", "hidden": [1000]},
+        "training": {"local_epochs": 5, "batch_size": 8, "learning_rate": 0.01},
+    },
+    "adult": {
+        "data": {"name": "adult"},
+        "partition": {"name": "iid", "samples_per_client": 8},
+        "model": {"name": "mlp", "hidden": [100, 100]},
+        "training": {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.05},
+    },
+}
+OTHERS = [
+    {"name": "sme"},
+    {"name": "inverting-gradients", "label": "ig"},
+    {"name": "inverting-gradients", "step_size": 0.1, "signed": True, "tv_weight": 1e-4},
+]
+
+
+def cells() -> Iterator[Cell]:
+    """All of them."""
+    for data in BASES:
+        yield Cell(f"{data} base", beside=True)
+    yield from axis("mnist", "N", "partition.samples_per_client", (10, 25, 100))
+    yield from axis("mnist", "E", "training.local_epochs", (1, 5, 20, 50), beside=(1, 50))
+    yield from axis("mnist", "rate", "training.learning_rate", (0.001, 0.02, 0.1, 0.5))
+    yield from axis("mnist", "width", "model.hidden", ([100, 100], [200, 200], [400, 400]))
+    yield from axis("mnist", "depth", "model.hidden", ([1000], [1000, 1000, 1000], [1000] * 4))
+    for trained in (1, 5, 20):
+        changed = {"federation.rounds": trained + 1, "adversary.rounds": [trained + 1]}
+        yield Cell(f"mnist trained {trained} rounds", changed)
+    for momentum in (0.5, 0.9):
+        yield Cell(f"mnist momentum {momentum}", {"training.momentum": momentum})
+    yield Cell("mnist optimizer adam", {"training.optimizer": "adam", "training.learning_rate": 0.001})
+    yield Cell("mnist weight decay 0.001", {"training.weight_decay": 0.001})
+    yield Cell("mnist BatchNorm behind the layer", {"model.batch_norm": True})
+    for share in (1e-4, 1e-3, 1e-2, 1e-1):
+        yield Cell(f"mnist noise {share:g}", defense=RelativeNoise(share=share), beside=share == 1e-2)
+    for share in (0.5, 0.1):
+        yield Cell(f"mnist top-k {share:g}", defense=Largest(share=share))
+    yield Cell("mnist float16", defense=Rounded())
+    yield Cell("mnist clipping 0.1", {"defense": [{"name": "gaussian-noise", "clip": 0.1, "noise_multiplier": 0.0}]})
+    yield from axis("cifar10", "N", "partition.samples_per_client", (8, 16, 64))
+    yield from axis("cifar10", "E", "training.local_epochs", (1, 20))
+    yield from axis("cifar10", "rate", "training.learning_rate", (0.001, 0.05))
+    yield from axis("cifar10", "width", "model.hidden", ([100], [256]))
+    yield from axis("adult", "N", "partition.samples_per_client", (4, 12, 16))
+    yield from axis("adult", "E", "training.local_epochs", (5, 20))
+    yield from axis("adult", "rate", "training.learning_rate", (0.01, 0.2))
+    yield from axis("adult", "width", "model.hidden", ([50, 50], [400, 100]))
+
+
+def axis(data: str, what: str, key: str, values: tuple[Any, ...], beside: tuple[Any, ...] = ()) -> Iterator[Cell]:
+    """Cells in which one setting has other values than in the base."""
+    for value in values:
+        shown = " ".join(map(str, value)) if isinstance(value, list) else value
+        yield Cell(f"{data} {what} {shown}", {key: value}, beside=value in beside)
+
+
+def measured(cell: Cell, seed: int, data_dir: Path) -> list[dict[str, Any]]:
+    """A row for each attack and client."""
+    torch.set_num_threads(1)
+    base = BASES[cell.name.split()[0]]
+    experiment = {
+        **base,
+        "federation": {"engine": "serial", "clients": CLIENTS, "rounds": 1, "seed": seed},
+        "adversary": {"victims": "all", "rounds": [1], "workers": 1},
+        "attack": [{"name": "spear-ica"}, *(OTHERS if cell.beside else [])],
+        **({} if cell.defense is None else {"defense": [cell.defense]}),
+    }
+    os.environ["FEDSIM_DATA"] = str(data_dir)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run = fedsim.run(experiment, out=Path(folder) / "run", set=dict(cell.set))
+        except RunError:  # an attack refused; the others are done
+            run = fedsim.open(Path(folder) / "run")
+        return [row for attack in experiment["attack"] for row in rows(run, cell, seed, attack)]
+
+
+def rows(run: fedsim.Run, cell: Cell, seed: int, attack: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One for each client; of an attack that refused without figures."""
+    title = attack.get("label") or attack["name"]
+    with (run.path / "image-scores.csv").open() as file:
+        errors = [row for row in csv.DictReader(file) if row["attack"] == title and row["metric"] == "mse"]
+    scores = run.scores
+    scores = scores[scores["attack"] == title]
+    seconds = {found.victim: found.about["seconds"] for found in run.findings if found.attack == title}
+    size = run.transcript.update(max(run.transcript.rounds), 0).num_examples
+    for client in range(CLIENTS):
+        row: dict[str, Any] = {"cell": cell.name, "seed": seed, "client": client, "attack": title, "n": size}
+        of_client = {r["metric"]: r for _, r in scores[scores["victim"] == client].iterrows()}
+        psnr = [-10 * math.log10(float(r["value"]) + 1e-16) for r in errors if int(r["victim"]) == client]
+        if of_client:
+            value = {name: round(float(found["value"]), 4) for name, found in of_client.items()}
+            row |= {
+                "exact": value["exact"],
+                "floor": of_client["exact"]["floor"],
+                "twins": of_client["exact"]["nearest_public"],
+                "certified": value.get("certified"),
+                "false": value.get("false_certificates"),
+                "psnr": round(median(psnr), 2),
+                "worst": round(min(psnr), 2),
+                "labels": value.get("label_accuracy"),
+                "seconds": round(float(seconds[client]), 2),
+            }
+        yield row
+
+
+def main() -> None:
+    """Run what is not done yet, or show what is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", type=Path, default=os.environ.get("FEDSIM_DATA"))
+    parser.add_argument("--cells", default="")
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    chosen = parser.parse_args()
+    done = {(row["cell"], int(row["seed"])) for row in read(chosen.out)}
+    todo = [(c, seed) for seed in chosen.seeds for c in cells() if c.name.startswith(chosen.cells)]
+    todo = [(c, seed) for c, seed in todo if (c.name, seed) not in done]
+    with ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool:
+        jobs = {pool.submit(measured, cell, seed, chosen.data_dir): (cell.name, seed) for cell, seed in todo}
+        for job in as_completed(jobs):
+            found = job.result()
+            write(chosen.out, found)
+            for attack in dict.fromkeys(row["attack"] for row in found):
+                of = [row for row in found if row["attack"] == attack]
+                print(*jobs[job], attack, summary(of), flush=True)
+
+
+def summary(of: list[dict[str, Any]]) -> str:
+    """Some figures of rows in one line."""
+    told = [row for row in of if "exact" in row]
+    if not told:
+        return "refused"
+    mean = {name: sum(row[name] or 0 for row in told) / len(told) for name in ("exact", "certified", "false", "seconds")}
+    return (
+        f"{len(told)}/{len(of)} exact {mean['exact']:.3f} certified {mean['certified']:.3f} false {mean['false']:.3f} "
+        f"psnr {median(row['psnr'] for row in told):.1f} {mean['seconds']:.1f} s"
+    )
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """All rows of an earlier run."""
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, found: list[dict[str, Any]]) -> None:
+    """Append rows."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(found)
+
+
+if __name__ == "__main__":
+    main()
