@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -25,27 +27,34 @@ def shared_ratios(mixture: Mixture, columns: Tensor) -> Tensor:
     Args:
         columns: `rank example`.
     """
-    gradients = mixture.rows @ columns
-    relative = mixture.rounding(columns) / gradients.abs()
-    ratios = torch.full((len(columns.T),) * 2, torch.nan, dtype=torch.float64)
-    for one in range(len(ratios)):
-        quotients = (gradients[:, one, None] / gradients).T.contiguous()
-        error = _ERRORS * (relative[:, one, None] + relative).T.contiguous().clamp_min(_LEAST)
-        telling = (error < 1) & (torch.arange(len(ratios)) != one)[:, None]
-        # Signs are kept apart, and units that tell nothing lie far from all others.
-        places = torch.where(quotients > 0, quotients.abs().log(), quotients.abs().log() + _APART)
-        far = _APART * torch.arange(2, 2 + len(gradients), dtype=torch.float64)
-        places, error = torch.where(telling, places, far), torch.where(telling, error, _LEAST)
-        near, wide = _around(places, error), _around(places, _AROUND * error)
-        crowded = near - _CROWD / _AROUND * wide - _FEW
-        most = crowded.argmax(1, keepdim=True)
-        many = (crowded > 0).any(1)
-        ratios[one, many] = quotients.gather(1, most)[many, 0]
+    gradients = (mixture.rows @ columns).T
+    relative = mixture.rounding(columns)[:, None] / gradients.abs()
+    ratios = torch.full((len(gradients),) * 2, torch.nan, dtype=torch.float64)
+    for one in range(len(gradients) - 1):
+        quotients, error = gradients[one] / gradients[one + 1 :], _ERRORS * (relative[one] + relative[one + 1 :])
+        for other, ratio in _crowds(quotients, error.clamp_min(_LEAST)):
+            ratios[one, one + 1 + other], ratios[one + 1 + other, one] = ratio, 1 / ratio
     return ratios
 
 
-def _around(places: Tensor, error: Tensor) -> Tensor:
-    """`row place`: how many places of its row are within the error of each."""
-    order = places.sort(dim=1).values
+def _crowds(quotients: Tensor, error: Tensor) -> Iterator[tuple[int, float]]:
+    """Each row of `row unit` in which many quotients are one within their relative errors, and that quotient."""
+    telling = error < 1
+    # Signs are kept apart, and units that tell nothing lie far from all others.
+    places = quotients.abs().log() + torch.where(quotients > 0, 0, _APART)
+    places = torch.where(telling, places, _APART * torch.arange(2, 2 + error.shape[1], dtype=error.dtype))
+    error = torch.where(telling, error, _LEAST)
+    order, index = places.sort(dim=1)
+    reach = error.gather(1, index).unfold(1, _FEW + 1, 1).amax(2)
+    dense = (order[:, _FEW:] - order[:, :-_FEW] <= 2 * reach).any(1).nonzero()[:, 0]  # most rows are not
+    quotients, places, error, order = quotients[dense], places[dense], error[dense], order[dense]
+    crowd = _around(order, places, error) - _CROWD / _AROUND * _around(order, places, _AROUND * error) - _FEW
+    most = crowd.argmax(1)
+    for row in (crowd.amax(1) > 0).nonzero()[:, 0].tolist():
+        yield int(dense[row]), float(quotients[row, most[row]])
+
+
+def _around(order: Tensor, places: Tensor, error: Tensor) -> Tensor:
+    """`row unit`: how many places of its row, which `order` has in order, are within the error of each."""
     above = torch.searchsorted(order, places + error, right=True)
     return above - torch.searchsorted(order, places - error)
