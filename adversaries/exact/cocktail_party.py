@@ -12,6 +12,7 @@ from adversaries.exact.attack import finding_of
 from adversaries.exact.components import unmixing
 from adversaries.exact.layer import read_layer
 from adversaries.exact.mixture import Mixture
+from adversaries.exact.refinement import refined
 from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding
@@ -29,6 +30,7 @@ class CocktailParty(Attack):
         of: what is held to be independent of one input and another: its `values`, as published, or the `differences`
             between neighbouring pixels, which are nearly so.
         iterations: of FastICA, at most.
+        refine: fit them to the whole update in the end, with zeros where ReLU leaves a unit silent (ours); needs ReLU.
 
     References:
         Kariyappa et al.: Cocktail Party Attack, ICML 2023. Differs: scikit-learn's FastICA finds the components, where
@@ -38,6 +40,7 @@ class CocktailParty(Attack):
 
     of: Literal["values", "differences"] = "values"
     iterations: int = 400
+    refine: bool = False
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     paper: ClassVar[Paper] = Paper(
@@ -57,7 +60,7 @@ class CocktailParty(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        layer = read_layer(self, single_update(transcript, victim), knowledge, relu=False)
+        layer = read_layer(self, single_update(transcript, victim), knowledge, relu=self.refine)
         where = f"{self.called} on {layer.scene.where}"
         if self.of == "differences" and len(layer.shape) != 3:
             raise AttackError(f"{where}: differences between neighbours are those of images; set of = 'values'")
@@ -65,4 +68,5 @@ class CocktailParty(Attack):
         seed = int(torch.randint(1 << 31, (1,), generator=rng))
         columns = unmixing(mixture.inputs, layer.shape, self.of, seed, self.iterations)
         progress(1, 1, {"objective": 0.0})
-        return finding_of(layer, mixture.unmixed(mixture.scaled(columns)))
+        inputs = mixture.unmixed(mixture.scaled(columns))
+        return finding_of(layer, refined(layer, inputs) if self.refine else inputs)
