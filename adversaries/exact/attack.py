@@ -44,10 +44,14 @@ class FirstLayerAttack(Attack):
             tell: is told after each turn how many columns are certain.
         """
 
+    def _layer(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Layer:
+        """The first layer of the one update that is attacked."""
+        return read_layer(self, single_update(transcript, victim), knowledge)
+
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        layer = read_layer(self, single_update(transcript, victim), knowledge)
+        layer = self._layer(transcript, knowledge, victim)
         where = f"{self.called} on {layer.scene.where}"
         mixture = Mixture.of(layer.weight, layer.bias, layer.scene.num_examples, where)
         steps = iter(range(1, self.turns + 1))

@@ -19,6 +19,8 @@ _ALIKE, _SPREADS = 0.03, 6.0
 """Where ratios are shared: how far it may be below its median over all inputs, at all and in median deviations."""
 _WORST = 4
 """So many of the inputs that agree least with their columns are looked at in a turn, and so many turns are taken."""
+_PINNED = 0.999
+"""Leverage from which on a column is no more than pinned by a unit, which other columns may be as well."""
 _WITHIN = 0.9
 """Share of the zeros of a sum that are zeros of each of its parts, at least."""
 _SAME = 1 - 1e-6
@@ -37,6 +39,9 @@ def certified(mixture: Mixture, layer: Layer, columns: Tensor) -> Tensor:
 def odd(mixture: Mixture, layer: Layer, columns: Tensor) -> int | None:
     """The one of all columns, scaled, that most looks like a sum of several; None if all are of one example each.
 
+    Each column must be determined by those of its zeros that its own input leaves silent: of two examples that fire
+    nearly the same units, a sum may have zeros where they cancel.
+
     As many columns as there are examples, none of which depends on the others, are of one example each if no two have
     an example in common. Two that do have `shared_ratios`, unless they are sums of so many that few units fire for one
     alone; but then there are few zeros, and many units that the column's own input leaves silent are none of them. Two
@@ -44,11 +49,15 @@ def odd(mixture: Mixture, layer: Layer, columns: Tensor) -> int | None:
     class. Then a column is odd if it is zero only where the other one is, too, or if it agrees worse with the signs of
     its own input than the others do with theirs.
     """
+    inputs, zeros = layer.clamped(mixture.unmixed(columns)), mixture.zeros(columns)
+    silent = zeros.T & (layer.silence(inputs)[:, mixture.units] > 0)
+    for place, units in enumerate(silent):
+        if mixture.rank > 1 and not mixture.determined(units, _PINNED):
+            return place
     ratios = shared_ratios(mixture, columns)
     if sums := _sums(mixture, columns, ratios):
         return sums[0][0]
-    inputs = layer.clamped(mixture.unmixed(columns))
-    agreement = layer.agreement(inputs, mixture.zeros(columns), mixture.units)
+    agreement = layer.agreement(inputs, zeros, mixture.units)
     least = _AGREEMENT
     if ratios.isfinite().any():
         usual = float(agreement.median())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -127,6 +127,17 @@ def read_layer(attack: Attack, update: Update, knowledge: Knowledge, *, relu: bo
         weight=moved_weight,
         bias=moved_bias,
         ends=tuple((end[at[0]].double().cpu(), end[at[1]].double().cpu()) for end in ends),
+    )
+
+
+def stacked(layers: Sequence[Layer]) -> Layer:
+    """Layers of several updates that are made of the same inputs, as one with the units of all."""
+    ends = zip(*(layer.ends for layer in layers), strict=True)
+    return replace(
+        layers[0],
+        weight=torch.cat([layer.weight for layer in layers]),
+        bias=torch.cat([layer.bias for layer in layers]),
+        ends=tuple((torch.cat([w for w, _ in end]), torch.cat([c for _, c in end])) for end in ends),
     )
 
 

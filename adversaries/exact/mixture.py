@@ -165,9 +165,19 @@ class Mixture:
         by_chance = len(sizes) * _ABOVE / clear
         if typical > _TYPICAL or clear < _CLEAR or int(silent.sum()) < self.rank + _SPARE + _SURPRISE * by_chance:
             return None
+        return column if self.determined(silent) else None
+
+    def determined(self, silent: Tensor, most: float = _CERTAIN) -> bool:
+        """Whether these units, `unit`, tell a column by being silent, and each of them is foretold by the others.
+
+        Args:
+            most: largest leverage of any of them.
+        """
+        if int(silent.sum()) < self.rank + _SPARE:
+            return False
         left, firm, _ = torch.linalg.svd(self.directions[silent], full_matrices=False)
         leverage = left[:, : self.rank - 1].square().sum(1)
-        return column if float(leverage.max()) < _CERTAIN and float(firm[self.rank - 2]) > _FIRM else None
+        return float(leverage.max()) < most and float(firm[self.rank - 2]) > _FIRM
 
     def add(self, found: list[Tensor], column: Tensor) -> bool:
         """Put `column` into `found` unless it depends on those that are there; says whether it did."""

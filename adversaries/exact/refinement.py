@@ -1,4 +1,4 @@
-"""Better estimates of inputs from the whole update of a first linear layer, where no column of the mixture is certain."""
+"""Better estimates of inputs from the whole update of a first linear layer, where no column is certain."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _RIDGE = 1e-8
 def refined(layer: Layer, inputs: Tensor) -> Tensor:
     """`example input`, by least squares from estimates, in turns of the gradients and of the inputs.
 
-    The update of the layer is D^T X, and D is zero where an example leaves a unit silent, which the estimates tell. So D
-    is fitted to X, then X to D, and so on, until what is left of the update no longer falls. All numbers of the update
-    have a part in that, so noise on it is averaged out.
+    The update of the layer is D^T X, and D is zero where an example leaves a unit silent, which the estimates tell. So
+    D is fitted to X, then X to D, and so on, until what neither explains of the update no longer falls. All numbers of
+    the update have a part in that, so noise on it is averaged out.
     """
     target = torch.cat([layer.weight, layer.bias[:, None]], 1)
     best, least = inputs, torch.inf

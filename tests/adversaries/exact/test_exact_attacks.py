@@ -15,10 +15,12 @@ from torch.nn.functional import cross_entropy
 from adversaries.exact.analytic import Analytic
 from adversaries.exact.cocktail_party import CocktailParty
 from adversaries.exact.consistency import odd, repaired
-from adversaries.exact.layer import read_layer
+from adversaries.exact.layer import Layer, read_layer
 from adversaries.exact.mixture import Mixture
+from adversaries.exact.ratios import shared_ratios
 from adversaries.exact.spear import Spear
 from adversaries.exact.spear_ica import SpearIca
+from adversaries.exact.spear_ica_rounds import SpearIcaRounds
 from adversaries.first_layer import rectified
 from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError
@@ -56,9 +58,12 @@ def trained(
     batch: int = 5,
     options: Mapping[str, Any] = SGD,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    start: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights before and after local training."""
     model = new().train()
+    if start is not None:
+        model.load_state_dict(start)
     before = {name: p.detach().clone() for name, p in model.state_dict().items()}
     steps, rng = optimizer(model.parameters(), **options), generator("batches")
     for _ in range(epochs):
@@ -269,18 +274,101 @@ def test_a_relu_is_known_by_what_it_does() -> None:
     assert not rectified(mlp(nn.GELU()), "1", probes)
 
 
-def test_a_column_that_is_a_sum_of_several_is_found_out() -> None:
-    """Some vectors that are made zero at rank - 1 units have further zeros, as units that fire together repeat."""
-    inputs, labels = digits(10)
+def test_rounds_read_together_are_exact_where_each_alone_is_not(tmp_path: Path) -> None:
+    new = lambda: mlp(units=50)  # noqa: E731
+    inputs, labels = digits(12)
+    transcript = of_rounds(tmp_path, inputs, labels, new, rounds=6, epochs=2, batch=6)
+    alone = SpearIca().run(transcript.only([1]), known(new), victim=0, rng=generator("attack"))
+    together = SpearIcaRounds().run(transcript, known(new), victim=0, rng=generator("attack"))
+    assert isinstance(alone, Reconstruction)
+    assert isinstance(together, Reconstruction)
+    assert alone.certified is not None
+    assert not alone.certified.any()
+    check_exact(together, inputs)
+
+
+def test_no_certificate_is_wrong_where_one_example_fires_all_that_another_does(tmp_path: Path) -> None:
+    """Then the zeros of a sum of the two are those of one, and a few units where they cancel seem to tell it."""
+    for key in range(6):
+        new = lambda: mlp(units=40)  # noqa: E731
+        inputs, labels = digits(14, key)
+        transcript = of_rounds(tmp_path / str(key), inputs, labels, new, rounds=8, epochs=2, batch=7)
+        finding = SpearIcaRounds().run(transcript, known(new), victim=0, rng=generator("attack"))
+        assert isinstance(finding, Reconstruction)
+        assert finding.certified is not None
+        sure = finding.data[finding.certified].flatten(1).double()
+        apart = torch.cdist(sure, inputs.flatten(1).double()).square() / 64
+        assert (apart.amin(1) < 1e-6).all() if len(sure) else True
+
+
+def of_rounds(
+    folder: Path, inputs: Tensor, labels: Tensor, new: Callable[[], nn.Module], rounds: int, **how: Any
+) -> Transcript:
+    """What a client sends that is alone in its federation."""
+    recorder, before = Recorder(folder), None
+    for number in range(1, rounds + 1):
+        start, after = trained(inputs, labels, new, start=before, **how)
+        sent = Payload.dense(after, "weights")
+        recorder.write(number, [Update(round=number, client=0, before=start, payload=sent, num_examples=len(inputs))])
+        before = after
+    return Transcript(folder)
+
+
+@pytest.mark.parametrize("share", [1e-2, 1e-1])
+def test_least_squares_with_silent_units_refine_what_noise_blurs(tmp_path: Path, share: float) -> None:
+    inputs, labels = digits(6)
     before, after = trained(inputs, labels, mlp)
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=10)
+    size = torch.cat([(after[name] - before[name]).flatten() for name in after]).square().mean().sqrt()
+    rng = generator("noise")
+    noisy = Payload.dense(
+        {n: t + share * size * torch.randn(t.shape, generator=rng) for n, t in after.items()}, "weights"
+    )
+    rough, fine = (
+        attacked(CocktailParty(of="differences", refine=refine), tmp_path / str(refine), before, noisy, 6)
+        for refine in (False, True)
+    )
+    errors = [psnr(paired(finding.data, inputs), inputs).median() for finding in (rough, fine)]
+    assert errors[1] > errors[0] + 3
+
+
+def test_refinement_needs_relu(tmp_path: Path) -> None:
+    with pytest.raises(AttackError, match="no ReLU directly follows"):
+        from_training(CocktailParty(refine=True), tmp_path, 4, new=lambda: mlp(nn.Tanh()))
+
+
+@pytest.mark.parametrize("weight", [1.0, -0.3, 0.02])
+def test_a_sum_of_two_columns_has_a_shared_ratio_with_each_and_is_parted(weight: float) -> None:
+    layer, mixture, found = of_digits(10)
+    assert not shared_ratios(mixture, torch.stack(found, 1)).isfinite().any()
+    together = found[0] + weight * found[1]
+    wrong = [together / together.norm(), *found[1:]]
+    ratios = shared_ratios(mixture, torch.stack(wrong, 1))
+    assert ratios.isfinite().nonzero().tolist() == [[0, 1], [1, 0]]
+    assert float(ratios[0, 1]) == pytest.approx(weight / float(together.norm()), rel=1e-2)
+    assert odd(mixture, layer, mixture.scaled(torch.stack(wrong, 1))) == 0
+    mended = torch.stack(repaired(mixture, layer, wrong), 1)
+    assert (torch.stack(found) @ mended).abs().amax(1).min() > 1 - 1e-6
+
+
+def of_digits(count: int) -> tuple[Layer, Mixture, list[Tensor]]:
+    """The layer and the mixture of a client's update, and the true columns."""
+    inputs, labels = digits(count)
+    before, after = trained(inputs, labels, mlp)
+    sent = Payload.dense(after, "weights")
+    update = Update(round=1, client=0, before=before, payload=sent, num_examples=count)
     layer = read_layer(SpearIca(), update, known())
-    mixture = Mixture.of(layer.weight, layer.bias, 10, "here")
+    mixture = Mixture.of(layer.weight, layer.bias, count, "here")
     gradients = torch.linalg.lstsq(inputs.flatten(1).T.double(), layer.weight[mixture.units].T).solution.T
     true = torch.linalg.lstsq(mixture.rows, gradients).solution
-    columns = [mixture.column(column / column.norm()) for column in true.T]
-    found = [column for column in columns if column is not None]
-    assert len(found) == 10
+    found = [mixture.column(column / column.norm()) for column in true.T]
+    columns = [column for column in found if column is not None]
+    assert len(columns) == count
+    return layer, mixture, columns
+
+
+def test_a_column_that_is_a_sum_of_several_is_found_out() -> None:
+    """Some vectors that are made zero at rank - 1 units have further zeros, as units that fire together repeat."""
+    layer, mixture, found = of_digits(10)
     assert odd(mixture, layer, mixture.scaled(torch.stack(found, 1))) is None
     rng, sums = generator("guess"), 0
     for _ in range(300):

@@ -1,0 +1,34 @@
+"""Exact inputs from several rounds of a client that trains on the same examples in each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from adversaries.exact.layer import Layer, read_layer, stacked
+from adversaries.exact.spear_ica import SpearIca
+from adversaries.local_updates import rounds_of
+from fedsim.attacks import Knowledge, single_update
+from fedsim.recording.transcript import Transcript
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpearIcaRounds(SpearIca):
+    """`spear-ica` on the updates of several rounds at once.
+
+    All updates of a client that trains on the same examples are made of the same inputs. So the units of its first
+    layer count once for each round, as if the layer were so many times as wide, and columns that are not determined by
+    the zeros of one round are by those of several.
+
+    Args:
+        passes, patience, draws: as of `spear-ica`.
+
+    References:
+        Those of `spear-ica`, which read one gradient; that rounds can be read together is ours.
+    """
+
+    temporal: ClassVar[bool] = True
+
+    def _layer(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Layer:
+        numbers = rounds_of(transcript, victim)
+        return stacked([read_layer(self, single_update(transcript.only([n]), victim), knowledge) for n in numbers])
