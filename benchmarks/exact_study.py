@@ -2,7 +2,7 @@
 
 Ten clients a cell, three seeds, one federation each, through the round loop. `python benchmarks/exact_study.py
 --data-dir DIR` takes about two hours of 2 cores, keeps what is done in benchmarks/results/exact.csv, goes on from it;
-`--cells 'mnist E'` runs those whose name begins so. `--show` prints the tables and draws the figures from that file.
+`--cells 'mnist E'` runs those whose name begins so. `python benchmarks/exact_tables.py` shows what was found.
 """
 
 from __future__ import annotations
@@ -89,12 +89,14 @@ class Cell:
         set: the changed settings.
         defense: of clients, if any.
         beside: `OTHERS` attack the same victims.
+        rounds: more than one are read together.
     """
 
     name: str
     set: Mapping[str, Any] = field(default_factory=dict)
     defense: Defense | None = None
     beside: bool = False
+    rounds: int = 1
 
 
 BASES: dict[str, dict[str, Any]] = {
@@ -155,6 +157,12 @@ def cells() -> Iterator[Cell]:
     yield from axis("adult", "E", "training.local_epochs", (5, 20))
     yield from axis("adult", "rate", "training.learning_rate", (0.01, 0.2))
     yield from axis("adult", "width", "model.hidden", ([50, 50], [400, 100]))
+    for rounds in (3, 10):
+        yield Cell(f"mnist width 100 100, {rounds} rounds", {"model.hidden": [100, 100]}, rounds=rounds)
+        yield Cell(f"cifar10 width 100, {rounds} rounds", {"model.hidden": [100]}, rounds=rounds)
+        narrow = {"model.hidden": [50, 50], "partition.samples_per_client": 16}
+        yield Cell(f"adult width 50 50 and N 16, {rounds} rounds", narrow, rounds=rounds)
+    yield Cell("adult width 50 50 and N 16", narrow)
     for data in BASES:
         yield Cell(f"{data} base", beside=True)
 
@@ -173,11 +181,13 @@ def measured(cell: Cell, seed: int, data_dir: Path) -> list[dict[str, Any]]:
     base, party = BASES[data], {"name": "cocktail-party", "of": "values" if data == "adult" else "differences"}
     experiment = {
         **base,
-        "federation": {"engine": "serial", "clients": CLIENTS, "rounds": 1, "seed": seed},
-        "adversary": {"victims": "all", "rounds": [1], "workers": 1},
+        "federation": {"engine": "serial", "clients": CLIENTS, "rounds": cell.rounds, "seed": seed},
+        "adversary": {"victims": "all", "rounds": list(range(1, cell.rounds + 1)), "workers": 1},
         "attack": [{"name": "spear-ica"}, party, party | REFINED, *(OTHERS if cell.beside else [])],
         **({} if cell.defense is None else {"defense": [cell.defense]}),
     }
+    if cell.rounds > 1:
+        experiment["attack"] = [{"name": "spear-ica-rounds"}]
     os.environ["FEDSIM_DATA"] = str(data_dir)
     with tempfile.TemporaryDirectory() as folder, without_slow_metrics():
         try:

@@ -13,7 +13,7 @@ from torch import Tensor
 from adversaries.exact.consistency import certified, cleaned, repaired
 from adversaries.exact.layer import Layer, labels_of, read_layer
 from adversaries.exact.mixture import Mixture
-from fedsim.attacks import Attack, Knowledge, Progress, single_update
+from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
 
@@ -28,6 +28,13 @@ class FirstLayerAttack(Attack):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
+    paper: ClassVar[Paper] = Paper(
+        title="SPEAR: Exact Gradient Inversion of Batches in Federated Learning",
+        authors="Dimitrov, Baader, Müller, Vechev",
+        venue="NeurIPS",
+        year=2024,
+        url="https://arxiv.org/abs/2403.03945",
+    )
 
     @property
     @abstractmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from adversaries.exact.consistency import odd, repaired
 from adversaries.exact.layer import Layer
 from adversaries.exact.mixture import Mixture
 from adversaries.exact.silence import drawn
-from fedsim.attacks import Paper
 from fedsim.errors import AttackError, ConfigError
 
 _AT_ONCE = 20_000
@@ -37,14 +35,6 @@ class Spear(FirstLayerAttack):
     """
 
     draws: int = 2_000_000
-
-    paper: ClassVar[Paper] = Paper(
-        title="SPEAR: Exact Gradient Inversion of Batches in Federated Learning",
-        authors="Dimitrov, Baader, Müller, Vechev",
-        venue="NeurIPS",
-        year=2024,
-        url="https://arxiv.org/abs/2403.03945",
-    )
 
     def __post_init__(self) -> None:
         if self.draws < 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from adversaries.exact.components import Looked, unmixing
 from adversaries.exact.layer import Layer
 from adversaries.exact.mixture import Mixture
 from adversaries.exact.silence import drawn, followed, guided, trimmed
-from fedsim.attacks import Paper
 from fedsim.errors import ConfigError
 
 _GUIDED, _MORE, _GUIDED_AT_MOST = 150, 6, 10_000
@@ -44,14 +42,6 @@ class SpearIca(FirstLayerAttack):
     passes: int = 40
     patience: int = 4
     draws: int = 20_000
-
-    paper: ClassVar[Paper] = Paper(
-        title="SPEAR: Exact Gradient Inversion of Batches in Federated Learning",
-        authors="Dimitrov, Baader, Müller, Vechev",
-        venue="NeurIPS",
-        year=2024,
-        url="https://arxiv.org/abs/2403.03945",
-    )
 
     def __post_init__(self) -> None:
         for name, least in (("passes", 1), ("patience", 1), ("draws", 0)):

@@ -1,0 +1,132 @@
+"""Prints the tables of docs/exact.md, and draws its figures, from benchmarks/results/exact.csv.
+
+`python benchmarks/exact_tables.py` writes docs/exact-steps.svg and docs/exact-protection.svg. The study that makes the
+file is benchmarks/exact_study.py.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib import pyplot as plt
+
+from fedsim.evaluation.statistics import interval
+
+RESULTS = Path(__file__).parent / "results" / "exact.csv"
+DOCS = Path(__file__).parent.parent / "docs"
+BASES = {"mnist": {"N": "32", "E": "10", "rate": "0.01"}, "cifar10": {"N": "24", "E": "5", "rate": "0.01"}}
+BASES["adult"] = {"N": "8", "E": "1", "rate": "0.05"}
+REFINED = "cocktail-party, refined"
+Row = dict[str, str]
+
+
+def main() -> None:
+    """All tables, then the figures."""
+    with RESULTS.open() as file:
+        rows = list(csv.DictReader(file))
+    names = list(dict.fromkeys(row["cell"] for row in rows))
+    seeds = sorted({row["seed"] for row in rows})
+    print(f"seeds {', '.join(seeds)}; no certificate is wrong: {not any(float(row['false'] or 0) for row in rows)}\n")
+    for data in BASES:
+        print(f"| {data} | clients | exact (95 % interval) | certified | dB | `cocktail-party`, dB | refined, dB |")
+        print("|---|---|---|---|---|---|---|")
+        for name in sorted((n for n in names if n.split()[0] == data), key=lambda n: (not n.endswith("base"), n)):
+            print(line(name, rows))
+        print()
+    for data in BASES:
+        print(f"| {data} base | exact | median dB | worst client, dB |\n|---|---|---|---|")
+        for attack in dict.fromkeys(row["attack"] for row in rows if row["cell"] == f"{data} base"):
+            found = of(rows, f"{data} base", attack)
+            dbs = [float(row["psnr"]) for row in found if row["psnr"]]
+            print(f"| `{attack}` | {np.mean(shares(found)):.3f} | {median(dbs):.1f} | {min(dbs):.1f} |")
+        print()
+    mpl.rcParams.update(
+        {"font.size": 9, "svg.hashsalt": "fedsim", "axes.spines.top": False, "axes.spines.right": False}
+    )
+    draw_steps(rows)
+    draw_protection(rows)
+
+
+def of(rows: Sequence[Row], cell: str, attack: str) -> list[Row]:
+    """Those of one cell and attack."""
+    return [row for row in rows if row["cell"] == cell and row["attack"] == attack]
+
+
+def shares(found: Sequence[Row], what: str = "exact") -> np.ndarray:
+    """Of each client; an attack that refused recovered nothing."""
+    return np.array([float(row[what] or 0) for row in found])
+
+
+def line(cell: str, rows: Sequence[Row]) -> str:
+    """Of a table."""
+    found = of(rows, cell, "spear-ica") or of(rows, cell, "spear-ica-rounds")
+    exact = shares(found)
+    low, high = interval(exact, share=True)
+    cells = [cell.partition(" ")[2], str(len(found)), f"{exact.mean():.3f} ({low:.2f}, {high:.2f})"]
+    cells.append(f"{shares(found, 'certified').mean():.3f}")
+    for attack in (found[0]["attack"], "cocktail-party", REFINED):
+        dbs = [float(row["psnr"]) for row in of(rows, cell, attack) if row["psnr"]]
+        refused = len(of(rows, cell, attack)) - len(dbs)
+        shown = f"{median(dbs):.1f}" if dbs else "-"
+        cells.append(f"{shown} ({refused} refused)" if refused else shown)
+    return f"| {' | '.join(cells)} |"
+
+
+def draw_steps(rows: Sequence[Row]) -> None:
+    """The share of exact examples against N, E and the learning rate."""
+    figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True)
+    for axis, what in zip(axes, ("N", "E", "rate"), strict=True):
+        for data, marker in zip(BASES, "os^", strict=True):
+            values = {BASES[data][what]: f"{data} base"}
+            for row in rows:
+                words = row["cell"].split()
+                if words[:2] == [data, what] and len(words) == 3:
+                    values[words[2]] = row["cell"]
+            places = sorted(values, key=float)
+            means = [shares(of(rows, values[place], "spear-ica")).mean() for place in places]
+            axis.plot([float(place) for place in places], means, marker=marker, label=data)
+        axis.set_xscale("log")
+        axis.set_xlabel({"N": "examples N", "E": "local epochs E", "rate": "learning rate"}[what])
+    axes[0].set_ylabel("share of examples above 40 dB")
+    axes[0].set_ylim(-0.03, 1.05)
+    axes[1].legend(frameon=False)
+    save(figure, "exact-steps.svg")
+
+
+def draw_protection(rows: Sequence[Row]) -> None:
+    """What changes of the update leave, on MNIST."""
+    names = ["base", "float16", "clipping 0.1", "noise 0.0001", "noise 0.001", "noise 0.01", "noise 0.1"]
+    names += ["top-k 0.5", "top-k 0.1", "weight decay 0.001", "optimizer adam", "BatchNorm behind the layer"]
+    names += ["width 100 100", "width 100 100, 10 rounds"]
+    figure, axis = plt.subplots(figsize=(9, 3.4))
+    for place, attack in enumerate(("spear-ica", REFINED, "cocktail-party", "sme")):
+        heights = []
+        for name in names:
+            found = of(rows, f"mnist {name}", attack)
+            if attack == "spear-ica" and not found:
+                found = of(rows, f"mnist {name}", "spear-ica-rounds")
+            dbs = [float(row["psnr"]) for row in found if row["psnr"]]
+            heights.append(median(dbs) if 2 * len(dbs) >= len(found) > 0 else 0)
+        axis.bar(np.arange(len(names)) + 0.2 * place - 0.3, heights, 0.2, label=attack)
+    axis.axhline(40, color="grey", linewidth=0.8, linestyle=":")
+    axis.text(len(names) - 0.5, 41, "exact", ha="right", color="grey")
+    axis.set_xticks(range(len(names)), [name.replace(" ", "\n", 1) for name in names], fontsize=7)
+    axis.set_ylabel("median PSNR, dB (none: refused)")
+    axis.legend(frameon=False, ncols=4, loc="upper right")
+    save(figure, "exact-protection.svg")
+
+
+def save(figure: plt.Figure, name: str) -> None:
+    """The same bytes for the same figures."""
+    figure.tight_layout()
+    figure.savefig(DOCS / name, metadata={"Date": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
