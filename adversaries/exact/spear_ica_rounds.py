@@ -24,7 +24,8 @@ class SpearIcaRounds(SpearIca):
         passes, patience, draws: as of `spear-ica`.
 
     References:
-        Those of `spear-ica`, which read one gradient; that rounds can be read together is ours.
+        Dimitrov et al.: SPEAR, NeurIPS 2024; Kariyappa et al.: Cocktail Party Attack, ICML 2023. Differs: as
+        `spear-ica`, and it reads several rounds together.
     """
 
     temporal: ClassVar[bool] = True

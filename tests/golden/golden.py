@@ -31,6 +31,8 @@ HERE = Path(__file__).parent
 EXPECTED = HERE / "expected.json"
 RUNS = ("fedavg", "fedsgd", "one-example", "batch-norm", "defended", "tables", "linear", "texts")
 TOLERANCE = 0.05
+ROUNDED_AWAY = ("dlg", "idlg", "dlg-text")
+"""Attacks whose L-BFGS turns rounding into other images; on another machine only the names of their scores count."""
 Figures = dict[str, Any]
 
 
@@ -128,13 +130,14 @@ def differences(found: Figures, expected: Figures, *, exact: bool) -> list[str]:
             told.append(f"finding {name} has moved")
     for name in sorted(set(found["scores"]) & set(expected["scores"])):
         ours, theirs = found["scores"][name], expected["scores"][name]
-        if ours != theirs and (exact or not all(map(_near, ours, theirs))):
+        moved = ours != theirs if exact else not all(map(_near, ours, theirs))
+        if moved and (exact or name.partition("/")[0] not in ROUNDED_AWAY):
             told.append(f"score {name}: {ours}, expected {theirs}")
     return told
 
 
 def _near(one: str, other: str) -> bool:
-    if not one or not other:
+    if one == other or not one or not other:  # NaN is no number that anything is close to
         return one == other
     return math.isclose(float(one), float(other), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
