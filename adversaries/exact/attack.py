@@ -23,7 +23,7 @@ class FirstLayerAttack(Attack):
     """Base of the attacks that read a client's inputs off the update of the first linear layer of a model.
 
     They need no labels, number of steps, batch size or learning rate, and read one update of any number of steps of
-    SGD, with momentum, clipping or a proximal term; weight decay, Adam, augmentation and noise leave the span of the
+    SGD, with momentum, weight decay, clipping or a proximal term; Adam, augmentation and noise leave the span of the
     inputs. N need only be an upper bound. A subclass finds columns of the mixture.
     """
 

@@ -22,6 +22,7 @@ log = logging.getLogger("fedsim." + __name__)
 INSTEAD = "choose an attack that matches gradients, such as sme"
 """What an error says where the first layer gives nothing away."""
 _PROBES = 8
+_TURNS, _WORTH, _TINY = 30, 0.9, 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +121,44 @@ def read_layer(attack: Attack, update: Update, knowledge: Knowledge, *, relu: bo
     at = [scene.names.index(weight), scene.names.index(bias)]
     ends = (scene.before, scene.after) if scene.after else (scene.before,)
     moved_weight, moved_bias = (scene.direction[place].double().cpu() for place in at)
-    return Layer(
-        scene=scene,
-        shape=tuple(knowledge.input_shape),
-        name=name,
-        weight=moved_weight,
-        bias=moved_bias,
-        ends=tuple((end[at[0]].double().cpu(), end[at[1]].double().cpu()) for end in ends),
+    return undecayed(
+        Layer(
+            scene=scene,
+            shape=tuple(knowledge.input_shape),
+            name=name,
+            weight=moved_weight,
+            bias=moved_bias,
+            ends=tuple((end[at[0]].double().cpu(), end[at[1]].double().cpu()) for end in ends),
+        )
     )
+
+
+def undecayed(layer: Layer) -> Layer:
+    """The layer without what weight decay did to it, where it did anything.
+
+    In each step of SGD, with momentum or without, weight decay adds a multiple of the weights to the gradient. So in
+    the end a multiple of w_0 has come to what the inputs made of the update. The latter has a rank of N at most, which
+    tells the multiple: it is the one without which the least is left beside the N largest directions.
+    """
+    start = torch.cat([layer.ends[0][0], layer.ends[0][1][:, None]], 1)
+    moved = torch.cat([layer.weight, layer.bias[:, None]], 1)
+    if len(start) < start.shape[1]:
+        start, moved = start.T, moved.T
+    if layer.scene.num_examples >= start.shape[1]:  # nothing would be left
+        return layer
+    share = 0.0
+    for _ in range(_TURNS):
+        left = moved - share * start
+        largest = torch.linalg.eigh(left.T @ left).eigenvectors[:, -layer.scene.num_examples :]
+        beside, of_start = (part - part @ largest @ largest.T for part in (left, start))
+        step = float((beside * of_start).sum() / of_start.square().sum().clamp_min(_TINY))
+        if float((beside - step * of_start).norm()) > _WORTH * float(beside.norm()):
+            break
+        share += step
+    if not share:
+        return layer
+    weight, bias = layer.ends[0]
+    return replace(layer, weight=layer.weight - share * weight, bias=layer.bias - share * bias)
 
 
 def stacked(layers: Sequence[Layer]) -> Layer:

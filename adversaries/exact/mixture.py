@@ -97,8 +97,7 @@ class Mixture:
             raise AttackError(
                 f"{where}: the update spans more than N = {most} inputs, or nearly so: the gap in its singular values "
                 f"is too small, number {most} is {sizes[most - 1]:.2g} and number {most + 1} {sizes[most]:.2g}; noise, "
-                "compression, "
-                "weight decay, Adam or augmentation hide the inputs, so choose an attack that matches gradients, such "
+                "compression, Adam or augmentation hide the inputs, so choose an attack that matches gradients, such "
                 "as sme, or 'cocktail-party'"
             )
         inputs = weight.new_zeros((rank, weight.shape[1]))
