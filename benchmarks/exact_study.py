@@ -11,6 +11,7 @@ import argparse
 import csv
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -27,7 +28,7 @@ import torch
 import fedsim
 from fedsim.attacks import Paper
 from fedsim.defense import Defense
-from fedsim.errors import RunError
+from fedsim.errors import FedsimError, RunError
 from fedsim.wire.messages import State
 
 RESULTS = Path(__file__).parent / "results" / "exact.csv"
@@ -249,14 +250,21 @@ def main() -> None:
     todo = [(c, seed) for seed in chosen.seeds for c in cells() if c.name.startswith(chosen.cells)]
     todo = [(c, seed) for c, seed in todo if (c.name, seed) not in done]
     todo.sort(key=lambda job: job[0].beside)
+    failed: list[str] = []
     with ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool:
         jobs = {pool.submit(measured, cell, seed, chosen.data_dir): (cell.name, seed) for cell, seed in todo}
         for job in as_completed(jobs):
-            found = job.result()
+            try:
+                found = job.result()
+            except FedsimError as error:
+                failed.append(f"{' '.join(map(str, jobs[job]))}: {error}")
+                continue
             write(chosen.out, found)
             for attack in dict.fromkeys(row["attack"] for row in found):
                 of = [row for row in found if row["attack"] == attack]
                 print(*jobs[job], attack, summary(of), flush=True)
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 def summary(of: list[dict[str, Any]]) -> str:
