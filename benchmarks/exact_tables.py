@@ -75,7 +75,9 @@ def beside(cell: str, rows: Sequence[Row]) -> list[str]:
 
 def order(cell: str) -> tuple[bool, list[tuple[float, str]]]:
     """The base first, then by words and numbers."""
-    return not cell.endswith("base"), [(float(w), "") if w[0].isdigit() else (-1, w) for w in cell.split()]
+    return not cell.endswith("base"), [
+        (float(w), "") if w[0].isdigit() else (-1, w) for w in cell.replace(",", "").split()
+    ]
 
 
 def of(rows: Sequence[Row], cell: str, attack: str) -> list[Row]:
