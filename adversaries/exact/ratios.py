@@ -30,6 +30,8 @@ def shared_ratios(mixture: Mixture, columns: Tensor) -> Tensor:
     gradients = (mixture.rows @ columns).T
     relative = mixture.rounding(columns)[:, None] / gradients.abs()
     ratios = torch.full((len(gradients),) * 2, torch.nan, dtype=torch.float64)
+    if gradients.shape[1] <= _FEW:  # too few units for many to share anything
+        return ratios
     for one in range(len(gradients) - 1):
         quotients, error = gradients[one] / gradients[one + 1 :], _ERRORS * (relative[one] + relative[one + 1 :])
         for other, ratio in _crowds(quotients, error.clamp_min(_LEAST)):
