@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from fedsim.workflow.runs import Run, open, run
 
     Curious: Any
+    CuriousGrid: Any
+    audit: Any
 
 _HOMES = {
     "Attack": "fedsim.attacks",
     "Config": "fedsim.experiments.config",
     "Curious": "strategies.curious",
+    "CuriousGrid": "strategies.curious_grid",
     "Dataset": "fedsim.datasets",
     "Defense": "fedsim.defense",
     "Evaluator": "fedsim.evaluation.kind",
@@ -54,14 +57,16 @@ _HOMES = {
     "Transcript": "fedsim.recording.transcript",
     "Update": "fedsim.wire.messages",
     "attack": "fedsim.workflow.in_memory",
+    "audit": "strategies.curious_grid",
     "open": "fedsim.workflow.runs",
     "run": "fedsim.workflow.runs",
 }
 """Each public name and the module that it is in."""
 __all__ = [
-    "Attack", "Config", "Curious", "Dataset", "Defense", "Evaluator", "Examples", "FedsimError", "Finding", "Guarantee",
-    "Inference", "Knowledge", "LocalModel", "Measure", "Paper", "Payload", "Poisson", "Reconstruction",
-    "Representatives", "Run", "Task", "Texts", "Transcript", "Update", "attack", "open", "run",
+    "Attack", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples", "FedsimError",
+    "Finding", "Guarantee", "Inference", "Knowledge", "LocalModel", "Measure", "Paper", "Payload", "Poisson",
+    "Reconstruction", "Representatives", "Run", "Task", "Texts", "Transcript", "Update", "attack", "audit", "open",
+    "run",
 ]  # fmt: skip
 
 

@@ -143,7 +143,7 @@ class Knowledge:
         "a function that builds the architecture whose weights the server broadcasts", str
     )
     loss: Callable[[Tensor, Tensor], Tensor] | None = _fact(
-        "what clients minimise, a function of logits and labels that returns the mean loss"
+        "what clients minimise, a function of logits and labels that returns the mean loss", str
     )
     input_shape: tuple[int, ...] | None = _fact(
         "shape of one example, as channel, height and width of an image", list[int], _SIZES

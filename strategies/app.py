@@ -41,7 +41,8 @@ from fedsim.training.loop import evaluate
 from fedsim.wire.messages import misfit
 from fedsim.wire.payloads import Payload
 from strategies.checkpoint import Checkpoint, opaque
-from strategies.curious import Curious, miscounted
+from strategies.curious import Curious
+from strategies.exchange import miscounted
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
 _STEPS = 32

@@ -22,6 +22,7 @@ from fedsim import metrics
 from fedsim.attacks import OPTIMAL, Knowledge, Progress
 from fedsim.auditing import scores
 from fedsim.auditing.cache import Cache, Models
+from fedsim.auditing.fit import check_fit, check_truth, warn_of_cost
 from fedsim.auditing.isolation import Isolation, attempt
 from fedsim.auditing.optima import Optima
 from fedsim.auditing.outcomes import counted, overheard, sentence
@@ -40,7 +41,7 @@ from fedsim.auditing.threat_model import (
 from fedsim.auditing.variants import changed, settings_of
 from fedsim.auditing.workers import in_processes
 from fedsim.datasets.cache import cache_folder
-from fedsim.errors import AttackCrash, ConfigError, DataError, FedsimError, TranscriptError
+from fedsim.errors import AttackCrash, AttackError, ConfigError, DataError, FedsimError, TranscriptError
 from fedsim.evaluation.case import Case, ForeignRecording, OwnRun
 from fedsim.evaluation.kind import Bench, Owed, evaluator_of
 from fedsim.evaluation.local_optimum import METHOD
@@ -55,6 +56,7 @@ from fedsim.plugins.objects import is_object
 from fedsim.progress import tracked
 from fedsim.randomness import generator
 from fedsim.recording.header import RECORDING, Header
+from fedsim.recording.reading import Reading
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State
 
@@ -103,7 +105,15 @@ class Audit:
     @cached_property
     def granted(self) -> Knowledge:
         """What the adversary is granted about every victim."""
-        return grant(self.spec.adversary, self.experiment, self.beside)
+        return grant(self.spec.adversary, self.experiment, self.beside, self.spec.app)
+
+    @cached_property
+    def transcript(self) -> Transcript:
+        """What was recorded, read as the file says that it is meant."""
+        said = self.spec.app.model_dump(include={"replies", "record", "prefix", "dtype"})
+        counts = self.spec.app.num_examples
+        by_client = {int(key): count for key, count in counts.items()} if isinstance(counts, dict) else counts
+        return Transcript(self.folder.path, reading=Reading(**said, num_examples=by_client))
 
     @cached_property
     def cache(self) -> Cache:
@@ -116,6 +126,7 @@ class Audit:
             beside=self.beside,
             seed=self.case.seed,
             own=self.experiment is not None,
+            app=self.spec.app,
         )
 
     @cached_property
@@ -142,6 +153,8 @@ class Audit:
             code_hash(type(attack))  # for the same reason
             settings_of(attack)
         self.case.check_files()
+        if self.experiment is None and self.folder.path.is_dir():
+            self._check_fit()
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
         metrics.check_weights(_weights())
 
@@ -160,7 +173,7 @@ class Audit:
                 nothing was attacked.
         """
         self.check()
-        transcript, adversary = Transcript(self.folder.path), self.spec.adversary
+        transcript, adversary = self.transcript, self.spec.adversary
         # A run that is not finished has not seen all clients yet, and one that samples clients may never see some.
         if rounds is None and not isinstance(self.spec, Config):
             check_victims(transcript, adversary, chosen_rounds(transcript, adversary, rounds))
@@ -181,9 +194,10 @@ class Audit:
         bench = Bench(
             case=self.case,
             recording=self.folder.path,
-            knowledge=full_knowledge(self.spec.adversary, self.experiment, self.beside),
+            knowledge=full_knowledge(self.spec.adversary, self.experiment, self.beside, self.spec.app),
             optimum=self.optimum,
             weights=_weights(),
+            reading=self.transcript.reading,
         )
         return scores.score(self.cache, bench, [] if failures is None else failures)
 
@@ -194,6 +208,11 @@ class Audit:
             FedsimError: the attack cannot be done, or failed.
         """
         first = first_of(transcript, job)
+        if not transcript.update(first, job.victim).num_examples:
+            raise AttackError(
+                f"round {first}, client {job.victim}: it reported no number of examples that it trained on; say it "
+                "with [app] num_examples"
+            )
         knowledge, upstream = self._knowledge(transcript, job, first)
         fingerprint = self.cache.fingerprint(job, knowledge, transcript, upstream)
         if self.cache.is_there(job, fingerprint):
@@ -232,11 +251,18 @@ class Audit:
             hidden.append(cache_folder())
         return Isolation(room, hidden)
 
+    def _check_fit(self) -> None:
+        """Make sure that what the file says of somebody's app fits what was recorded; see `fedsim.auditing.fit`."""
+        check_fit(self.transcript, self.granted)
+        for victim, file in self.case.files.items():
+            check_truth(victim, Truth.load(file), self.granted)
+        warn_of_cost([(table.title, attack) for table, attack in self.attacks], self.transcript, self.granted)
+
     def _sent_along(self) -> list[str]:
         """Facts of the protocol that the headers of a recording made elsewhere state, and that are not withheld."""
         if self.experiment is not None or not self.folder.path.is_dir():
             return []
-        transcript, headers = Transcript(self.folder.path), list[Header]()
+        transcript, headers = self.transcript, list[Header]()
         for number in transcript.rounds:
             with suppress(TranscriptError):  # a damaged round is reported when it is attacked
                 headers = [transcript.header(number)]
@@ -374,9 +400,8 @@ def _worker(
 ) -> Iterator[Callable[[Job, Progress], None]]:
     """Gives the function with which a worker process attacks."""
     audit = open_audit(path, spec, beside, trust=trust, command=command)
-    transcript = Transcript(path)
     with audit.isolation(room) as isolation:
-        yield lambda job, progress: audit.attack(transcript, job, progress, isolation)
+        yield lambda job, progress: audit.attack(audit.transcript, job, progress, isolation)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fedsim.attacks import Knowledge
 from fedsim.auditing.plan import Job, Named
 from fedsim.auditing.variants import settings_of, variant
 from fedsim.errors import ConfigError, TranscriptError
-from fedsim.experiments.config import KnowledgeTable
+from fedsim.experiments.config import AppTable, KnowledgeTable
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Finding, LocalModel
 from fedsim.knowledge import FACTS
@@ -63,6 +63,7 @@ class Cache:
         beside: folder in which `module:callable` is found.
         seed: seed of the run.
         own: whether fedsim made the run, so that the clients' records cannot change.
+        app: what the file says of the messages of an app.
     """
 
     folder: RunFolder
@@ -72,15 +73,20 @@ class Cache:
     beside: Path
     seed: int
     own: bool
+    app: AppTable
 
     @cached_property
     def model_code(self) -> str | None:
-        """Hash of the file of a model that the attack file names; None where it names none."""
-        setting = self.granted.model
-        if not isinstance(setting, str):
-            return None
-        registry.load_object(setting, self.beside)
-        return file_hash(sys.modules[setting.partition(":")[0]])
+        """Hash of the files of model, outputs and loss that the attack file names; None if it names none."""
+        named = (self.granted.model, self.app.outputs, self.granted.loss)
+        written = [setting for setting in named if isinstance(setting, str) and ":" in setting]
+        modules = list(dict.fromkeys(setting.partition(":")[0] for setting in written))
+        for setting in written:
+            registry.load_object(setting, self.beside)
+        hashes = [str(file_hash(sys.modules[module])) for module in modules]
+        if len(hashes) < 2 or UNREADABLE in hashes:
+            return UNREADABLE if UNREADABLE in hashes else hashes[0] if hashes else None
+        return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     @cached_property
     def present(self) -> dict[str, tuple[Any, ...]]:
@@ -109,9 +115,13 @@ class Cache:
         granted = self.granted.model_dump()
         for title in self.order:
             plugin, attack = attacks[title]
-            known = {name: granted[name] for name in FACTS if name in attack.declared()}
+            known = {name: granted[name] for name in FACTS if name in attack.declared()} | self._said_of_app
             found[title] = variant(plugin, settings_of(attack), known, found.get(attack.builds_on or ""))
         return found
+
+    @property
+    def _said_of_app(self) -> dict[str, Any]:
+        return {"app": said} if (said := self.app.model_dump(exclude_defaults=True)) else {}
 
     @cached_property
     def _homes(self) -> dict[str, Path]:
@@ -168,7 +178,7 @@ class Cache:
         labels = None if knowledge.labels is None else knowledge.labels.tolist()
         headers = [transcript.header(number).plain() for number in job.rounds]
         table = self.granted.model_dump()
-        granted = {name: table[name] for name in knowledge.granted()}
+        granted = {name: table[name] for name in knowledge.granted()} | self._said_of_app
         code = [] if (own := code_hash(type(job.attack))) is None else [{"code": own}]
         outside = [] if self.own else _records_hash(knowledge)  # the records of a run of fedsim cannot change
         model = [] if self.model_code is None else [{"model": self.model_code}]

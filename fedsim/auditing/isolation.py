@@ -120,9 +120,8 @@ class Isolation:
             AttackError: the rounds cannot be copied.
         """
         files = files_of(type(attack))
-        module = getattr(knowledge.model, "module", None)
-        if module is not None:
-            files = {module: file_of(module)} | files
+        for named in (knowledge.model, knowledge.loss):
+            files = {module: file_of(module) for module in getattr(named, "modules", ())} | files
         package = type(attack).__module__.partition(".")[0]
         stranger = self._strangers.pop(package, None)
         if stranger is None or not stranger.knows(files):

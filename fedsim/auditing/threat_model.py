@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.auditing.architecture import Architecture, WrittenOut
+from fedsim.auditing.architecture import Architecture, WrittenLoss, WrittenOut
 from fedsim.datasets import Column
-from fedsim.errors import AttackError, ConfigError, DataError, PluginError, first_line
+from fedsim.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AdversaryTable
+from fedsim.experiments.config import AdversaryTable, AppTable
 from fedsim.knowledge import FACTS, Knowledge, PartialRecords, Records, sent_as
 from fedsim.models.checks import unsized
 from fedsim.plugins import registry
 from fedsim.randomness import seed_for
 from fedsim.recording.header import DIFFERING, Header
+from fedsim.task import squared_error
 
 PRIVATE = tuple(name for name, fact in FACTS.items() if fact.private)
 """What differs from victim to victim."""
@@ -29,19 +30,33 @@ _SETTINGS = tuple(name for name, fact in FACTS.items() if fact.setting)
 """The settings of local training, which a server sends along with its model."""
 
 
-def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path) -> Knowledge:
+LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": cross_entropy,
+    "nll": cross_entropy,
+    "bce": cross_entropy,
+    "mse": squared_error,
+}
+"""Losses by name. The cross-entropy of log-probabilities is their negative log-likelihood, and that of two logits, of
+which one is 0, is the binary cross-entropy of the other; `WrittenOut` adds that 0."""
+
+
+def grant(
+    adversary: AdversaryTable, experiment: Experiment | None, beside: Path, app: AppTable | None = None
+) -> Knowledge:
     """What the adversary is granted about every victim; `grant_private` adds the rest.
 
     Args:
         experiment: the federation behind the recording, whose server knows what it wrote; None for a
             recording made elsewhere, where everything is written out in the attack file.
         beside: folder in which `module:callable` is found.
+        app: what the messages of a recording made elsewhere mean.
 
     Raises:
         ConfigError: the device or a written-out value is not usable.
         PluginError: the model does not load.
     """
     own = _protocol(experiment) if experiment else {"loss": cross_entropy}
+    app = app or AppTable()
     written = adversary.knowledge.model_fields_set
     values: dict[str, Any] = {"device": _device(adversary.device)}
     for name in FACTS:
@@ -54,12 +69,19 @@ def grant(adversary: AdversaryTable, experiment: Experiment | None, beside: Path
                 "key out"
             )
         values[name] = own.get(name) if setting is True else _written_out(name, setting, beside)
+    if isinstance(model := values.get("model"), WrittenOut):
+        if app.outputs:
+            registry.load_object(app.outputs, beside)
+        binary = adversary.knowledge.loss == "bce"
+        values["model"] = replace(model, outputs=app.outputs, frozen=app.frozen, binary=binary)
     return Knowledge(**values)
 
 
-def full_knowledge(adversary: AdversaryTable, experiment: Experiment | None, beside: Path) -> Knowledge:
+def full_knowledge(
+    adversary: AdversaryTable, experiment: Experiment | None, beside: Path, app: AppTable | None = None
+) -> Knowledge:
     """What the evaluator knows of the protocol: all of it, or of a recording made elsewhere what the file grants."""
-    return Knowledge(**_protocol(experiment)) if experiment else grant(adversary, experiment, beside)
+    return Knowledge(**_protocol(experiment)) if experiment else grant(adversary, experiment, beside, app)
 
 
 def as_sent(
@@ -287,6 +309,16 @@ def _written_out(name: str, setting: Any, beside: Path) -> Any:
     if name == "model":
         registry.load_object(setting, beside)
         return WrittenOut(setting)
+    if name == "loss":
+        if ":" in setting:
+            registry.load_object(setting, beside)
+            return WrittenLoss(setting)
+        if setting not in LOSSES:
+            raise ConfigError(
+                f"adversary.knowledge.loss: '{setting}' is none that fedsim knows, {did_you_mean(setting, LOSSES)}; or "
+                "give module:callable, a function of outputs and labels that returns the mean loss"
+            )
+        return LOSSES[setting]
     if not FACTS[name].fits(setting):
         raise ConfigError(f"adversary.knowledge.{name}: expected {FACTS[name].expected}, got {setting}")
     if name == "value_range":

@@ -43,7 +43,7 @@ def inspect(
         try:
             header = transcript.header(number)
             for client in transcript.clients(number):
-                update = transcript.update(number, client)
+                update = transcript.recorded(number, client)
                 reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
                 norm, what = _norm(update)
                 told = "-" if norm is None else f"{norm:.4g}{what}"

@@ -27,7 +27,20 @@ Trust = Annotated[
 Key = Annotated[
     Path | None, typer.Option("--key", metavar="FILE", help="Sign the run's manifest with this secret, or check that.")
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+def _the_run(path: Path) -> Path:
+    """The run in a folder in which a Flower app records its runs; any other path itself."""
+    from fedsim.recording.transcript import the_run  # which takes torch
+
+    runs = path.is_dir() and not (path / "experiment.toml").exists() and any(path.glob("run-*"))
+    return the_run(path) if runs else path
+
+
+RunPath = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A run folder, or one in which a Flower app records runs.", callback=_the_run),
+]
 
 
 def use_data_dir(folder: Path | None) -> None:

@@ -24,6 +24,7 @@ from fedsim.evaluation.truth import Truth
 from fedsim.findings import Finding
 from fedsim.plugins import registry
 from fedsim.randomness import generator
+from fedsim.recording.reading import Reading
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.wire.messages import State
@@ -80,6 +81,7 @@ class Bench:
         knowledge: all that is known of the protocol.
         optimum: of a run of our own.
         weights: folder with network weights for LPIPS.
+        reading: what the messages mean.
         kept: by evaluator, whatever it wants to find again at the next finding.
     """
 
@@ -88,6 +90,7 @@ class Bench:
     knowledge: Knowledge
     optimum: OptimumOf
     weights: Path | None = None
+    reading: Reading = field(default_factory=Reading)
     kept: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -102,7 +105,7 @@ class Bench:
         Raises:
             TranscriptError: they are not there.
         """
-        return Transcript(self.recording)
+        return Transcript(self.recording, reading=self.reading)
 
     def rng(self, victim: int) -> torch.Generator:
         """What guesses about `victim` are drawn with."""

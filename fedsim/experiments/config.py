@@ -230,6 +230,30 @@ class AttackTable(PluginTable):
         return self.label or self.name
 
 
+class AppTable(Table):
+    """[app]: what the messages of somebody's Flower app mean, where their recording alone does not say it.
+
+    `replies`, `record`, `prefix`, `dtype` and `num_examples` (one number, or one a client id) are those of
+    `fedsim.recording.reading.Reading`. `outputs = "module:callable"` makes logits of what the model returns and of its
+    inputs, for models that return a tuple or an object. With `frozen = true`, parameters that need no gradient are not
+    sent, and keep the values that the model is built with.
+    """
+
+    replies: Literal["weights", "delta", "gradient"] = "weights"
+    record: str = ""
+    prefix: str = ""
+    dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
+    num_examples: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] | None = None
+    outputs: str = ""
+    frozen: bool = False
+
+    @field_validator("num_examples")
+    @classmethod
+    def _keys_are_clients(cls, counts: int | dict[str, int] | None) -> int | dict[str, int] | None:
+        _check_clients(counts if isinstance(counts, dict) else {})
+        return counts
+
+
 class AttackFile(Table):
     """What `fedsim attack RUN FILE` reads: an adversary without a federation.
 
@@ -239,14 +263,13 @@ class AttackFile(Table):
 
     adversary: AdversaryTable = AdversaryTable()
     attack: list[AttackTable] = []
+    app: AppTable = AppTable()
     truth: dict[str, str] = {}
 
     @field_validator("truth")
     @classmethod
     def _keys_are_clients(cls, truth: dict[str, str]) -> dict[str, str]:
-        for key in truth:
-            if not (key.isascii() and key.isdigit()):
-                raise ValueError(f"expected client ids as keys, got '{key}'")
+        _check_clients(truth)
         return truth
 
     @model_validator(mode="after")
@@ -299,9 +322,21 @@ class Config(AttackFile):
                 "adversary.knowledge.model: a federation has a model of its own, so give true or false; "
                 "'module:callable' belongs in the attack file of a recording made elsewhere"
             )
-        if self.truth:
-            raise ValueError("truth: a federation has its own; [truth] belongs in an attack file")
+        if isinstance(self.adversary.knowledge.loss, str):
+            raise ValueError(
+                "adversary.knowledge.loss: a federation has a loss of its own, so give true or false; a name belongs "
+                "in the attack file of a recording made elsewhere"
+            )
+        for name in ("truth", "app"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: a federation has its own; [{name}] belongs in an attack file")
         return self
+
+
+def _check_clients(table: Mapping[str, Any]) -> None:
+    for key in table:
+        if not (key.isascii() and key.isdigit()):
+            raise ValueError(f"expected client ids as keys, got '{key}'")
 
 
 def _check_list(where: str, chosen: list[int], what: str) -> None:

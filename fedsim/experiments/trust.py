@@ -31,8 +31,10 @@ def check_trust(spec: AttackFile, path: Path, trust: bool) -> None:
         named |= {name: getattr(spec, name).name for name in ("data", "partition", "model", "strategy")}
         named |= {f"defense.{place}": table.name for place, table in enumerate(spec.defense)}
     found = {f"{where}.name": name for where, name in named.items() if ":" in name}
-    if isinstance(spec.adversary.knowledge.model, str):
-        found["adversary.knowledge.model"] = spec.adversary.knowledge.model
+    knowledge = spec.adversary.knowledge
+    written = {"adversary.knowledge.model": knowledge.model, "adversary.knowledge.loss": knowledge.loss}
+    written["app.outputs"] = spec.app.outputs
+    found |= {where: name for where, name in written.items() if isinstance(name, str) and ":" in name}
     for where, name in found.items():
         if not trust:
             raise TrustError(

@@ -37,6 +37,8 @@ RECORDABLE = {
 RECORDING = "transcript"
 """What the folder of a recording is called in a run folder."""
 FILE = "round-{:06d}.safetensors"
+RUN = "run-{}"
+"""What the folder of one run is called in the folder that an app records its runs in."""
 MOST = (1 << 64) - 1
 """The largest id of a client; Flower's ids of nodes have 64 bits."""
 DIFFERING = "differs-by-client"
@@ -54,6 +56,8 @@ class Reply:
         sha256: of the arrays that it sent.
         kind: what they are: weights, a gradient or a delta.
         metrics: what else it reported.
+        records: see `Update`.
+        members: see `Update`.
     """
 
     client: int
@@ -62,6 +66,17 @@ class Reply:
     sha256: str
     kind: Kind
     metrics: Mapping[str, float]
+    records: Sequence[str] = ()
+    members: Sequence[int] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """Everything in it for JSON; what few recordings have is left out where there is none."""
+        fields = asdict(self)
+        return {key: value for key, value in fields.items() if value or key not in _RARE}
+
+
+_RARE: dict[str, type] = {"records": str, "members": int}
+"""Fields of a reply that are lists and mostly empty, and of what."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +102,7 @@ class Header:
 
     def plain(self) -> dict[str, Any]:
         """Everything in it for JSON."""
-        return asdict(self)
+        return asdict(self) | {"replies": [reply.plain() for reply in self.replies]}
 
 
 def hash_state(state: State) -> str:
@@ -160,7 +175,11 @@ def _check_fields(fields: Any) -> None:
         raise ValueError("a hash or a reason is no text")
     kinds = {"client": int, "num_examples": int, "broadcast": int, "sha256": str, "kind": str, "metrics": dict}
     for reply in fields["replies"]:
-        _check_kinds("a reply", reply, kinds)
+        rare = {key: reply[key] for key in _RARE if isinstance(reply, dict) and key in reply}
+        _check_kinds("a reply", reply, kinds | dict.fromkeys(rare, list))
+        for key, items in rare.items():
+            if not all(type(item) is _RARE[key] for item in items):
+                raise ValueError(f"{key} of a reply are {_cut(items)}")
         if reply["kind"] not in get_args(Kind):
             raise ValueError(f"a reply is of kind {_cut(reply['kind'])}")
         numbers = (reply["client"], reply["num_examples"], reply["broadcast"])

@@ -201,6 +201,8 @@ class _RoundFile:
             sha256=hash_state(sent),
             kind=update.payload.kind,
             metrics=dict(update.metrics),
+            records=update.records,
+            members=update.members,
         )
 
     def finish(self, failures: Mapping[int, str], config: Mapping[str, object]) -> None:

@@ -13,28 +13,40 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from fedsim.errors import PayloadError, TranscriptError
-from fedsim.recording.header import FILE, RECORDING, Header, damaged, hash_state, read_header, withhold_facts
+from fedsim.recording.header import FILE, RECORDING, RUN, Header, damaged, hash_state, read_header, withhold_facts
+from fedsim.recording.reading import Reading
+from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload, State
 
+_AS_USUAL = Reading()
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
+_RUN = re.compile(RUN.format(r"(\d{1,18})"))
 
 
 class Transcript:
     """A recording, read lazily and verified. Holds nothing that a server would not have received.
 
     Args:
-        folder: the folder with the round files, or the run folder around it.
+        folder: the folder with the round files, the run folder around it, or see `the_run`.
         rounds: see only these rounds; None sees all.
         facts: see the protocol facts that the server sent along with its state.
+        reading: what the messages mean.
 
     Raises:
         TranscriptError: there is no recording in `folder`, or it lacks one of `rounds`.
     """
 
-    def __init__(self, folder: Path, rounds: Iterable[int] | None = None, *, facts: bool = True) -> None:
-        inner = folder / RECORDING
-        self.folder = inner if inner.is_dir() else folder
+    def __init__(
+        self,
+        folder: Path,
+        rounds: Iterable[int] | None = None,
+        *,
+        facts: bool = True,
+        reading: Reading = _AS_USUAL,
+    ) -> None:
+        run = the_run(folder)
+        self.folder = run / RECORDING if (run / RECORDING).is_dir() else run
         found = {int(name[1]): self.folder / name[0] for name in map(_NAME.fullmatch, _listed(self.folder)) if name}
         if not found:
             raise TranscriptError(f"{folder}: holds no recording; expected {FILE.format(1)} or the like in it")
@@ -48,6 +60,7 @@ class Transcript:
         self._headers: dict[int, Header] = {}
         self._hashes: dict[int, str] = {}
         self._facts = facts
+        self.reading = reading
 
     def __repr__(self) -> str:
         return f"Transcript({str(self.folder)!r}, rounds={self.rounds})"
@@ -62,7 +75,7 @@ class Transcript:
 
         Protocol facts are left out; which of them the adversary has is for the threat model to say.
         """
-        return Transcript(self.folder, rounds, facts=False)
+        return Transcript(self.folder, rounds, facts=False, reading=self.reading)
 
     def copy_to(self, folder: Path) -> None:
         """Its rounds as files of their own in `folder`, whose headers say no more than its own do.
@@ -73,6 +86,10 @@ class Transcript:
         """
         folder.mkdir(parents=True)
         for number, path in self._paths.items():
+            if self.reading != _AS_USUAL:  # written as they are read
+                header, updates = self.header(number), [self.update(number, client) for client in self.clients(number)]
+                Recorder(folder, resume=True).write(number, updates, header.failures, header.config)
+                continue
             self.header(number)  # checked first, because a header that is written anew would hide that it was altered
             copied = folder / path.name
             shutil.copyfile(path, copied)
@@ -104,7 +121,15 @@ class Transcript:
         return [reply.client for reply in self.header(number).replies]
 
     def update(self, round: int, client: int) -> Update:
-        """The update of `client` in round `round`, checked against its hashes.
+        """The update of `client` in round `round`, checked against its hashes, as `reading` says that it is meant.
+
+        Raises:
+            TranscriptError: the client is not in that round, the bytes are not those recorded, or it cannot be read so.
+        """
+        return self.reading.of(self.recorded(round, client))
+
+    def recorded(self, round: int, client: int) -> Update:
+        """The update of `client` in round `round` as it was recorded, checked against its hashes.
 
         Raises:
             TranscriptError: the client is not in that round, or the bytes are not those recorded.
@@ -118,8 +143,9 @@ class Transcript:
                 + (f"failed there ({why})" if why else f"is not recorded; recorded: {self.clients(round)}")
             )
         before = self._state(round, f"broadcast/{reply.broadcast}", header.broadcasts[reply.broadcast])
+        arrays = self._state(round, f"client/{client}", reply.sha256)
         try:
-            payload = Payload.from_arrays(self._state(round, f"client/{client}", reply.sha256), before)
+            payload = Payload.dense(arrays, "weights") if reply.records else Payload.from_arrays(arrays, before)
         except PayloadError as error:
             raise damaged(self._paths[round], f"of client {client}: {error}") from error
         if payload.kind != reply.kind:
@@ -132,6 +158,8 @@ class Transcript:
             num_examples=reply.num_examples,
             metrics=reply.metrics,
             config=header.config,
+            records=tuple(reply.records),
+            members=tuple(reply.members),
         )
 
     def updates(self, client: int | None = None) -> Iterator[Update]:
@@ -144,8 +172,9 @@ class Transcript:
     def hash(self) -> str:
         """One SHA-256 over everything recorded; each tensor is verified."""
         total = hashlib.sha256()
-        for update in self.updates():
-            del update
+        for number in self.rounds:
+            for client in self.clients(number):
+                self.recorded(number, client)
         for number in self.rounds:
             total.update(json.dumps(self.header(number).plain(), sort_keys=True).encode())
         return total.hexdigest()
@@ -163,6 +192,22 @@ class Transcript:
         if digest != expected:
             raise damaged(path, f"the bytes of {prefix} are not those that were recorded")
         return state
+
+
+def the_run(folder: Path) -> Path:
+    """The only run in a folder that an app records its runs in, as `run-1`; any other folder itself.
+
+    Raises:
+        TranscriptError: it holds several runs.
+    """
+    names = _listed(folder)
+    if RECORDING in names or any(map(_NAME.fullmatch, names)):
+        return folder
+    runs = sorted((int(name[1]), name[0]) for name in map(_RUN.fullmatch, names) if name)
+    recorded = [folder / name for _, name in runs if _listed(folder / name / RECORDING)]
+    if len(recorded) > 1:
+        raise TranscriptError(f"{folder}: holds {len(recorded)} runs; name one of them, such as {recorded[-1]}")
+    return recorded[0] if recorded else folder
 
 
 def _listed(folder: Path) -> list[str]:

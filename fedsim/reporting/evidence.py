@@ -115,8 +115,9 @@ def read_recording(folder: RunFolder, notes: list[str]) -> Recording:
     if recording.headers and whole:
         intact = Transcript(transcript.folder, [header.round for header in recording.headers])
         recording.hash = intact.hash()
-        update = next(intact.updates(), None)
-        recording.values = sum(tensor.numel() for tensor in update.before.values()) if update else 0
+        first = next(((n, client) for n in intact.rounds for client in intact.clients(n)), None)
+        before = intact.recorded(*first).before if first else {}
+        recording.values = sum(tensor.numel() for tensor in before.values())
     return recording
 
 

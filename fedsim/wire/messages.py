@@ -27,6 +27,9 @@ class Update:
             the mini-batch that it is the mean of.
         metrics: further numbers that the client reported, e.g. `train_loss`.
         config: the protocol facts that the server sent along, e.g. its local epochs.
+        records: where a message held several records of arrays, or other ones came back: the names of those that the
+            client sent. All arrays are then called RECORD/NAME, and `fedsim.recording.reading` says which are meant.
+        members: of the sum over a group (secure aggregation), the ids of its clients; `client` is the first of them.
     """
 
     round: int
@@ -36,6 +39,8 @@ class Update:
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
+    records: tuple[str, ...] = ()
+    members: tuple[int, ...] = ()
 
     @cached_property
     def after(self) -> State:

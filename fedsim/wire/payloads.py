@@ -9,7 +9,7 @@ weights have the name of their tensor, all others a word and a slash before it, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -275,16 +275,16 @@ class Payload:
         return None
 
 
-def is_encoded(names: Iterable[str], before: State) -> bool:
+def is_encoded(names: Iterable[str], before: Container[str]) -> bool:
     """Whether some of these arrays have names that no strategy knows, and so have to be decoded.
 
     Args:
-        before: w_t.
+        before: the names of w_t.
     """
     return any(_read(name, before)[0] not in (("weights", ""), ("gradient", "")) for name in names)
 
 
-def _read(key: str, before: State) -> tuple[tuple[Kind, str], str]:
+def _read(key: str, before: Container[str]) -> tuple[tuple[Kind, str], str]:
     """What the array called `key` is, and of which tensor; a name that was broadcast is that of plain weights."""
     head, _, name = key.partition("/")
     if key in before or not name or head not in _HEADS:

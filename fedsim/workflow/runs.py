@@ -25,7 +25,7 @@ from fedsim.plugins.objects import is_gone
 from fedsim.recording.finding_files import load_claim
 from fedsim.recording.manifest import is_noted
 from fedsim.recording.manifest import read as read_manifest
-from fedsim.recording.transcript import Transcript
+from fedsim.recording.transcript import Transcript, the_run
 from fedsim.reporting.page import write_report
 from fedsim.workflow import single, work
 from fedsim.workflow.adversaries import Adversary, read_adversary
@@ -82,14 +82,14 @@ def open(path: str | Path, *, file: str | Path | None = None, trust: bool = Fals
     """The run, or the recording of somebody's Flower app, in the folder `path`.
 
     Args:
-        path: the run folder.
+        path: the run folder, or one in which a Flower app recorded a single run.
         file: an attack file, which says what an adversary of this recording knows, and which files hold the truth.
         trust: import code that the run folder names.
 
     Raises:
         ConfigError: there is no run in the folder, or the attack file is not valid.
     """
-    folder = RunFolder(_path(path, "open"))
+    folder = RunFolder(the_run(_path(path, "open")))
     _check_there(folder)
     folder.check_kinds()
     if not folder.experiment.is_file() and not folder.transcript.is_dir():

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fedsim.engines.cohort import COHORT, CohortGrid
 from fedsim.engines.node import play_cohort
 from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import RunError, TranscriptError
+from fedsim.errors import TranscriptError
 from fedsim.recording.recorder import Plan, Recorder
 from fedsim.recording.transcript import Transcript
 from strategies.curious import Curious
@@ -315,9 +315,12 @@ def test_nonsense_for_a_number_does_not_stop_the_federation(tmp_path: Path, nons
     assert [u.num_examples for u in transcript.updates()] == [0, 0, 0]
 
 
-def test_one_partition_id_for_two_nodes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="round 1: two replies say that they come from client 4"):
-        one_round(tmp_path, lambda client: {"num-examples": 5, "partition-id": 4})
+def test_of_two_nodes_with_one_partition_id_the_second_keeps_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    transcript = one_round(tmp_path, lambda client: {"num-examples": 5, "partition-id": [9, 7, 9][client]})
+    assert {u.client: float(u.after["w"][0]) for u in transcript.updates()} == {9: 1, 7: 2, 4: 3}
+    assert "node 4 calls itself client 9, as another does; it keeps its own id" in caplog.text
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "under a privacy wrapper"])
@@ -335,16 +338,6 @@ def test_the_number_of_examples_is_read_where_the_strategy_reads_it(tmp_path: Pa
 # What is not passed by, what is not kept.
 
 
-class OwnLoop(FedAvg):
-    def start(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-
-def test_a_strategy_with_a_round_loop_of_its_own_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"OwnLoop overrides Strategy\.start"):
-        Curious(OwnLoop(), tmp_path)
-
-
 def test_it_works_under_flowers_own_loop(tmp_path: Path) -> None:
     clients = Clients(failing=False)
     grid = InProcessGrid(clients.app, CLIENTS)
@@ -354,10 +347,15 @@ def test_it_works_under_flowers_own_loop(tmp_path: Path) -> None:
     assert list(result.arrays) == list(start)
 
 
-def test_an_earlier_recording_is_not_touched(tmp_path: Path) -> None:
-    federate(Curious(FedAvg(), tmp_path), Clients(False), start_of("FedAvg"), rounds=1)
+def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    for rounds in (1, 2):
+        federate(Curious(FedAvg(), tmp_path), Clients(False), start_of("FedAvg"), rounds=rounds)
+    assert Transcript(tmp_path / "run-1").rounds == [1]
+    assert Transcript(tmp_path / "run-2").rounds == [1, 2]
+    with pytest.raises(TranscriptError, match=f"{tmp_path}: holds 2 runs; name one of them, such as .*/run-2"):
+        Transcript(tmp_path)
     with pytest.raises(TranscriptError, match="already holds a recording"):
-        Curious(FedAvg(), tmp_path)
+        Curious(FedAvg(), Recorder(tmp_path / "run-1" / "transcript"))
 
 
 def test_the_plan_bounds_the_recording_and_not_the_federation(tmp_path: Path) -> None:
@@ -375,7 +373,7 @@ def test_a_round_in_which_nobody_is_asked_is_not_recorded(tmp_path: Path) -> Non
     assert list(tmp_path.rglob("round-*")) == []
 
 
-def test_evaluation_passes_through_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_evaluation_in_a_loop_of_ones_own_passes_through(tmp_path: Path) -> None:
     app = ClientApp()
 
     @app.evaluate()

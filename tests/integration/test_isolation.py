@@ -339,7 +339,10 @@ def test_nothing_outlives_an_attack_that_is_stopped(
         process.kill()
 
 
-MODEL = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+MODEL = (
+    "from torch import nn\ndef build():\n"
+    "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))\n"
+)
 
 
 def test_a_model_beside_the_attack_file_is_found_and_its_folder_is_all_that_is(
@@ -356,7 +359,7 @@ def test_a_model_beside_the_attack_file_is_found_and_its_folder_is_all_that_is(
         "\n@dataclass(frozen=True, kw_only=True)\nclass Needs(Of):\n    'Build it.'\n    needs = frozenset({'model'})\n"
         "    def _run(self, transcript, knowledge, victim, rng, progress):\n"
         "        weight = knowledge.model()[1].weight\n"
-        "        return Reconstruction(data=torch.full((6, 1, 8, 8), weight.numel() / 1000), "
+        "        return Reconstruction(data=torch.full((6, 1, 8, 8), weight.numel() / 10000), "
         "labels=torch.zeros(6, dtype=torch.long))\n"
     )
     (tmp_path / "code" / "isolated_strangers.py").write_text(STRANGERS + needs)
@@ -366,7 +369,7 @@ def test_a_model_beside_the_attack_file_is_found_and_its_folder_is_all_that_is(
     audit = open_audit(run, check(AttackFile, tables, "x"), beside)
     assert audit.run() == []
     [path] = (run / "findings").glob("*/*.safetensors")
-    assert load_finding(path)[0].tensors["data"].max().item() == pytest.approx(0.64)
+    assert load_finding(path)[0].tensors["data"].max().item() == pytest.approx(0.1024)
 
 
 def test_the_import_path_leads_neither_to_the_run_nor_to_the_data(

@@ -1,0 +1,266 @@
+"""Does what an attack file says of somebody's app fit what was recorded? Checked without any truth, before any work."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from fedsim.attacks import Attack
+from fedsim.errors import ConfigError, DataError, TranscriptError, first_line, one_line
+from fedsim.evaluation.truth import Truth
+from fedsim.knowledge import Knowledge
+from fedsim.recording.transcript import Transcript
+from fedsim.training.model_state import statistics_of
+from fedsim.wire.messages import State, Update, by_name
+
+_NAMED = 6
+"""Most layers that one sentence names."""
+_TRIED = 4
+"""Examples that the cost of an attack is estimated with, at most."""
+_PASSES = 4
+"""How often what one pass keeps in memory is there at once, when a gradient is matched and differentiated."""
+_LONG = 600.0
+"""Seconds an attack may take before that is said beforehand."""
+log = logging.getLogger(__name__)
+
+
+def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
+    """Raise ConfigError where the model or the loss cannot be those of the federation; warn of odd replies.
+
+    Raises:
+        TranscriptError: the recording cannot be read as the attack file says.
+    """
+    updates = list(_first_round(transcript))
+    if not updates:
+        return
+    warn_of_replies(updates)
+    if knowledge.model is None:
+        return
+    network = knowledge.model()
+    if wrong := _unlike(network, updates[0].before):
+        raise ConfigError(
+            f"adversary.knowledge.model: does not fit round {updates[0].round} of client {updates[0].client}: {wrong}; "
+            "give the model of that federation, or say what the messages mean with [app] prefix, record or frozen"
+        )
+    if knowledge.input_shape is not None and knowledge.value_range is not None:
+        check_outputs(network, knowledge)
+
+
+def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:
+    """Raise ConfigError where two examples give no logits of the classes, or these no loss."""
+    outputs = _outputs(network, knowledge, 2)
+    classes = knowledge.num_classes
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(
+            f"adversary.knowledge.model: returns a {type(outputs).__name__}, expected a tensor of logits; say how to "
+            'make one of it with [app] outputs = "module:callable", a function of what it returns and of its inputs'
+        )
+    if classes is not None and tuple(outputs.shape) != (2, classes):
+        raise ConfigError(
+            f"adversary.knowledge.model: gives outputs of shape {tuple(outputs.shape)} for 2 examples, expected "
+            f"(2, {classes}), a logit for each of num_classes; mend num_classes, name the loss that clients minimise "
+            "with adversary.knowledge.loss, or make logits with [app] outputs"
+        )
+    if knowledge.loss is None:
+        return
+    loss, wrong = None, list[Exception]()
+    for labels in (torch.zeros(2, dtype=torch.long), torch.zeros(2)):  # class indices, or targets of a regression
+        try:
+            loss = knowledge.loss(outputs, labels.to(outputs.device))
+            break
+        except Exception as error:  # anybody's function
+            wrong.append(error)
+    else:
+        raise ConfigError(
+            f"adversary.knowledge.loss: cannot be computed for outputs of shape {tuple(outputs.shape)} and labels of "
+            f"shape (2,) ({type(wrong[0]).__name__}: {first_line(wrong[0])}); name the loss that clients minimise"
+        ) from wrong[0]
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ConfigError(
+            f"adversary.knowledge.loss: gives {got} for 2 examples, expected one number, their mean loss; return that"
+        )
+
+
+def check_truth(who: str, truth: Truth, knowledge: Knowledge) -> None:
+    """Raise DataError where what a client is said to have held cannot be what this model is trained on."""
+    shape, classes = knowledge.input_shape, knowledge.num_classes
+    if shape is not None and tuple(truth.data.shape[1:]) != tuple(shape):
+        raise DataError(
+            f"truth.{who}: its examples have shape {tuple(truth.data.shape[1:])}, input_shape is {tuple(shape)}; mend "
+            "one of them"
+        )
+    if classes is None or truth.labels.is_floating_point() or not len(truth.labels):
+        return
+    low, high = int(truth.labels.min()), int(truth.labels.max())
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"truth.{who}: its labels are from {low} to {high}, expected 0 to {classes - 1}, as num_classes is "
+            f"{classes}; mend one of them"
+        )
+
+
+def warn_of_replies(updates: Sequence[Update]) -> None:
+    """Say so where replies look like something else than the weights that they are read as.
+
+    Args:
+        updates: of one round.
+    """
+    first = updates[0]
+    if len(updates) > 1 and all(_same(first.after, other.after) for other in updates[1:]):
+        log.warning(
+            "round %d: all %d replies are identical; either no client trains, or these are copies of an aggregate",
+            first.round,
+            len(updates),
+        )
+    for update in updates:
+        if update.payload.kind != "weights" or not _comparable(update):
+            continue
+        sent, got = _norm(update.before), _norm(update.after)
+        moved = _norm({name: update.after[name] - tensor for name, tensor in update.before.items()})
+        if sent > 0 and moved > 0.8 * sent and got < 0.5 * sent:
+            log.warning(
+                "round %d, client %d: its reply has norm %.3g, what it was sent %.3g, their difference %.3g; it looks "
+                'like a delta or a gradient, which [app] replies = "delta" or "gradient" says',
+                update.round,
+                update.client,
+                got,
+                sent,
+                moved,
+            )
+            return
+
+
+def warn_of_cost(attacks: Sequence[tuple[str, Attack]], transcript: Transcript, knowledge: Knowledge) -> None:
+    """Say beforehand where an attack will take long, or more memory than there is, and which setting lowers that."""
+    counts = [reply.num_examples for number in transcript.rounds[:1] for reply in transcript.header(number).replies]
+    steps = {title: getattr(attack, "iterations", 0) * getattr(attack, "restarts", 1) for title, attack in attacks}
+    if not counts or not any(steps.values()) or None in (knowledge.model, knowledge.input_shape, knowledge.value_range):
+        return
+    count = max(min(_TRIED, max(counts)), 1)
+    kept, seconds = _pass(knowledge, count)
+    needed, there = kept / count * max(counts) * _PASSES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if needed > there and knowledge.device.type == "cpu":
+        log.warning(
+            "an attack on %d examples takes about %.1f GB, %.1f GB are free; choose adversary.victims with fewer "
+            "examples, or a device with more memory",
+            max(counts),
+            needed / 1e9,
+            there / 1e9,
+        )
+    for title, number in steps.items():
+        if (expected := seconds / count * max(counts) * number) > _LONG:
+            log.warning(
+                "%s: about %.0f minutes for a client with %d examples; attack.%s.iterations (now %d) lowers that",
+                title,
+                expected / 60,
+                max(counts),
+                title,
+                number,
+            )
+
+
+def _pass(knowledge: Knowledge, count: int) -> tuple[int, float]:
+    """Bytes that a forward pass over `count` examples keeps, and seconds until a double backward pass is done."""
+    assert knowledge.model is not None
+    network = knowledge.model().to(knowledge.device)
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        inputs = _inputs(network, knowledge, count).requires_grad_()
+        started = time.monotonic()
+        total = network.eval()(inputs).float().square().sum()
+        slopes = torch.autograd.grad(total, [p for p in network.parameters() if p.requires_grad], create_graph=True)
+    torch.autograd.grad(torch.stack([slope.square().sum() for slope in slopes]).sum(), inputs)
+    return sum(kept.values()), time.monotonic() - started
+
+
+def _outputs(network: nn.Module, knowledge: Knowledge, count: int) -> Any:
+    inputs = _inputs(network, knowledge, count)
+    try:
+        with torch.no_grad():
+            return network.eval()(inputs)
+    except Exception as error:  # anybody's network
+        raise ConfigError(
+            f"adversary.knowledge.model: does not take {count} inputs of shape {tuple(inputs.shape[1:])} "
+            f"({type(error).__name__}: {first_line(error)}); mend input_shape or the model"
+        ) from error
+
+
+def _inputs(network: nn.Module, knowledge: Knowledge, count: int) -> Tensor:
+    """Examples in the middle of the value range."""
+    assert knowledge.input_shape is not None
+    assert knowledge.value_range is not None
+    middle = sum(map(sum, knowledge.value_range)) / sum(map(len, knowledge.value_range))
+    like = next(network.parameters(), torch.empty(0))
+    return torch.full((count, *knowledge.input_shape), float(middle), dtype=like.dtype, device=like.device)
+
+
+def _first_round(transcript: Transcript) -> Iterator[Update]:
+    """The readable updates of the first round that has one."""
+    for number in transcript.rounds:
+        found = False
+        with suppress(TranscriptError):  # a damaged round is reported when it is attacked
+            for client in transcript.clients(number):
+                update = transcript.recorded(number, client)
+                found = True
+                yield transcript.reading.of(update)
+        if found:
+            return
+
+
+def _unlike(network: nn.Module, state: State) -> str:
+    """Which tensors of `network` and `state` do not fit, in words; nothing where `state` is one of the network."""
+    kept, running = network.state_dict(), statistics_of(network)
+    real = {name: tensor.shape for name, tensor in kept.items() if tensor.is_floating_point()}
+    trained = {name: tensor.shape for name, tensor in network.named_parameters()}
+    plain = {name: shape for name, shape in real.items() if name not in running}
+    orders = ({name: tensor.shape for name, tensor in kept.items()}, real, plain, trained)
+    if any(by_name(state, order) is not None for order in orders):
+        return ""
+    order = next((order for order in orders if len(order) == len(state)), trained)
+    if all(name.isdigit() for name in state):
+        recorded = [state[name] for name in sorted(state, key=int)]
+        told = [
+            f"'{name}' {tuple(shape)} is recorded as {tuple(tensor.shape)}"
+            for (name, shape), tensor in zip(order.items(), recorded, strict=False)
+            if shape != tensor.shape
+        ]
+        told += [f"the model has {len(order)} tensors, the recording {len(state)}"] * (len(order) != len(state))
+    else:
+        told = [
+            f"'{name}' {tuple(shape)} is {f'recorded as {tuple(state[name].shape)}' if name in state else 'not there'}"
+            for name, shape in trained.items()
+            if name not in state or state[name].shape != shape
+        ]
+        told += [f"the model has no '{name}'" for name in state if name not in kept]
+    more = [f"and {len(told) - _NAMED} more"] if len(told) > _NAMED else []
+    return one_line("; ".join(told[:_NAMED] + more)) or "its tensors are of other shapes"
+
+
+def _same(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def _comparable(update: Update) -> bool:
+    return all(
+        name in update.after and update.after[name].shape == tensor.shape and tensor.is_floating_point()
+        for name, tensor in update.before.items()
+    )
+
+
+def _norm(state: State) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in state.values()))

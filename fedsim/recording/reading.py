@@ -1,0 +1,97 @@
+"""What the messages of somebody's Flower app mean, where a recording alone does not say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import TranscriptError
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Kind, Payload, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How updates are read: the auditor says it of an app, and nothing is guessed.
+
+    Attributes:
+        replies: what the numbers are that clients send under plain names; w_T in most apps.
+        record: the record of arrays that holds the model, where messages have several.
+        prefix: what the names of tensors begin with and those of the model do not, such as `_orig_mod.`.
+        dtype: what real numbers are turned into, such as `float32`, because the model computes with that; empty leaves
+            them.
+        num_examples: N, of all clients or by client, which goes before what clients report.
+    """
+
+    replies: Kind = "weights"
+    record: str = ""
+    prefix: str = ""
+    dtype: str = ""
+    num_examples: int | Mapping[int, int] | None = None
+
+    def of(self, update: Update) -> Update:
+        """`update` as attacks read it.
+
+        Raises:
+            TranscriptError: it has several records and none is named, or not what this reading names.
+        """
+        where = f"round {update.round}, client {update.client}"
+        if update.records:
+            update = replace(
+                update,
+                before=self._chosen(update.before, where, "the server", alone=True),
+                payload=Payload.dense(
+                    self._chosen(update.payload.arrays(), where, f"client {update.client}"), "weights"
+                ),
+                records=(),
+            )
+        if self.prefix or self.dtype or self.replies != "weights":
+            before = self._named(update.before, where)
+            update = replace(
+                update, before=before, payload=self._meant(self._named(update.payload.arrays(), where), before)
+            )
+        return replace(update, num_examples=self._counted(update))
+
+    def _chosen(self, state: State, where: str, sender: str, *, alone: bool = False) -> dict[str, Tensor]:
+        """The tensors of the record that holds the model; with `alone`, those of an only record whatever its name."""
+        records = list(dict.fromkeys(name.partition("/")[0] for name in state))
+        wanted = records[0] if alone and len(records) == 1 else self.record
+        if wanted not in records:
+            told = ", ".join(f"'{name}'" for name in records)
+            why = f"none is called '{self.record}'" if self.record else "which of them holds the model is not said"
+            raise TranscriptError(
+                f"{where}: {sender} sent the records of arrays {told}, and {why}; name one with [app] record"
+            )
+        return {name.removeprefix(f"{wanted}/"): t for name, t in state.items() if name.startswith(f"{wanted}/")}
+
+    def _named(self, state: State, where: str) -> dict[str, Tensor]:
+        if self.prefix and not any(name.startswith(self.prefix) for name in state):
+            raise TranscriptError(
+                f"{where}: no tensor has a name that begins with '{self.prefix}', but for instance "
+                f"'{next(iter(state), '')}'; mend [app] prefix"
+            )
+        dtype = getattr(torch, self.dtype) if self.dtype else None
+        return {
+            name.removeprefix(self.prefix): t.to(dtype) if dtype is not None and t.is_floating_point() else t
+            for name, t in state.items()
+        }
+
+    def _meant(self, arrays: State, before: State) -> Payload:
+        payload = Payload.from_arrays(arrays, before)
+        if self.replies == "weights":
+            return payload
+        return Payload(
+            {
+                name: (self.replies, form) if name in before and before[name].is_floating_point() else (kind, form)
+                for name, (kind, form) in payload.tensors.items()
+            }
+        )
+
+    def _counted(self, update: Update) -> int:
+        said = self.num_examples
+        if isinstance(said, int):
+            return said
+        return update.num_examples if said is None else said.get(update.client, update.num_examples)

@@ -1,0 +1,341 @@
+"""A set of messages that a server sends at once, and what comes back: read as updates where it is that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from flwr.app import Array, Message, RecordDict
+
+from fedsim.engines.arrays import Held, state_in
+from fedsim.errors import PayloadError, one_line, what_it_said
+from fedsim.recording.header import DIFFERING, MOST, RECORDABLE
+from fedsim.recording.messages import Messages, Sent
+from fedsim.wire.messages import State, Update
+from fedsim.wire.payloads import Payload
+
+PARTITION = "partition-id"
+"""Metric by which a client says which partition of the data it holds; it names the client in a recording."""
+COUNTS = ("num-examples", "num_examples")
+"""Where clients report N: by Flower's message API, and by its legacy clients."""
+_EMPTY = "_empty"
+"""What Flower's legacy layer puts into a record that holds no arrays."""
+_ROUNDS = ("server-round", "server_round", "current-round", "current_round", "round")
+"""What servers call the round in the config that they send."""
+_STATUS, _METRICS = "fitres.status", "fitres.metrics"
+"""Where Flower's legacy layer says whether a client succeeded, and what else it reports; both are ConfigRecords."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a message held when it passed; whoever gets it may change it afterwards. Arrays are shared.
+
+    Attributes:
+        arrays: by record, its arrays by name; records without arrays are left out.
+        metrics: by record, its metrics.
+        config: by record, its values.
+    """
+
+    arrays: Mapping[str, Mapping[str, Array]]
+    metrics: Mapping[str, Mapping[str, Any]]
+    config: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, content: RecordDict) -> Content:
+        """What is in `content` now."""
+        arrays = {
+            key: {name: array for name, array in record.items() if name != _EMPTY}
+            for key, record in content.array_records.items()
+        }
+        return cls(
+            arrays={key: record for key, record in arrays.items() if record},
+            metrics={key: dict(record) for key, record in content.metric_records.items()},
+            config={key: dict(record) for key, record in content.config_records.items()},
+        )
+
+    def values(self) -> dict[str, Any]:
+        """All metrics by their keys; one that two records have is called RECORD.KEY in the second."""
+        found: dict[str, Any] = {}
+        for name, record in (*self.metrics.items(), (_METRICS, self.config.get(_METRICS, {}))):
+            found |= {key if key not in found else f"{name}.{key}": value for key, value in record.items()}
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """The plain values of its config."""
+        return {
+            key: value
+            for record in self.config.values()
+            for key, value in record.items()
+            if isinstance(value, bool | int | float | str)
+        }
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that a client said beside its arrays are numbers."""
+        return not any(self.config.values()) and all(_is_number(value) for value in self.values().values())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One message of the server.
+
+    Attributes:
+        node: whom it was sent to.
+        content: what it held.
+        before: its arrays as tensors, as `RECORD/NAME` where there are several records; empty if there are none.
+    """
+
+    node: int
+    content: Content
+    before: State
+
+
+class Exchange:
+    """Messages that a server sends at once, and their replies.
+
+    Args:
+        messages: what it sends, before anybody can change them.
+        count: the metric in which clients report N, if it is another one than `COUNTS`.
+    """
+
+    def __init__(self, messages: Sequence[Message], count: str = COUNTS[0]) -> None:
+        self.kind = messages[0].metadata.message_type if messages else ""
+        self.group = messages[0].metadata.group_id if messages else ""
+        self._counts = dict.fromkeys((count, *COUNTS))
+        contents = {id(message.content): Content.of(message.content) for message in messages}
+        alike = {_identity(content): content for content in contents.values()}  # nearly always one
+        states = {identity: _state(content) for identity, content in alike.items()}
+        self.asked = [
+            Asked(message.metadata.dst_node_id, content, states[_identity(content)])
+            for message, content in ((message, contents[id(message.content)]) for message in messages)
+        ]
+        self._messages = list(messages)
+        self._by_node = {asked.node: asked for asked in self.asked}  # the last, where one gets several
+        self._replies: list[tuple[int, Content | str]] = []
+
+    @property
+    def round(self) -> int:
+        """The round as the messages say it; 0 where they do not."""
+        told = [facts[key] for asked in self.asked[:1] for key in _ROUNDS if key in (facts := asked.content.facts())]
+        for said in (*told, int(self.group) if self.group.isascii() and self.group.isdigit() else 0):
+            if type(said) is int and 0 < said < MOST:
+                return said
+        return 0
+
+    @property
+    def trains(self) -> bool:
+        """Whether clients were sent a model and may have returned an update of it."""
+        return not self.kind.startswith("evaluate") and any(asked.before for asked in self.asked)
+
+    def joined_by(self, other: Exchange) -> bool:
+        """Take `other` in, which was sent later, if both are single messages of one kind and round."""
+        alike = (self.kind, self.round) == (other.kind, other.round) and len(other.asked) == 1
+        if not alike or not self._by_node.keys().isdisjoint(other._by_node):
+            return False
+        self.asked += other.asked
+        self._messages += other._messages
+        self._by_node |= other._by_node
+        return True
+
+    @property
+    def replies(self) -> list[tuple[int, Content | str]]:
+        """Nodes, ascending, each with what it answered, or the reason of its error."""
+        return sorted(self._replies, key=lambda reply: reply[0])
+
+    @property
+    def waiting(self) -> set[int]:
+        """Nodes that have not answered."""
+        return set(self._by_node) - {node for node, _ in self._replies}
+
+    def takes(self, reply: Message) -> bool:
+        """Note `reply` as it is now, if it answers one of these messages."""
+        node, to = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+        ids = {message.metadata.message_id for message in self._messages} - {""}
+        if node not in self._by_node or (to and ids and to not in ids):
+            return False
+        self._replies.append((node, self.said(reply)))
+        return True
+
+    def said(self, reply: Message) -> Content | str:
+        """What a reply holds now, or the reason of its error."""
+        return one_line(reply.error.reason or "no reason given") if reply.has_error() else Content.of(reply.content)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a recording of its updates has everything that was said."""
+        return not self.facts[1] and all(isinstance(said, str) or said.is_plain for _, said in self._replies)
+
+    @cached_property
+    def facts(self) -> tuple[dict[str, Any], str]:
+        """The facts that all clients are sent alike, with `DIFFERING` for others; and the names of those."""
+        contents = {id(asked.content): asked.content for asked in self.asked}  # nearly always one
+        told = [content.facts() for content in contents.values()]
+        by_all = set.intersection(*({(key, repr(fact)) for key, fact in facts.items()} for facts in told))
+        same = {key: fact for key, fact in told[0].items() if (key, repr(fact)) in by_all}
+        if not (differing := sorted({key for facts in told for key in facts} - set(same))):
+            return same, ""
+        return same | {DIFFERING: ", ".join(differing)}, ", ".join(differing)
+
+    def update(
+        self, number: int, node: int, client: int, content: Content, config: Mapping[str, Any]
+    ) -> Update | str | None:
+        """What a client sent as an update of round `number`, why that cannot be recorded, or None if it sent none."""
+        asked = self._by_node.get(node)
+        if wrong := _failed(content):
+            return wrong
+        if asked is None or not asked.before or not content.arrays:
+            return None
+        several = len(asked.content.arrays) > 1 or len(content.arrays) > 1
+        payload = _payload(content, asked.before, several=several)
+        if isinstance(payload, str):
+            return payload
+        metrics = {key: float(value) for key, value in content.values().items() if isinstance(value, int | float)}
+        for key in (PARTITION, *self._counts):
+            metrics.pop(key, None)
+        return Update(
+            round=number,
+            client=client,
+            before=_prefixed(asked) if several else asked.before,
+            payload=payload,
+            num_examples=self.count(content),
+            metrics=metrics,
+            config=config,
+            records=tuple(content.arrays) if several else (),
+        )
+
+    def count(self, content: Content) -> int:
+        """N, as a client reports it; 0 where it does not."""
+        said = content.values()
+        return next((_count(said[key], 0) for key in self._counts if key in said), 0)
+
+    def messages(self, number: int, recorded_as: int, names: Mapping[int, int], recorded: Collection[int]) -> Messages:
+        """Everything that passed, but for the arrays that the server sent and those of recorded updates.
+
+        Args:
+            number: of this exchange.
+            recorded_as: the round that its updates are recorded as; 0 if there are none.
+            names: what clients are called, by their nodes.
+            recorded: clients whose updates are recorded.
+        """
+        sent = [_sent(asked.node, asked.content, names, arrays=False) for asked in self.asked]
+        replies = [
+            _sent(node, said, names, arrays=names.get(node, node) not in recorded) for node, said in self.replies
+        ]
+        replies += [_sent(node, "no reply", names, arrays=False) for node in self.waiting]
+        return Messages(
+            number=number,
+            kind=self.kind,
+            round=self.round,
+            recorded_as=recorded_as,
+            sent=sent,
+            replies=sorted(replies, key=lambda reply: reply.client),
+        )
+
+
+def name_of(content: Content, node: int) -> int:
+    """What a client is called: by the partition id that it reports, or else by its node."""
+    return _count(content.values().get(PARTITION, node), node)
+
+
+def miscounted(content: RecordDict) -> str | None:
+    """Why a reply has not one record of arrays and one of metrics, as Flower's strategies need it, or None."""
+    for kind, records in (("arrays", content.array_records), ("metrics", content.metric_records)):
+        if len(records) != 1:
+            return f"it sent {len(records)} records of {kind}, expected one"
+    return None
+
+
+def _payload(content: Content, before: State, *, several: bool) -> Payload | str:
+    """The arrays that a client sent, or why they cannot be recorded."""
+    try:
+        arrays = _state(content, several=several)
+    except Exception as error:  # NumPy may raise almost anything at bytes that are no array
+        return one_line(f"its arrays cannot be read: {what_it_said(error)}")
+    if strange := [name for name, tensor in arrays.items() if tensor.dtype not in RECORDABLE]:
+        return one_line(f"it sent '{strange[0]}' as {arrays[strange[0]].dtype}, which cannot be recorded")
+    if several:
+        return Payload.dense(arrays, "weights")
+    try:
+        payload = Payload.from_arrays(arrays, before)
+    except PayloadError as error:
+        return one_line(str(error))
+    wrong = payload.misfit(before)
+    return one_line(wrong) if wrong else payload
+
+
+def _state(content: Content, *, several: bool | None = None) -> State:
+    """All arrays as tensors; as `RECORD/NAME` where there are several records."""
+    if several is None:
+        several = len(content.arrays) > 1
+    return {
+        f"{record}/{name}" if several else name: tensor
+        for record, arrays in content.arrays.items()
+        for name, tensor in state_in(arrays).items()
+    }
+
+
+def _prefixed(asked: Asked) -> State:
+    """The state of a message under names `RECORD/NAME`, though it may have one record only."""
+    if len(asked.content.arrays) > 1:
+        return asked.before
+    (record,) = asked.content.arrays
+    return {f"{record}/{name}": tensor for name, tensor in asked.before.items()}
+
+
+def _identity(content: Content) -> object:
+    """Equal for messages that hold the very same arrays."""
+    return tuple(
+        (record, name, id(array if isinstance(array, Held) else array.data))
+        for record, arrays in content.arrays.items()
+        for name, array in arrays.items()
+    )
+
+
+def _failed(content: Content) -> str | None:
+    """Why a client of Flower's legacy API says that it failed, or None."""
+    status = content.config.get(_STATUS, {})
+    if status.get("code", 0) == 0:
+        return None
+    return one_line(str(status.get("message") or f"its status is {status['code']}"))
+
+
+def _sent(node: int, said: Content | str, names: Mapping[int, int], *, arrays: bool) -> Sent:
+    if isinstance(said, str):
+        return Sent(node=node, client=names.get(node, node), error=said)
+    return Sent(
+        node=node,
+        client=names.get(node, node),
+        config=said.config,
+        metrics=said.metrics,
+        arrays={
+            record: {name: _kept(array) if arrays else _told(array) for name, array in held.items()}
+            for record, held in said.arrays.items()
+        },
+    )
+
+
+def _kept(array: Array) -> Any:
+    """The values of an array, or the bytes that were sent where they are no array that a file can hold."""
+    try:
+        values = array.numpy()
+        return values if values.dtype.kind in "fiub" else bytes(array.data)
+    except Exception:  # a stranger's bytes
+        return bytes(array.data)
+
+
+def _told(array: Array) -> str:
+    return f"{array.dtype or array.stype} {tuple(array.shape)}"
+
+
+def _count(reported: object, otherwise: int) -> int:
+    """What a client reports as a count, `otherwise` where it is none: no reply may stop the federation here."""
+    if not isinstance(reported, int | float) or not math.isfinite(reported) or not 0 <= reported < MOST:
+        return otherwise
+    return int(reported)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

@@ -1,0 +1,167 @@
+"""Writes down what passes between a server and its clients."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from flwr.app import Message
+
+from fedsim.errors import RunError, one_line, what_it_said
+from fedsim.files import refuse_link
+from fedsim.recording.header import RECORDING, RUN
+from fedsim.recording.messages import FOLDER, write_messages
+from fedsim.recording.recorder import Recorder
+from fedsim.wire.messages import Update
+from strategies.exchange import COUNTS, Content, Exchange, name_of
+from strategies.secure_aggregation import MaskedSum
+
+flower = logging.getLogger("flwr")
+"""Flower's own log, which everybody who runs an app reads."""
+
+
+class Observer:
+    """Records the updates of each round, and beside them all other messages.
+
+    `asks` and `write` never raise: what cannot be read or written is said in Flower's log, and the federation goes on.
+
+    Args:
+        recorder: where the updates go.
+        count: the metric in which clients report N, if it is another one than Flower's.
+    """
+
+    def __init__(self, recorder: Recorder, count: str = COUNTS[0]) -> None:
+        self.recorder = recorder
+        self._count = count
+        self._names: dict[int, int] = {}  # of clients, by their nodes
+        self._nodes: dict[int, int] = {}  # by client, whose name it is
+        self._exchanges = 0
+        self._rounds: set[int] = set()
+        self._differing = ""
+        self._masked = MaskedSum()
+
+    def asks(self, messages: Sequence[Message]) -> Exchange | None:
+        """What the server sends now; None if that is nothing, or cannot be read."""
+        if not messages:
+            return None
+        try:
+            return Exchange(messages, self._count)
+        except Exception as error:  # a stranger's bytes
+            flower.error("fedsim: messages are not recorded: %s", one_line(what_it_said(error)))
+            return None
+
+    def write(self, exchange: Exchange) -> None:
+        """Write down an exchange with the replies that it has."""
+        self._exchanges += 1
+        try:
+            self._write(exchange)
+        except Exception as error:  # a full disk, a stranger's bytes
+            flower.error(
+                "fedsim: messages %d, %s, are not recorded: %s",
+                self._exchanges,
+                one_line(exchange.kind),
+                one_line(what_it_said(error)),
+            )
+
+    def record(self, number: int, exchange: Exchange, replies: Iterable[Message]) -> None:
+        """Record updates alone, as they come if `replies` is no sequence, so that not all need be in memory.
+
+        Raises:
+            RunError: they cannot be written.
+        """
+        failures: dict[int, str] = {}
+        if isinstance(replies, Sequence):
+            replies = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+        said = ((reply.metadata.src_node_id, exchange.said(reply)) for reply in replies)
+        found = self._found(number, exchange, said, failures)
+        updates: Iterable[Update] = (update for update in found if update is not None)
+        if isinstance(replies, Sequence):
+            updates = list(updates)  # they are all here: record them by client, not as they came
+        kept = sum(self.recorder.plan.keeps_client(asked.node) for asked in exchange.asked)
+        self.recorder.write(number, updates, failures, self._facts(number, exchange), expected=kept)
+
+    def _write(self, exchange: Exchange) -> None:
+        number = self._number(exchange)
+        failures: dict[int, str] = {}
+        updates = list[Update]()
+        if exchange.trains and self.recorder.plan.keeps_round(number):
+            found = list(self._found(number, exchange, exchange.replies, failures))
+            updates = [update for update in found if update is not None]
+            failures |= {self._names.get(node, node): "no reply" for node in exchange.waiting}
+            if updates or not found:  # some sent an update, or all of them failed
+                self.recorder.write(number, updates, failures, self._facts(number, exchange))
+                self._rounds.add(number)
+        for node, said in exchange.replies:
+            self._name(node, said)
+        said_by = {self._names.get(node, node) for node, said in exchange.replies if not isinstance(said, str)}
+        recorded = {update.client for update in updates}
+        if said_by != recorded or not exchange.is_plain:
+            everything = exchange.messages(self._exchanges, number if updates else 0, self._names, recorded)
+            write_messages(self.recorder.folder.parent / FOLDER, everything)
+        if (total := self._masked.of(exchange, self._number(exchange), self._names)) is not None:
+            self.recorder.write(total.round, [total], {}, total.config)
+            self._rounds.add(total.round)
+
+    def _number(self, exchange: Exchange) -> int:
+        """The round as the messages say it; counted on where they do not, or where it is recorded already."""
+        told = exchange.round
+        return told if told and told not in self._rounds else max(self._rounds, default=0) + 1
+
+    def _found(
+        self, number: int, exchange: Exchange, replies: Iterable[tuple[int, Content | str]], failures: dict[int, str]
+    ) -> Iterator[Update | None]:
+        """What each of `replies` is an update of, or None where a client sent none; `failures` gets the others."""
+        config = self._facts(number, exchange)
+        for node, said in replies:
+            client = self._name(node, said)
+            found = said if isinstance(said, str) else exchange.update(number, node, client, said, config)
+            if isinstance(found, str):
+                failures[client] = found
+                if not isinstance(said, str):  # what the strategy makes of it is for the strategy to say
+                    flower.warning("fedsim: round %d, client %d: %s; recorded as a failure", number, client, found)
+            else:
+                yield found
+
+    def _name(self, node: int, said: Content | str) -> int:
+        """What the client of `node` is called in the recording."""
+        if isinstance(said, str):
+            return self._names.get(node, node)
+        client = name_of(said, self._names.get(node, node))
+        if self._nodes.setdefault(client, node) != node:
+            flower.warning("fedsim: node %d calls itself client %d, as another does; it keeps its own id", node, client)
+            client = node
+        self._names[node] = client
+        return client
+
+    def _facts(self, number: int, exchange: Exchange) -> dict[str, object]:
+        """What clients were told alike; says the first time what else they were told."""
+        facts, differing = exchange.facts
+        if differing and differing != self._differing:
+            flower.warning(
+                "fedsim: round %d: clients are not all sent the same %s; it is not recorded", number, differing
+            )
+            self._differing = differing
+        return facts
+
+
+def in_folder(folder: Path | str) -> Recorder:
+    """A recorder for a new run, in a folder of its own within `folder`: `run-1`, or the next that is not there yet.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    folder = Path(folder).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        refuse_link(folder)
+        for number in itertools.count(1 + len(list(folder.glob(RUN.format("*"))))):
+            try:
+                (run := folder / RUN.format(number)).mkdir()
+                break
+            except FileExistsError:
+                continue
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
+    return Recorder(run / RECORDING)

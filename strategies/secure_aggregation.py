@@ -1,0 +1,126 @@
+"""What a server learns under Flower's SecAgg+: no client's update, but the sum over those that answered.
+
+The server sees the public keys, the masked vectors and the shares of secrets that unmask their sum; see
+`flwr.server.workflow.SecAggPlusWorkflow` and Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic
+Overhead", CCS 2020. All that is done here is what that server does itself, with Flower's own functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
+from strategies.exchange import Content, Exchange
+
+_RECORD = "secaggplus_configs"
+_SETUP, _COLLECT, _UNMASK = "setup", "collect_masked_vectors", "unmask"
+Vector = list[NDArray[Any]]
+
+
+class MaskedSum:
+    """Follows the stages of a round of SecAgg+ and unmasks the sum when the last is done."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, Exchange] = {}
+
+    def of(self, exchange: Exchange, number: int, names: Mapping[int, int]) -> Update | None:
+        """The sum over the group as an update of round `number`, once `exchange` is the stage that unmasks it.
+
+        It has the weighted mean of what the clients returned, and the sum of their N.
+
+        Args:
+            names: what clients are called, by their nodes.
+
+        Raises:
+            ValueError: shares are missing, so nobody can unmask it.
+        """
+        stage = _said(exchange.asked[0].content).get("stage")
+        if stage == _SETUP:
+            self._stages = {}
+        if stage in (_SETUP, _COLLECT):
+            self._stages[str(stage)] = exchange
+        if stage != _UNMASK or set(self._stages) != {_SETUP, _COLLECT}:
+            return None
+        collected = self._stages[_COLLECT]
+        vectors = {node: said for node, said in collected.replies if isinstance(said, Content) and _said(said)}
+        mean = _unmasked(self._stages[_SETUP], exchange, vectors)
+        asked = collected.asked[0]
+        weights = {
+            name: torch.from_numpy(values).to(tensor.dtype).reshape(tensor.shape)
+            for (name, tensor), values in zip(asked.before.items(), mean, strict=True)
+        }
+        return Update(
+            round=number,
+            client=min(names.get(node, node) for node in vectors),
+            before=asked.before,
+            payload=Payload.dense(weights, "weights"),
+            num_examples=sum(collected.count(said) for said in vectors.values()),
+            config=asked.content.facts(),
+            members=tuple(sorted(names.get(node, node) for node in vectors)),
+        )
+
+
+def _unmasked(setup: Exchange, unmasking: Exchange, vectors: Mapping[int, Content]) -> Vector:
+    """The weighted mean of the vectors that clients quantised, masked and sent."""
+    from flwr.common import bytes_to_ndarray
+    from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+    from flwr.common.secure_aggregation.ndarrays_arithmetic import (
+        factor_extract,
+        get_parameters_shape,
+        parameters_addition,
+        parameters_mod,
+        parameters_subtraction,
+    )
+    from flwr.common.secure_aggregation.quantization import dequantize
+    from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+
+    rules = _said(setup.asked[0].content)
+    total: Vector = []
+    for said in vectors.values():
+        vector = [bytes_to_ndarray(part) for part in _said(said)["masked_params"]]
+        total = parameters_addition(total, vector) if total else vector
+    total, shapes = parameters_mod(total, rules["mod_range"]), get_parameters_shape(total)
+    for node, shares in _shares(unmasking).items():
+        if len(shares) < rules["threshold"]:
+            raise ValueError(f"{len(shares)} shares of client {node} came back, {rules['threshold']} are needed")
+        secret = combine_shares(shares)
+        if node in vectors:
+            total = parameters_subtraction(total, pseudo_rand_gen(secret, rules["mod_range"], shapes))
+            continue
+        for other, seed in _pairs(setup, unmasking, node, secret):  # it dropped out: its masks are in those of others
+            undo = parameters_addition if node > other else parameters_subtraction
+            total = undo(total, pseudo_rand_gen(seed, rules["mod_range"], shapes))
+    weight, total = factor_extract(parameters_mod(total, rules["mod_range"]))
+    offset = (len(vectors) - 1) * rules["clipping_range"]
+    plain = dequantize(total, rules["clipping_range"], rules["target_range"])
+    return [(part - offset) * (rules["target_range"] / weight) for part in plain]
+
+
+def _shares(unmasking: Exchange) -> dict[int, list[bytes]]:
+    """By node, the shares of its secret that the others gave to the server."""
+    found: dict[int, list[bytes]] = {}
+    for _, said in unmasking.replies:
+        if isinstance(said, Content):
+            for node, share in zip(_said(said)["nids"], _said(said)["shares"], strict=True):
+                found.setdefault(node, []).append(share)
+    return found
+
+
+def _pairs(setup: Exchange, unmasking: Exchange, gone: int, secret: bytes) -> list[tuple[int, bytes]]:
+    """The neighbours of a client that dropped out, each with the seed of the mask that it shares with it."""
+    from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+    from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
+
+    keys = {node: _said(said)["pk1"] for node, said in setup.replies if isinstance(said, Content)}
+    neighbours = [asked.node for asked in unmasking.asked if gone in _said(asked.content)["dead_nids"]]
+    own = bytes_to_private_key(secret)
+    return [(node, generate_shared_key(own, bytes_to_public_key(keys[node]))) for node in neighbours]
+
+
+def _said(content: Content) -> Mapping[str, Any]:
+    return content.config.get(_RECORD, {})
