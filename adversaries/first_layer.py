@@ -15,12 +15,18 @@ from fedsim.randomness import generator
 def first_layer(model: nn.Module, inputs: Tensor) -> str | None:
     """Name of the weight of the first linear layer that takes nothing but the flattened inputs; None without one.
 
-    Told by running `model` and looking: what is put before the layer (BatchNorm, a convolution, any function) makes
-    its input another one. The weight must be a parameter of its own, not shared or computed from others.
+    Told by running `model` and looking, as it is and as it is when it is trained: what is put before the layer
+    (BatchNorm, a convolution, dropout, any function) makes its input another one. The weight must be a parameter of its
+    own, not shared or computed from others.
 
     Args:
         inputs: `example ...`, any, random for instance.
     """
+    name = _first_layer(model, inputs)
+    return name if name is not None and _first_layer(deepcopy(model).train(), inputs) == name else None
+
+
+def _first_layer(model: nn.Module, inputs: Tensor) -> str | None:
     taken: list[tuple[nn.Linear, Tensor]] = []
 
     def look(layer: nn.Module, given: tuple[Any, ...]) -> None:

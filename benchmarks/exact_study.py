@@ -91,6 +91,7 @@ class Cell:
         defense: of clients, if any.
         beside: `OTHERS` attack the same victims.
         rounds: more than one are read together.
+        alone: the only attack, if it is not `spear-ica` with `cocktail-party`.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Cell:
     defense: Defense | None = None
     beside: bool = False
     rounds: int = 1
+    alone: str = ""
 
 
 BASES: dict[str, dict[str, Any]] = {
@@ -158,11 +160,16 @@ def cells() -> Iterator[Cell]:
     yield from axis("adult", "E", "training.local_epochs", (5, 20))
     yield from axis("adult", "rate", "training.learning_rate", (0.01, 0.2))
     yield from axis("adult", "width", "model.hidden", ([50, 50], [400, 100]))
+    yield from axis("adult", "depth", "model.hidden", ([100], [100, 100, 100]))
+    for size in (4, 8, 12):
+        one_step = {"partition.samples_per_client": size, "training.batch_size": size, "training.local_epochs": 1}
+        yield Cell(f"mnist spear, one step, N {size}", {"model.hidden": [200], **one_step}, alone="spear")
     for rounds in (3, 10):
-        yield Cell(f"mnist width 100 100, {rounds} rounds", {"model.hidden": [100, 100]}, rounds=rounds)
-        yield Cell(f"cifar10 width 100, {rounds} rounds", {"model.hidden": [100]}, rounds=rounds)
+        together: dict[str, Any] = {"rounds": rounds, "alone": "spear-ica-rounds"}
+        yield Cell(f"mnist width 100 100, {rounds} rounds", {"model.hidden": [100, 100]}, **together)
+        yield Cell(f"cifar10 width 100, {rounds} rounds", {"model.hidden": [100]}, **together)
         narrow = {"model.hidden": [50, 50], "partition.samples_per_client": 16}
-        yield Cell(f"adult width 50 50 and N 16, {rounds} rounds", narrow, rounds=rounds)
+        yield Cell(f"adult width 50 50 and N 16, {rounds} rounds", narrow, **together)
     yield Cell("adult width 50 50 and N 16", narrow)
     for data in BASES:
         yield Cell(f"{data} base", beside=True)
@@ -187,8 +194,8 @@ def measured(cell: Cell, seed: int, data_dir: Path) -> list[dict[str, Any]]:
         "attack": [{"name": "spear-ica"}, party, party | REFINED, *(OTHERS if cell.beside else [])],
         **({} if cell.defense is None else {"defense": [cell.defense]}),
     }
-    if cell.rounds > 1:
-        experiment["attack"] = [{"name": "spear-ica-rounds"}]
+    if cell.alone:
+        experiment["attack"] = [{"name": cell.alone}]
     os.environ["FEDSIM_DATA"] = str(data_dir)
     with tempfile.TemporaryDirectory() as folder, without_slow_metrics():
         try:

@@ -92,7 +92,7 @@ def shares(found: Sequence[Row], what: str = "exact") -> np.ndarray:
 
 def line(cell: str, rows: Sequence[Row]) -> str:
     """Of a table."""
-    found = of(rows, cell, "spear-ica") or of(rows, cell, "spear-ica-rounds")
+    found = next(filter(None, (of(rows, cell, name) for name in ("spear-ica", "spear-ica-rounds", "spear"))), [])
     exact = shares(found)
     low, high = interval(exact, share=True)
     cells = [cell.partition(" ")[2], str(len(found)), f"{exact.mean():.3f} ({low:.2f}, {high:.2f})"]

@@ -25,8 +25,9 @@ _OUTSIDE = 1e-2
 class Analytic(Attack):
     """Divide each unit's row by its bias: where a unit saw one example only, that is the example.
 
-    A unit that saw several gives a weighted sum of them, with weights of either sign, which mostly leaves the range of
-    an input. Of the rows that stay in it, those that several units give come first; no more than N are claimed. One
+    A unit that saw several gives a weighted sum of them. Its weights mostly have either sign, so that it leaves the
+    range of an input; of a client that holds one class alone they have one sign, and means of several are claimed, too.
+    Of the rows that stay in the range, those that several units give come first; no more than N are claimed. One
     example alone is recovered whole by any unit; of a batch only what is alone in a unit, which is rare.
 
     References:
@@ -50,7 +51,7 @@ class Analytic(Attack):
         inputs = _within(layer)
         if not len(inputs):
             raise AttackError(
-                f"{self.called} on {layer.scene.where}: no unit of '{layer.name}' gives an input within the range, so "
+                f"{layer.scene.where}: no unit of '{layer.name}' gives an input within the range, so "
                 "each saw several examples; choose 'spear-ica'"
             )
         groups: list[list[Tensor]] = []
@@ -67,7 +68,7 @@ class Analytic(Attack):
 def _within(layer: Layer) -> Tensor:
     """`candidate input`: rows over biases that are inputs, those of the largest biases first, as they are surest."""
     order = layer.bias.abs().argsort(descending=True)
-    order = order[layer.bias[order] != 0]
+    order = order[(layer.bias[order] != 0) & layer.weight[order].any(1)]
     inputs = layer.weight[order] / layer.bias[order, None]
     outside = (inputs - layer.clamped(inputs)).abs().amax(1)
     return inputs[outside <= _OUTSIDE * layer.extent]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +18,18 @@ from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
 
+log = logging.getLogger("fedsim." + __name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLayerAttack(Attack):
     """Base of the attacks that read a client's inputs off the update of the first linear layer of a model.
 
     They need no labels, number of steps, batch size or learning rate, and read one update of any number of steps of
-    SGD, with momentum, weight decay, clipping or a proximal term; Adam, augmentation and noise leave the span of the
-    inputs. N need only be an upper bound. A subclass finds columns of the mixture.
+    SGD, with momentum, weight decay, clipping or a proximal term; Adam and noise leave the span of the inputs. N need
+    only be an upper bound, up to what the layer can tell apart, but nothing is certified then. Weights and biases of
+    the layer are taken to have one learning rate, and the examples to enter the model unchanged: where each is seen
+    once, what is found is the augmented example. A subclass finds columns of the mixture.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
@@ -60,7 +65,15 @@ class FirstLayerAttack(Attack):
     ) -> Finding:
         layer = self._layer(transcript, knowledge, victim)
         where = f"{self.called} on {layer.scene.where}"
-        mixture = Mixture.of(layer.weight, layer.bias, layer.scene.num_examples, where)
+        mixture = Mixture.of(layer.weight, layer.bias, layer.scene.num_examples, layer.scene.where)
+        if mixture.rank < layer.scene.num_examples:
+            log.warning(
+                "%s: the update spans %d inputs, N is %d; examples that are equal, nearly equal or fire no unit cannot "
+                "be told apart, so none is certified",
+                where,
+                mixture.rank,
+                layer.scene.num_examples,
+            )
         steps = iter(range(1, self.turns + 1))
 
         def tell(found: int) -> None:

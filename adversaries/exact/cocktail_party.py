@@ -61,7 +61,7 @@ class CocktailParty(Attack):
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
         layer = read_layer(self, single_update(transcript, victim), knowledge, relu=self.refine)
-        where = f"{self.called} on {layer.scene.where}"
+        where = layer.scene.where
         if self.of == "differences" and len(layer.shape) != 3:
             raise AttackError(f"{where}: differences between neighbours are those of images; set of = 'values'")
         mixture = Mixture.of(layer.weight, layer.bias, layer.scene.num_examples, where, exact=False)

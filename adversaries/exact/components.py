@@ -21,7 +21,8 @@ def unmixing(mixtures: Tensor, shape: tuple[int, ...], of: Looked, seed: int, it
     Args:
         mixtures: `mixture value`, linearly independent.
         shape: of one example.
-        of: what is held to be independent: the values, or the differences between neighbours in the last two axes.
+        of: what is held to be independent: the values, or the differences between neighbours in the last two axes,
+            where there are enough of them to tell the inputs apart.
         iterations: of FastICA, at most.
 
     Returns:
@@ -33,6 +34,7 @@ def unmixing(mixtures: Tensor, shape: tuple[int, ...], of: Looked, seed: int, it
         return torch.ones((1, 1), dtype=mixtures.dtype)
     left, sizes, right = torch.linalg.svd(mixtures, full_matrices=False)
     seen = right if of == "values" else differences(right.reshape(-1, *shape))
+    seen = right if seen.shape[1] <= len(right) else seen
     ica = FastICA(max_iter=iterations, random_state=seed, whiten="unit-variance", tol=1e-4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it has not converged: the components are used as they are

@@ -30,10 +30,15 @@ _TURNS, _SMALL = 20, 1e-6
 def certified(mixture: Mixture, layer: Layer, columns: Tensor) -> Tensor:
     """`example`: which inputs are sure to be exact, given all columns, scaled.
 
-    The error that rounding makes of it must stay below what `CERTIFIED` allows. And no column may be `odd`.
+    The error that rounding makes of it must stay below what `CERTIFIED` allows, and it must lie in the range of an
+    input. No column may be `odd`, and there must be one for each of the N examples: two examples whose gradients are
+    proportional, as nearly equal ones may have, share a column, which gives a mean of both.
     """
     most = layer.extent * 10 ** (-CERTIFIED / 20)
-    return (mixture.errors(columns) < most) & (odd(mixture, layer, columns) is None)
+    inputs = mixture.unmixed(columns)
+    within = (inputs - layer.clamped(inputs)).abs().amax(1) < most
+    whole = mixture.rank == layer.scene.num_examples and odd(mixture, layer, columns) is None
+    return (mixture.errors(columns) < most) & within & whole
 
 
 def odd(mixture: Mixture, layer: Layer, columns: Tensor) -> int | None:

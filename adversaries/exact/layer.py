@@ -103,24 +103,34 @@ def read_layer(attack: Attack, update: Update, knowledge: Knowledge, *, relu: bo
     weight = first_layer(scene.model, probes)
     if weight is None or weight not in scene.names:
         raise AttackError(
-            f"{attack.called} on {scene.where}: no linear layer that is trained takes the inputs themselves "
-            f"(convolutions, embeddings or a normalisation come first); {INSTEAD}"
+            f"{scene.where}: no linear layer that is trained takes the inputs themselves "
+            f"(convolutions, embeddings, dropout or a normalisation come first); {INSTEAD}"
         )
     name = weight.rpartition(".")[0]
     bias = f"{name}.bias".removeprefix(".")
     if bias not in scene.names:
         raise AttackError(
-            f"{attack.called} on {scene.where}: the first linear layer '{name}' has no bias that is trained, from "
+            f"{scene.where}: the first linear layer '{name}' has no bias that is trained, from "
             f"which the scale of each input is read; {INSTEAD}"
         )
     if relu and not rectified(scene.model, name, probes):
         raise AttackError(
-            f"{attack.called} on {scene.where}: no ReLU directly follows the first linear layer '{name}', whose zeros "
+            f"{scene.where}: no ReLU directly follows the first linear layer '{name}', whose zeros "
             "tell the inputs apart; choose 'cocktail-party', which needs none"
         )
     at = [scene.names.index(weight), scene.names.index(bias)]
     ends = (scene.before, scene.after) if scene.after else (scene.before,)
     moved_weight, moved_bias = (scene.direction[place].double().cpu() for place in at)
+    if not moved_weight.any():
+        raise AttackError(
+            f"{scene.where}: the first linear layer '{name}' did not move, as where all its units are dead or all "
+            f"inputs are 0; {INSTEAD}"
+        )
+    if not moved_bias.any():
+        raise AttackError(
+            f"{scene.where}: the bias of the first linear layer '{name}' did not move, from which the scale of each "
+            f"input is read; {INSTEAD}"
+        )
     return undecayed(
         Layer(
             scene=scene,
@@ -136,36 +146,47 @@ def read_layer(attack: Attack, update: Update, knowledge: Knowledge, *, relu: bo
 def undecayed(layer: Layer) -> Layer:
     """The layer without what weight decay did to it, where it did anything.
 
-    In each step of SGD, with momentum or without, weight decay adds a multiple of the weights to the gradient. So in
-    the end a multiple of w_0 has come to what the inputs made of the update. The latter has a rank of N at most, which
-    tells the multiple: it is the one without which the least is left beside the N largest directions.
+    In each step of SGD, with momentum or without, weight decay adds a multiple of the weights to the gradient, and the
+    same or another one, often none, of the biases. So in the end multiples of w_0 have come to what the inputs made of
+    the update. The latter has a rank of N at most, which tells the multiples: they are those without which the least is
+    left beside the N largest directions.
     """
-    start = torch.cat([layer.ends[0][0], layer.ends[0][1][:, None]], 1)
-    moved = torch.cat([layer.weight, layer.bias[:, None]], 1)
-    if len(start) < start.shape[1]:
-        start, moved = start.T, moved.T
-    if layer.scene.num_examples >= start.shape[1]:  # nothing would be left
-        return layer
-    share = 0.0
-    for _ in range(_TURNS):
-        left = moved - share * start
-        largest = torch.linalg.eigh(left.T @ left).eigenvectors[:, -layer.scene.num_examples :]
-        beside, of_start = (part - part @ largest @ largest.T for part in (left, start))
-        step = float((beside * of_start).sum() / of_start.square().sum().clamp_min(_TINY))
-        if float((beside - step * of_start).norm()) > _WORTH * float(beside.norm()):
-            break
-        share += step
-    if not share:
-        return layer
     weight, bias = layer.ends[0]
-    return replace(layer, weight=layer.weight - share * weight, bias=layer.bias - share * bias)
+    starts = [torch.cat([weight, 0 * bias[:, None]], 1), torch.cat([0 * weight, bias[:, None]], 1)]
+    moved = torch.cat([layer.weight, layer.bias[:, None]], 1)
+    if len(moved) < moved.shape[1]:
+        moved, starts = moved.T, [start.T for start in starts]
+    if layer.scene.num_examples >= moved.shape[1]:  # nothing would be left
+        return layer
+    shares = [0.0, 0.0]
+    for _ in range(_TURNS):
+        left = moved - sum(share * start for share, start in zip(shares, starts, strict=True))
+        largest = torch.linalg.eigh(left.T @ left).eigenvectors[:, -layer.scene.num_examples :]
+        beside = left - left @ largest @ largest.T
+        of_starts = torch.stack([(start - start @ largest @ largest.T).flatten() for start in starts], 1)
+        sizes = torch.stack([start.norm() for start in starts]).clamp_min(_TINY)
+        gram = of_starts.T @ of_starts / sizes / sizes[:, None] + _TINY * torch.eye(2, dtype=sizes.dtype)
+        steps = torch.linalg.lstsq(gram, (of_starts.T @ beside.flatten() / sizes)[:, None]).solution[:, 0] / sizes
+        if float((beside.flatten() - of_starts @ steps).norm()) > _WORTH * float(beside.norm()):
+            break
+        shares = [share + float(step) for share, step in zip(shares, steps, strict=True)]
+    if not any(shares):
+        return layer
+    return replace(layer, weight=layer.weight - shares[0] * weight, bias=layer.bias - shares[1] * bias)
 
 
 def stacked(layers: Sequence[Layer]) -> Layer:
-    """Layers of several updates that are made of the same inputs, as one with the units of all."""
+    """Layers of several updates that are made of the same inputs, as one with the units of all.
+
+    Its N is the largest of theirs.
+    """
     ends = zip(*(layer.ends for layer in layers), strict=True)
+    largest = max(layers, key=lambda layer: layer.scene.num_examples)
+    names = [layer.scene.where for layer in layers]
+    where = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     return replace(
-        layers[0],
+        largest,
+        scene=replace(largest.scene, where=where),
         weight=torch.cat([layer.weight for layer in layers]),
         bias=torch.cat([layer.bias for layer in layers]),
         ends=tuple((torch.cat([w for w, _ in end]), torch.cat([c for _, c in end])) for end in ends),

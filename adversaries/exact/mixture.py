@@ -78,8 +78,9 @@ class Mixture:
         most_told = min(len(units), len(varying)) - 1
         if most > most_told:
             raise AttackError(
-                f"{where}: N is {most}, but {len(units)} units that moved and {len(varying)} inputs that vary tell "
-                f"at most {max(most_told, 0)} examples apart; choose an attack that matches gradients, such as sme"
+                f"{where}: N is {most}, but {len(units)} units that moved and {len(varying)} inputs that vary, of rank "
+                f"{int(torch.linalg.matrix_rank(weight))}, tell at most {max(most_told, 0)} examples apart; choose an "
+                "attack that matches gradients, such as sme"
             )
         left, sizes, right = torch.linalg.svd(weight[units][:, varying], full_matrices=False)
         spare = (len(units) - most) * (len(varying) - most)
@@ -102,6 +103,11 @@ class Mixture:
             )
         inputs = weight.new_zeros((rank, weight.shape[1]))
         inputs[:, varying] = sizes[:rank, None] * right[:rank]
+        if float(bias[units].norm()) < _ABOVE * noise:
+            raise AttackError(
+                f"{where}: the bias of the first linear layer moved by no more than rounding, and the scale of each "
+                "input is read from it; choose an attack that matches gradients, such as sme"
+            )
         # Rows that are little more than rounding would count as zeros of whatever column.
         telling = left[:, :rank].norm(dim=1) > (_ABOVE * rounding if exact else 0)
         return cls(

@@ -61,6 +61,6 @@ class Spear(FirstLayerAttack):
             if len(found) == mixture.rank:
                 return found, torch.empty((mixture.rank, 0), dtype=torch.float64)
         raise AttackError(
-            f"{self.called} on {layer.scene.where}: {self.draws} draws gave {len(found)} of {mixture.rank} columns; "
+            f"{layer.scene.where}: {self.draws} draws gave {len(found)} of {mixture.rank} columns; "
             "raise draws, or choose 'spear-ica', which starts from estimates"
         )

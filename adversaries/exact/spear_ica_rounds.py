@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from adversaries.exact.layer import Layer, read_layer, stacked
 from adversaries.exact.spear_ica import SpearIca
 from adversaries.local_updates import rounds_of
-from fedsim.attacks import Knowledge, single_update
+from fedsim.attacks import Knowledge, Progress, single_update
+from fedsim.errors import AttackError
+from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
 
 
@@ -29,6 +33,14 @@ class SpearIcaRounds(SpearIca):
     """
 
     temporal: ClassVar[bool] = True
+
+    def _run(
+        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+    ) -> Finding:
+        try:
+            return super()._run(transcript, knowledge, victim, rng, progress)
+        except AttackError as error:
+            raise AttackError(f"{error}; if the client's examples change, read one round with 'spear-ica'") from error
 
     def _layer(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Layer:
         numbers = rounds_of(transcript, victim)

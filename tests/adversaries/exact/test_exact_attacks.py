@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,11 +167,115 @@ def test_inputs_in_other_units_come_back_in_the_unit_range(tmp_path: Path) -> No
     check_exact(finding, inputs)
 
 
-def test_two_equal_examples_are_claimed_once_and_n_is_an_upper_bound(tmp_path: Path) -> None:
+def test_two_equal_examples_are_claimed_once_and_n_is_an_upper_bound(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     inputs, labels = digits(8)
     both = torch.cat([inputs, inputs[:1]]), torch.cat([labels, labels[:1]])
     before, after = trained(*both, mlp)
     finding = attacked(SpearIca(), tmp_path, before, Payload.dense(after, "weights"), 12)
+    assert len(finding.data) == len(inputs)
+    assert psnr(paired(finding.data, inputs), inputs).min() > 60
+    assert finding.certified is not None
+    assert not finding.certified.any()  # they could be nearly equal
+    assert "the update spans 8 inputs, N is 12" in caplog.text
+
+
+def test_a_mean_of_nearly_equal_examples_is_not_certified(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After one step their gradients may be proportional, so that they share a column."""
+
+    def deep() -> nn.Module:
+        with seeded("deep"):
+            layers = nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 10)
+            return nn.Sequential(nn.Flatten(), *layers)
+
+    for key in range(10):
+        inputs, labels = digits(6, key)
+        near = (inputs[:1] + 0.01 * torch.rand(1, 1, 8, 8, generator=generator("near", key))).clamp(0, 1)
+        inputs, labels = torch.cat([inputs, near]), torch.cat([labels, labels[:1]])
+        before, after = trained(inputs, labels, deep, epochs=1, batch=7)
+        with suppress(AttackError):
+            finding = attacked(SpearIca(), tmp_path / f"{key}", before, Payload.dense(after, "weights"), 7, deep)
+            assert finding.certified is not None
+            sure = finding.data[finding.certified].flatten(1)
+            assert ((torch.cdist(sure, inputs.flatten(1)).square() / 64).amin(1) < 1e-6).all()
+    assert "the update spans 6 inputs, N is 7" in caplog.text
+
+
+class Noisy(nn.Module):
+    """Adds noise to the inputs while it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits."""
+        return self.inner(inputs + 0.1 * torch.rand_like(inputs) if self.training else inputs)
+
+
+@pytest.mark.parametrize(
+    "new",
+    [lambda: nn.Sequential(nn.Dropout(0.1), mlp()), Noisy],
+    ids=["dropout", "noise"],
+)
+def test_what_changes_the_inputs_while_they_are_trained_on_is_refused(
+    tmp_path: Path, new: Callable[[], nn.Module]
+) -> None:
+    with pytest.raises(AttackError, match="no linear layer that is trained takes the inputs themselves"):
+        from_training(SpearIca(), tmp_path, 8, new=new, epochs=1, batch=8)
+
+
+@pytest.mark.parametrize("decay", [1e-4, 1e-3])
+def test_weight_decay_of_the_weights_alone_is_taken_away(tmp_path: Path, decay: float) -> None:
+    def apart(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        matrices, vectors = [], []
+        for parameter in parameters:
+            (matrices if parameter.ndim > 1 else vectors).append(parameter)
+        return torch.optim.SGD([{"params": matrices, "weight_decay": decay}, {"params": vectors}], lr=lr)
+
+    finding, inputs, _ = from_training(SpearIca(), tmp_path, 8, optimizer=apart)
+    check_exact(finding, inputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda sent, after: sent | {"1.weight": after["1.weight"]}, "the bias of the first linear layer '1' did not"),
+        (lambda sent, after: sent | {"3.weight": after["3.weight"]}, "the first linear layer '1' did not move"),
+    ],
+    ids=["bias", "layer"],
+)
+@pytest.mark.parametrize("attack", [SpearIca(), Spear(), Analytic(), CocktailParty()], ids=lambda a: type(a).__name__)
+def test_a_layer_that_did_not_move_is_refused(
+    tmp_path: Path, attack: Attack, change: Callable[..., dict[str, Tensor]], sentence: str
+) -> None:
+    inputs, labels = digits(4)
+    before, after = trained(inputs, labels, mlp)
+    with pytest.raises(AttackError, match=sentence):
+        attacked(attack, tmp_path, before, Payload.dense(change(before, after), "weights"), 4)
+
+
+def test_inputs_that_leave_the_range_are_not_certified(tmp_path: Path) -> None:
+    """As where biases have a smaller learning rate than weights."""
+    inputs, labels = digits(8)
+    before, after = trained(inputs, labels, mlp)
+    after["1.bias"] = before["1.bias"] + 0.5 * (after["1.bias"] - before["1.bias"])
+    finding = attacked(SpearIca(), tmp_path, before, Payload.dense(after, "weights"), 8)
+    assert finding.certified is not None
+    assert not finding.certified.any()
+
+
+def test_images_of_one_pixel_are_taken_for_rows_of_a_table(tmp_path: Path) -> None:
+    inputs, labels = digits(6)
+    inputs = inputs.reshape(6, 64, 1, 1)
+    before, after = trained(inputs, labels, mlp)
+    Recorder(tmp_path).write(
+        1, [Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=6)]
+    )
+    knowledge = replace(known(), input_shape=(64, 1, 1))
+    finding = SpearIca().run(Transcript(tmp_path), knowledge, victim=0, rng=generator("attack"))
+    assert isinstance(finding, Reconstruction)
     check_exact(finding, inputs)
 
 
@@ -265,7 +371,12 @@ def test_the_cocktail_party_separates_behind_any_activation(tmp_path: Path) -> N
             {},
             "no linear layer that is trained takes the inputs themselves",
         ),
-        (mlp, 70, {"epochs": 1}, r"N is 70, but \d+ units that moved and \d+ inputs that vary tell at most \d+"),
+        (
+            mlp,
+            70,
+            {"epochs": 1},
+            r"N is 70, but \d+ units that moved and \d+ inputs that vary, of rank \d+, tell at most \d+",
+        ),
         (mlp, 5, {"optimizer": torch.optim.Adam, "options": {"lr": 0.01}}, "spans more than N = 5 inputs"),
     ],
     ids=["sigmoid", "batch norm", "no bias", "convolution", "too many", "adam"],
