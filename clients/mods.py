@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from clients.memory import as_it_was_after_failure, memory_of
@@ -12,6 +12,23 @@ from fedsim.engines.arrays import record_of, state_in
 from fedsim.errors import PluginError, RunError
 from fedsim.wire.messages import State, non_finite
 from fedsim.wire.payloads import Dense, Payload
+
+_PARTITION = "partition-id"
+
+
+def partition_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A mod that tells which partition of the data the client holds, so that findings can be scored.
+
+        app = ClientApp(mods=[partition_mod])
+
+    A curious server's recording then calls the client by that number, in every run. It is said in a ConfigRecord of its
+    own, which no strategy reads; without it, a client is called by Flower's id of its node, which is drawn anew for
+    each run. No attack learns more than a name from it.
+    """
+    reply = call_next(message, context)
+    if reply.has_content() and _PARTITION in context.node_config:
+        reply.content["fedsim"] = ConfigRecord({_PARTITION: int(context.node_config[_PARTITION])})
+    return reply
 
 
 def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedsim.defense import Defense, Guarantee, Poisson
     from fedsim.errors import FedsimError
     from fedsim.evaluation.kind import Evaluator
+    from fedsim.evaluation.truth import write_truth
     from fedsim.experiments.config import Config
     from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
     from fedsim.measure import Measure
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     Curious: Any
     CuriousGrid: Any
     audit: Any
+    partition_mod: Any
 
 _HOMES = {
     "Attack": "fedsim.attacks",
@@ -59,14 +61,16 @@ _HOMES = {
     "attack": "fedsim.workflow.in_memory",
     "audit": "strategies.curious_grid",
     "open": "fedsim.workflow.runs",
+    "partition_mod": "clients.mods",
     "run": "fedsim.workflow.runs",
+    "write_truth": "fedsim.evaluation.truth",
 }
 """Each public name and the module that it is in."""
 __all__ = [
     "Attack", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples", "FedsimError",
     "Finding", "Guarantee", "Inference", "Knowledge", "LocalModel", "Measure", "Paper", "Payload", "Poisson",
     "Reconstruction", "Representatives", "Run", "Task", "Texts", "Transcript", "Update", "attack", "audit", "open",
-    "run",
+    "partition_mod", "run", "write_truth",
 ]  # fmt: skip
 
 

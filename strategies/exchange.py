@@ -18,7 +18,7 @@ from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 
 PARTITION = "partition-id"
-"""Metric by which a client says which partition of the data it holds; it names the client in a recording."""
+"""Metric, or value of a config, by which a client says which partition of the data it holds; it names the client."""
 COUNTS = ("num-examples", "num_examples")
 """Where clients report N: by Flower's message API, and by its legacy clients."""
 _EMPTY = "_empty"
@@ -74,8 +74,9 @@ class Content:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all that a client said beside its arrays are numbers."""
-        return not any(self.config.values()) and all(_is_number(value) for value in self.values().values())
+        """Whether all that a client said beside its arrays are numbers, and which partition it holds."""
+        said = {key for record in self.config.values() for key in record}
+        return said <= {PARTITION} and all(_is_number(value) for value in self.values().values())
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,8 @@ class Exchange:
 
 def name_of(content: Content, node: int) -> int:
     """What a client is called: by the partition id that it reports, or else by its node."""
-    return _count(content.values().get(PARTITION, node), node)
+    told = [record[PARTITION] for record in content.config.values() if PARTITION in record]
+    return _count(content.values().get(PARTITION, told[0] if told else node), node)
 
 
 def miscounted(content: RecordDict) -> str | None:

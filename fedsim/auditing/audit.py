@@ -89,7 +89,7 @@ class Audit:
     @cached_property
     def case(self) -> Case:
         """What the recording is of."""
-        files = {victim: self.beside / file for victim, file in self.spec.truth.items()}
+        files = {self._called(key): self.beside / file for key, file in self.spec.truth.items()}
         return OwnRun(files, self.experiment) if self.experiment else ForeignRecording(files)
 
     @cached_property
@@ -208,11 +208,7 @@ class Audit:
             FedsimError: the attack cannot be done, or failed.
         """
         first = first_of(transcript, job)
-        if not transcript.update(first, job.victim).num_examples:
-            raise AttackError(
-                f"round {first}, client {job.victim}: it reported no number of examples that it trained on; say it "
-                "with [app] num_examples"
-            )
+        self._check_seen(transcript, first, job.victim)
         knowledge, upstream = self._knowledge(transcript, job, first)
         fingerprint = self.cache.fingerprint(job, knowledge, transcript, upstream)
         if self.cache.is_there(job, fingerprint):
@@ -250,6 +246,28 @@ class Audit:
         with suppress(DataError):  # there is no cache folder
             hidden.append(cache_folder())
         return Isolation(room, hidden)
+
+    def _check_seen(self, transcript: Transcript, number: int, victim: int) -> None:
+        """Raise AttackError where nobody says how many examples there are; warn where `victim` stands for a group."""
+        update = transcript.update(number, victim)
+        if not update.num_examples:
+            raise AttackError(
+                f"round {number}, client {victim}: it reported no number of examples that it trained on; say it with "
+                "[app] num_examples"
+            )
+        if update.members:
+            members = ", ".join(map(str, update.members))
+            log.warning("round %d: client %d stands for the sum over clients %s", number, victim, members)
+
+    def _called(self, key: str) -> str:
+        """The client that a key of [truth] stands for: itself, or of `#3` the third one that appears."""
+        if not key.startswith("#"):
+            return key
+        seen = list(dict.fromkeys(client for n in self.transcript.rounds for client in self.transcript.clients(n)))
+        place = int(key.removeprefix("#"))
+        if not 1 <= place <= len(seen):
+            raise ConfigError(f"truth.{key}: {len(seen)} clients are recorded; expected #1 to #{len(seen)}")
+        return str(seen[place - 1])
 
     def _check_fit(self) -> None:
         """Make sure that what the file says of somebody's app fits what was recorded; see `fedsim.auditing.fit`."""

@@ -210,15 +210,13 @@ def _inputs(network: nn.Module, knowledge: Knowledge, count: int) -> Tensor:
 
 
 def _first_round(transcript: Transcript) -> Iterator[Update]:
-    """The readable updates of the first round that has one."""
+    """The updates of the first round that is readable and has one."""
     for number in transcript.rounds:
-        found = False
+        recorded: list[Update] = []
         with suppress(TranscriptError):  # a damaged round is reported when it is attacked
-            for client in transcript.clients(number):
-                update = transcript.recorded(number, client)
-                found = True
-                yield transcript.reading.of(update)
-        if found:
+            recorded = [transcript.recorded(number, client) for client in transcript.clients(number)]
+        if recorded:
+            yield from map(transcript.reading.of, recorded)
             return
 
 

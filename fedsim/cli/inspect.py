@@ -14,6 +14,7 @@ from fedsim.cli.options import Key, RunPath, console, finish, number_of, use_key
 from fedsim.errors import FedsimError, one_line
 
 if TYPE_CHECKING:
+    from fedsim.recording.messages import Messages
     from fedsim.recording.transcript import Transcript
     from fedsim.wire.messages import Update
 
@@ -27,6 +28,8 @@ def inspect(
     """Say what a recording holds, and whether the run is still what was written."""
     from fedsim.experiments.integrity import held_against_manifest
     from fedsim.experiments.run_folder import RunFolder
+    from fedsim.recording.messages import FOLDER as MESSAGES
+    from fedsim.recording.messages import read_messages
     from fedsim.recording.transcript import Transcript
 
     use_key(key)
@@ -49,7 +52,8 @@ def inspect(
                 told = "-" if norm is None else f"{norm:.4g}{what}"
                 size = update.payload.nbytes
                 sent[number] = sent.get(number, 0) + size
-                shown = str(number), str(client), str(update.num_examples), escape(one_line(reported)), str(size), told
+                called = f"{client}, the sum of {len(update.members)} clients" if update.members else str(client)
+                shown = str(number), called, str(update.num_examples), escape(one_line(reported)), str(size), told
                 table.add_row(*shown)
                 sizes.setdefault(client, []).append(update.num_examples)
                 norms += [] if norm is None else [norm]
@@ -58,8 +62,17 @@ def inspect(
             missing += len(header.failures)
         except FedsimError as error:
             failures.append(str(error))
+    others = [_row_of(messages) for messages in read_messages(transcript.folder.parent / MESSAGES)]
     if rows:
         console.print(table)
+        if others:
+            columns = "message", "kind", "round", "to", "answers", "clients also said"
+            exchanges = Table(*columns, title="all messages that are no plain updates")
+            for row in others:
+                exchanges.add_row(*row)
+            console.print(exchanges)
+    elif others:
+        console.print(f"{number_of(len(others), 'exchange')} of messages beside plain updates; --rows shows them")
     console.print(_summary_of(transcript, sizes, norms, list(sent.values()), missing))
     verdict = held_against_manifest(run)
     failures += verdict.differences
@@ -67,6 +80,19 @@ def inspect(
         console.print(f"intact: {_counted(transcript)}, each as it was recorded (by SHA-256)")
         console.print(verdict.text, soft_wrap=True, markup=False)
     finish(failures)
+
+
+def _row_of(messages: Messages) -> tuple[str, ...]:
+    """One set of messages in a few words: what clients said in clear, by the names of it."""
+    said: dict[str, None] = {}
+    for reply in messages.replies:
+        for records in (reply.metrics, reply.config):
+            said |= {f"{record}.{key}": None for record, values in records.items() for key in values}
+        said |= {f"{record} ({number_of(len(arrays), 'array')})": None for record, arrays in reply.arrays.items()}
+    answers = sum(not reply.error for reply in messages.replies)
+    told = str(messages.recorded_as or messages.round or "-")
+    numbers = str(messages.number), escape(one_line(messages.kind)), told, str(len(messages.sent)), str(answers)
+    return *numbers, escape(one_line(", ".join(said) or "-"))
 
 
 def _summary_of(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsim.errors import DataError
+from fedsim.errors import DataError, RunError, first_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,3 +73,66 @@ class Truth:
             )
         padding = int(tensors["padding"]) if "padding" in tensors else None
         return cls(data=tokens.long(), labels=labels.long(), padding=padding)
+
+
+def write_truth(
+    folder: Path | str,
+    load: Callable[[int], Any],
+    clients: Iterable[int],
+    *,
+    value_range: tuple[float, float] = (0.0, 1.0),
+) -> dict[str, str]:
+    """Write down what clients hold, so that findings about the recording of a Flower app can be scored.
+
+    Args:
+        folder: gets a safetensors file for each client.
+        load: returns what a client trains on, as it is fed to the model: inputs and labels, or anything that yields
+            such pairs, such as a DataLoader.
+        clients: what the recording calls them, each of which `load` is called with.
+        value_range: lowest and highest value of an input, as in the attack file.
+
+    Returns:
+        The `[truth]` table of the attack file: client to the absolute path of its file.
+
+    Raises:
+        DataError: what `load` returns is no data of that range.
+        RunError: the folder cannot be written.
+    """
+    low, high = value_range
+    table: dict[str, str] = {}
+    for client in clients:
+        inputs, labels = _examples(load(client), f"client {client}")
+        data = (inputs.float() - low) / (high - low)
+        if not (data.min() >= -_OUTSIDE and data.max() <= 1 + _OUTSIDE):
+            raise DataError(
+                f"client {client}: its inputs lie in [{inputs.min():.3g}, {inputs.max():.3g}], value_range is "
+                f"[{low}, {high}]; give the range of what the model is fed with"
+            )
+        path = Path(folder).resolve() / f"client-{client}.safetensors"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({"data": data.clamp(0, 1).contiguous(), "labels": labels.contiguous()}, path)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{path}: cannot be written ({error}); choose another folder") from error
+        Truth.load(path)
+        table[str(client)] = str(path)
+    return table
+
+
+_OUTSIDE = 1e-3
+"""By how much of the range an input may be outside of it, by rounding."""
+
+
+def _examples(held: Any, who: str) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of all that `load` returned."""
+    try:
+        if isinstance(held, tuple | list) and len(held) == 2 and hasattr(held[0], "shape"):
+            return torch.as_tensor(held[0]), torch.as_tensor(held[1]).reshape(-1)
+        pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in held]
+        join = torch.cat if pairs[0][1].ndim else torch.stack  # batches, or single examples
+        return join([x for x, _ in pairs]), join([y for _, y in pairs]).reshape(-1)
+    except (IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{who}: what it holds is no inputs and labels ({first_line(error)}); return two arrays, or something that "
+            "yields pairs of them"
+        ) from error

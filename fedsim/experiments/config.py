@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -250,7 +250,7 @@ class AppTable(Table):
     @field_validator("num_examples")
     @classmethod
     def _keys_are_clients(cls, counts: int | dict[str, int] | None) -> int | dict[str, int] | None:
-        _check_clients(counts if isinstance(counts, dict) else {})
+        _check_clients(counts if isinstance(counts, dict) else ())
         return counts
 
 
@@ -258,7 +258,8 @@ class AttackFile(Table):
     """What `fedsim attack RUN FILE` reads: an adversary without a federation.
 
     `truth` maps client ids to safetensors files with `data` (`example channel height width` in
-    [0, 1]) and `labels`, for scoring what was recorded elsewhere. The attacks never see them.
+    [0, 1]) and `labels`, for scoring what was recorded elsewhere. The attacks never see them. Instead of a client's id
+    a key may be `#1`, `#2` ..., the clients in the order in which they appear in the recording, and in one round by id.
     """
 
     adversary: AdversaryTable = AdversaryTable()
@@ -269,7 +270,7 @@ class AttackFile(Table):
     @field_validator("truth")
     @classmethod
     def _keys_are_clients(cls, truth: dict[str, str]) -> dict[str, str]:
-        _check_clients(truth)
+        _check_clients(key.removeprefix("#") for key in truth)
         return truth
 
     @model_validator(mode="after")
@@ -333,8 +334,8 @@ class Config(AttackFile):
         return self
 
 
-def _check_clients(table: Mapping[str, Any]) -> None:
-    for key in table:
+def _check_clients(keys: Iterable[str]) -> None:
+    for key in keys:
         if not (key.isascii() and key.isdigit()):
             raise ValueError(f"expected client ids as keys, got '{key}'")
 

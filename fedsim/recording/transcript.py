@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedsim.errors import PayloadError, TranscriptError
 from fedsim.recording.header import FILE, RECORDING, RUN, Header, damaged, hash_state, read_header, withhold_facts
+from fedsim.recording.messages import FOLDER as MESSAGES
 from fedsim.recording.reading import Reading
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
@@ -49,7 +50,9 @@ class Transcript:
         self.folder = run / RECORDING if (run / RECORDING).is_dir() else run
         found = {int(name[1]): self.folder / name[0] for name in map(_NAME.fullmatch, _listed(self.folder)) if name}
         if not found:
-            raise TranscriptError(f"{folder}: holds no recording; expected {FILE.format(1)} or the like in it")
+            others = len([name for name in _listed(run / MESSAGES) if name.endswith(".safetensors")])
+            but = f" of updates, but {others} other exchanges of messages" if others else ""
+            raise TranscriptError(f"{folder}: holds no recording{but}; expected {FILE.format(1)} or the like in it")
         wanted = sorted(found) if rounds is None else sorted(set(rounds))
         for number in wanted:
             if number not in found:
@@ -204,7 +207,7 @@ def the_run(folder: Path) -> Path:
     if RECORDING in names or any(map(_NAME.fullmatch, names)):
         return folder
     runs = sorted((int(name[1]), name[0]) for name in map(_RUN.fullmatch, names) if name)
-    recorded = [folder / name for _, name in runs if _listed(folder / name / RECORDING)]
+    recorded = [folder / name for _, name in runs if any(_listed(folder / name / n) for n in (RECORDING, MESSAGES))]
     if len(recorded) > 1:
         raise TranscriptError(f"{folder}: holds {len(recorded)} runs; name one of them, such as {recorded[-1]}")
     return recorded[0] if recorded else folder

@@ -1,0 +1,351 @@
+"""Recordings of somebody's Flower app: what the auditor says of them, and what is refused without any truth."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+import fedsim
+from adversaries.inversion.surrogate_model import SurrogateModelExtension
+from fedsim import CuriousGrid, Transcript
+from fedsim.auditing.audit import open_audit
+from fedsim.auditing.fit import warn_of_cost
+from fedsim.auditing.threat_model import grant
+from fedsim.engines.serial import InProcessGrid
+from fedsim.errors import ConfigError, DataError, FedsimError, TranscriptError
+from fedsim.evaluation.truth import write_truth
+from fedsim.experiments.config import AttackFile, check
+from fedsim.recording.recorder import Recorder
+from fedsim.wire.messages import State, Update
+from fedsim.wire.payloads import Payload
+from tests.adversaries.exact.test_exact_attacks import digits
+
+COUNT, CLASSES = 6, 10
+MODELS = """
+import torch
+from torch import nn
+
+def mlp(out=10, hidden=120):
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, out))
+
+def binary(): return mlp(1)
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+    def forward(self, inputs): return {"features": inputs, "logits": self.inner(inputs)}
+
+def logits(returned, inputs): return returned["logits"]
+
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp(64)
+    def forward(self, inputs): return self.inner(inputs)
+
+def frozen_head():
+    model = mlp()
+    model[3].requires_grad_(False)
+    return model
+
+def wide(): return mlp(10, 130)
+def one_per_example(outputs, labels): return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
+def as_training(outputs, labels): return torch.nn.functional.cross_entropy(outputs, labels)
+"""
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "models_of_an_app.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("models_of_an_app", None)
+
+
+def built(name: str) -> nn.Module:
+    module: nn.Module = getattr(__import__("models_of_an_app"), name)()
+    return module
+
+
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def plain_loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    outputs = model(inputs)
+    return cross_entropy(outputs["logits"] if isinstance(outputs, dict) else outputs, labels)
+
+
+def trained(model: nn.Module, key: int = 0, loss: Loss = plain_loss, steps: int = 4) -> tuple[State, State, Tensor]:
+    """w_t, w_T and the images that a client trained on."""
+    inputs, labels = digits(COUNT, key)
+    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    moving = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    for _ in range(steps):
+        moving.zero_grad()
+        loss(model, inputs, labels).backward()  # type: ignore[no-untyped-call]
+        moving.step()
+    return before, {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}, inputs
+
+
+def record(folder: Path, before: State, sent: State, num_examples: int = COUNT, **also: Any) -> None:
+    """What a curious server of that app would write: the arrays as they are."""
+    payload = Payload.dense(sent, "weights")
+    update = Update(round=1, client=7, before=before, payload=payload, num_examples=num_examples, **also)
+    Recorder(folder / "transcript").write(1, [update])
+
+
+def attacked(folder: Path, app: dict[str, Any] | None = None, truth: dict[str, str] | None = None, **known: Any) -> Any:
+    """Scores of `spear-ica` on that recording, and the failures."""
+    knowledge = {"model": "models_of_an_app:mlp", "input_shape": [1, 8, 8], "value_range": [0.0, 1.0]}
+    knowledge |= {"num_classes": CLASSES} | known
+    tables = {
+        "adversary": {"workers": 1, "knowledge": {k: v for k, v in knowledge.items() if v is not None}},
+        "attack": [{"name": "spear-ica"}],
+        "app": app or {},
+        "truth": truth or {},
+    }
+    audit = open_audit(folder, check(AttackFile, tables, "attack.toml"), folder.parent)
+    failures = audit.run()
+    return audit.score(), failures
+
+
+def psnr_of(folder: Path, inputs: Tensor, app: dict[str, Any] | None = None, **known: Any) -> float:
+    truth = write_truth(folder.parent / "truth", lambda client: (inputs, torch.zeros(len(inputs)).long()), [7])
+    rows, failures = attacked(folder, app, truth, **known)
+    assert failures == []
+    (row,) = [row for row in rows if row["metric"] == "psnr"]
+    return float(row["value"])
+
+
+def delta(before: State, after: State) -> State:
+    return {name: after[name] - tensor for name, tensor in before.items()}
+
+
+# What the auditor may say.
+
+
+def test_replies_that_are_deltas(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before, after, inputs = trained(built("mlp"))
+    record(tmp_path / "run", before, delta(before, after))
+    assert psnr_of(tmp_path / "run", inputs, {"replies": "delta"}) > 60
+    assert "looks like a delta" not in caplog.text
+    attacked(tmp_path / "run")
+    assert 'it looks like a delta or a gradient, which [app] replies = "delta" or "gradient" says' in caplog.text
+
+
+def test_replies_that_are_gradients(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("mlp"), steps=1)
+    record(tmp_path / "run", before, {name: -20 * t for name, t in delta(before, after).items()})
+    assert psnr_of(tmp_path / "run", inputs, {"replies": "gradient"}) > 60
+
+
+def test_names_with_a_prefix_in_one_of_two_records_in_double_precision(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("mlp"))
+    sent = [{f"m/_orig_mod.{n}": t.double() for n, t in state.items()} for state in (before, after)]
+    control = {"c/x": torch.ones(2)}
+    record(tmp_path / "run", sent[0] | control, sent[1] | control, records=("m", "c"))
+    app = {"record": "m", "prefix": "_orig_mod.", "dtype": "float32"}
+    assert psnr_of(tmp_path / "run", inputs, app) > 60
+    for changed, words in (
+        ({"record": ""}, r"which of them holds the model is not said; name one with \[app\] record"),
+        ({"record": "x"}, "none is called 'x'"),
+        ({"prefix": "x."}, r"no tensor has a name that begins with 'x.', but for instance '_orig_mod.1.weight'; mend"),
+        ({"prefix": ""}, "the model has no '_orig_mod.1.weight'"),
+    ):
+        with pytest.raises(FedsimError, match=words):
+            attacked(tmp_path / "run", app | changed)
+
+
+def test_a_number_of_examples_that_nobody_reported(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("mlp"))
+    record(tmp_path / "run", before, after, num_examples=0)
+    _, failures = attacked(tmp_path / "run")
+    assert "it reported no number of examples that it trained on; say it with [app] num_examples" in failures[0]
+    assert psnr_of(tmp_path / "run", inputs, {"num_examples": {"7": COUNT}}) > 60
+    record(tmp_path / "other", before, after, num_examples=0)
+    assert psnr_of(tmp_path / "other", inputs, {"num_examples": COUNT}) > 60
+
+
+def test_outputs_that_are_no_tensor(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("Two"))
+    record(tmp_path / "run", before, after)
+    with pytest.raises(ConfigError, match="returns a dict, expected a tensor of logits; say how to make one of it"):
+        attacked(tmp_path / "run", model="models_of_an_app:Two")
+    found = psnr_of(tmp_path / "run", inputs, {"outputs": "models_of_an_app:logits"}, model="models_of_an_app:Two")
+    assert found > 60
+
+
+def test_parameters_that_are_frozen_and_not_sent(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("frozen_head"))
+    sent = [{name: t for name, t in state.items() if name.startswith("1.")} for state in (before, after)]
+    record(tmp_path / "run", *sent)
+    model = "models_of_an_app:frozen_head"
+    with pytest.raises(ConfigError, match=r"does not fit round 1 of client 7: '3.weight' \(10, 120\) is not there"):
+        attacked(tmp_path / "run", model=model)
+    assert psnr_of(tmp_path / "run", inputs, {"frozen": True}, model=model) > 60
+
+
+@pytest.mark.parametrize("loss", ["bce", "models_of_an_app:as_training"])
+def test_another_loss(tmp_path: Path, loss: str) -> None:
+    def binary(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(model(inputs).squeeze(1), (labels > 4).float())
+
+    name = "binary" if loss == "bce" else "mlp"
+    before, after, inputs = trained(built(name), loss=binary if loss == "bce" else plain_loss)
+    record(tmp_path / "run", before, after)
+    known = {"model": f"models_of_an_app:{name}", "num_classes": 2 if loss == "bce" else CLASSES, "loss": loss}
+    assert psnr_of(tmp_path / "run", inputs, **known) > 60
+
+
+def test_binary_cross_entropy_is_that_of_two_logits_of_which_one_is_zero(tmp_path: Path) -> None:
+    tables = {"knowledge": {"model": "models_of_an_app:binary", "loss": "bce"}}
+    spec = check(AttackFile, {"adversary": tables, "attack": [{"name": "spear-ica"}]}, "x")
+    known = grant(spec.adversary, None, tmp_path)
+    assert known.model is not None
+    assert known.loss is not None
+    inputs, labels = digits(5)[0], torch.tensor([0, 1, 1, 0, 1])
+    expected = binary_cross_entropy_with_logits(built("binary")(inputs).squeeze(1), labels.float())
+    assert torch.allclose(known.loss(known.model()(inputs), labels), expected)
+
+
+# What is refused before anything is attacked.
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (
+            {"model": "models_of_an_app:wide"},
+            r"'1.weight' \(130, 64\) is recorded as \(120, 64\); '1.bias' \(130,\) is recorded as \(120,\); '3.weight'",
+        ),
+        ({"model": "models_of_an_app:Autoencoder"}, "the model has no '1.weight'"),
+        ({"num_classes": 4}, r"gives outputs of shape \(2, 10\) for 2 examples, expected \(2, 4\)"),
+        ({"input_shape": [1, 9, 9]}, r"does not take 2 inputs of shape \(1, 9, 9\)"),
+        ({"loss": "models_of_an_app:one_per_example"}, r"gives shape \(2,\) for 2 examples, expected one number"),
+        ({"loss": "crossentropy"}, "'crossentropy' is none that fedsim knows, did you mean 'cross-entropy'"),
+        ({"loss": "models_of_an_app:nothing"}, "nothing"),
+    ],
+)
+def test_what_cannot_be_the_apps_model_or_loss(tmp_path: Path, known: dict[str, Any], words: str) -> None:
+    record(tmp_path / "run", *trained(built("mlp"))[:2])
+    with pytest.raises(FedsimError, match=words):
+        attacked(tmp_path / "run", **known)
+    assert not list((tmp_path / "run").glob("findings/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"data": torch.rand(6, 1, 9, 9), "labels": torch.zeros(6).long()}, r"have shape \(1, 9, 9\), input_shape is"),
+        ({"data": torch.rand(6, 1, 8, 8), "labels": torch.full((6,), 11)}, "its labels are from 11 to 11, expected 0"),
+    ],
+    ids=["shape", "labels"],
+)
+def test_truth_that_cannot_be_of_this_model(tmp_path: Path, tensors: dict[str, Tensor], words: str) -> None:
+    record(tmp_path / "run", *trained(built("mlp"))[:2])
+    save_file(tensors, tmp_path / "held.safetensors")
+    with pytest.raises(DataError, match=words):
+        attacked(tmp_path / "run", truth={"7": "held.safetensors"})
+
+
+def test_tables_that_only_recordings_of_others_have(tmp_path: Path) -> None:
+    for tables in ({"app": {"replies": "delta"}}, {"adversary": {"knowledge": {"loss": "mse"}}}):
+        with pytest.raises(ConfigError, match="a federation has"):
+            fedsim.run({"model": {"name": "mlp"}, **tables}, out=tmp_path / "run")
+
+
+def test_replies_that_are_all_identical_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before, after, _ = trained(built("mlp"))
+    updates = [
+        Update(round=1, client=k, before=before, payload=Payload.dense(after, "weights"), num_examples=COUNT)
+        for k in (7, 8)
+    ]
+    Recorder(tmp_path / "run" / "transcript").write(1, updates)
+    attacked(tmp_path / "run")
+    assert "round 1: all 2 replies are identical" in caplog.text
+
+
+def test_a_long_attack_is_told_of_with_the_setting_that_shortens_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "run", *trained(built("mlp"))[:2])
+    known = fedsim.Knowledge(
+        model=lambda: built("mlp"), input_shape=(1, 8, 8), value_range=([0.0], [1.0]), num_classes=CLASSES
+    )
+    warn_of_cost([("sme", SurrogateModelExtension(iterations=10))], Transcript(tmp_path / "run"), known)
+    assert caplog.text == ""
+    monkeypatch.setattr("fedsim.auditing.fit._pass", lambda *_: (1 << 40, 1.0))
+    warn_of_cost([("sme", SurrogateModelExtension(iterations=1000))], Transcript(tmp_path / "run"), known)
+    assert "an attack on 6 examples takes about 6597.1 GB" in caplog.text
+    assert (
+        "sme: about 25 minutes for a client with 6 examples; attack.sme.iterations (now 1000) lowers that"
+        in caplog.text
+    )
+
+
+# Truth, by what clients are called.
+
+
+def test_a_partition_mod_names_the_client_and_leaves_the_metrics_alone(tmp_path: Path) -> None:
+    app = ClientApp(mods=[fedsim.partition_mod])
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        arrays = ArrayRecord({"w": Array(torch.ones(2).numpy())})
+        return Message(RecordDict({"a": arrays, "m": MetricRecord({"num-examples": 5})}), reply_to=message)
+
+    grid = CuriousGrid(InProcessGrid(app, 3), tmp_path)
+    content = RecordDict({"a": ArrayRecord({"w": Array(torch.zeros(2).numpy())}), "c": ConfigRecord()})
+    replies = list(grid.send_and_receive([Message(content, node, "train") for node in grid.get_node_ids()]))
+    assert all(dict(reply.content.metric_records["m"]) == {"num-examples": 5} for reply in replies)
+    assert Transcript(tmp_path).clients(1) == [0, 1, 2]
+    assert not (tmp_path / "run-1" / "messages").exists()
+
+
+def test_truth_by_order_of_appearance(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("mlp"))
+    record(tmp_path / "run", before, after)
+    (path,) = write_truth(tmp_path / "truth", lambda client: (inputs, torch.zeros(COUNT).long()), [7]).values()
+    rows, _ = attacked(tmp_path / "run", truth={"#1": path})
+    assert any(row["metric"] == "psnr" and float(row["value"]) > 60 for row in rows)
+    with pytest.raises(ConfigError, match=r"truth.#2: 1 clients are recorded; expected #1 to #1"):
+        attacked(tmp_path / "run", truth={"#2": path})
+
+
+def test_truth_is_written_of_whatever_gives_inputs_and_labels(tmp_path: Path) -> None:
+    inputs, labels = digits(5)
+    held: list[Any] = [
+        ((inputs - 0.5) * 2, labels),
+        [((x - 0.5) * 2, y) for x, y in zip(inputs, labels, strict=True)],
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset((inputs - 0.5) * 2, labels), batch_size=2),
+    ]
+    table = write_truth(tmp_path, lambda client: held[client], range(3), value_range=(-1.0, 1.0))
+    for path in table.values():
+        found = load_file(path)
+        assert torch.allclose(found["data"], inputs, atol=1e-6)
+        assert torch.equal(found["labels"], labels)
+    with pytest.raises(DataError, match=r"client 0: its inputs lie in \[-1, 1\], value_range is \[0.0, 1.0\]"):
+        write_truth(tmp_path, lambda client: held[client], [0])
+    with pytest.raises(DataError, match="client 0: what it holds is no inputs and labels"):
+        write_truth(tmp_path, lambda client: 3, [0])
+
+
+def test_a_recording_without_updates_says_what_it_holds(tmp_path: Path) -> None:
+    app = ClientApp()
+    app.query()(lambda message, context: Message(RecordDict(), reply_to=message))
+    with CuriousGrid(InProcessGrid(app, 2), tmp_path) as grid:
+        list(grid.send_and_receive([Message(RecordDict(), node, "query") for node in grid.get_node_ids()]))
+    with pytest.raises(TranscriptError, match="holds no recording of updates, but 1 other exchanges of messages"):
+        attacked(tmp_path / "run-1")
