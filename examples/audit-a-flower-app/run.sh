@@ -2,10 +2,6 @@
 # Run the app on four simulated nodes with Flower's own tools, listening on loopback only.
 set -eu
 cd "$(dirname "$0")"
-if [ -e recording ]; then
-  echo "run.sh: recording/ is there already; move it away first" >&2
-  exit 1
-fi
 bin=${FLWR_BIN:-../../.venv/bin}
 FLWR_HOME=$(mktemp -d)
 export FLWR_HOME FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 RAY_USAGE_STATS_ENABLED=0
@@ -20,4 +16,4 @@ if ! flwr ls sim --format json | grep -q '"status": "finished:completed"'; then
   echo "run.sh: the run did not complete; see the log above" >&2 # flwr run itself exits 0 then
   exit 1
 fi
-echo "recorded to recording/; next: fedsim attack recording attack.toml"
+echo "recorded in recording/; next: fedsim attack recording attack.toml"
