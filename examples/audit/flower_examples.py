@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
-import json
 import os
 import random
 import shutil
@@ -20,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import types
 import tomllib
+import types
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -186,7 +185,13 @@ def attacked(app: App, work: Path, client: int) -> str:
         f"{classes}\n{app.knowledge}\n[app]\n{app.app}\n[[attack]]\n{app.attack}\n"
         f'[truth]\n{client} = "truth.safetensors"\n'
     )
-    command = [str(Path(sys.executable).with_name("fedsim")), "attack", "-q", str(work / "recording"), str(work / "attack.toml")]
+    command = [
+        str(Path(sys.executable).with_name("fedsim")),
+        "attack",
+        "-q",
+        str(work / "recording"),
+        str(work / "attack.toml"),
+    ]
     done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
     if done.returncode:
         return f"refused: {last_line(done.stderr)}"
@@ -272,7 +277,7 @@ def offline() -> None:
     import datasets
     import flwr_datasets
 
-    flwr_datasets.FederatedDataset = Here  # type: ignore[misc]
+    flwr_datasets.FederatedDataset = Here
     datasets.load_dataset = lambda name, split=None: shown(name, 0) if split else {"test": shown(name, 0)}
     wandb: Any = types.ModuleType("wandb")
     wandb.init = wandb.log = lambda *given, **named: None
@@ -302,7 +307,9 @@ def shown(name: str, partition: int) -> Any:
         key, channels, size = IMAGES[name]
         digits = load_digits()
         mine = slice(partition * HELD, (partition + 1) * HELD)
-        images = [Image.fromarray((image * 15.9).astype(np.uint8)).resize((size, size)) for image in digits.images[mine]]
+        images = [
+            Image.fromarray((image * 15.9).astype(np.uint8)).resize((size, size)) for image in digits.images[mine]
+        ]
         images = [image.convert("RGB") if channels == 3 else image for image in images]
         return Dataset.from_dict({key: images, "label": digits.target[mine]})
     if "iris" in name:
