@@ -110,10 +110,12 @@ class Audit:
     @cached_property
     def transcript(self) -> Transcript:
         """What was recorded, read as the file says that it is meant."""
-        said = self.spec.app.model_dump(include={"replies", "record", "prefix", "dtype"})
+        said = self.spec.app.model_dump(exclude={"num_examples", "outputs", "frozen"})
         counts = self.spec.app.num_examples
         by_client = {int(key): count for key, count in counts.items()} if isinstance(counts, dict) else counts
-        return Transcript(self.folder.path, reading=Reading(**said, num_examples=by_client))
+        return Transcript(
+            self.folder.path, reading=Reading(**said | {"names": tuple(said["names"])}, num_examples=by_client)
+        )
 
     @cached_property
     def cache(self) -> Cache:

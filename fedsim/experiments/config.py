@@ -233,8 +233,8 @@ class AttackTable(PluginTable):
 class AppTable(Table):
     """[app]: what the messages of somebody's Flower app mean, where their recording alone does not say it.
 
-    `replies`, `record`, `prefix`, `dtype` and `num_examples` (one number, or one a client id) are those of
-    `fedsim.recording.reading.Reading`. `outputs = "module:callable"` makes logits of what the model returns and of its
+    `replies`, `record`, `prefix`, `names`, `transposed`, `dtype` and `num_examples` (one number, or one a client id) are
+    those of `fedsim.recording.reading.Reading`. `outputs = "module:callable"` makes logits of what the model returns and of its
     inputs, for models that return a tuple or an object. With `frozen = true`, parameters that need no gradient are not
     sent, and keep the values that the model is built with.
     """
@@ -242,6 +242,8 @@ class AppTable(Table):
     replies: Literal["weights", "delta", "gradient"] = "weights"
     record: str = ""
     prefix: str = ""
+    names: list[str] = []
+    transposed: bool = False
     dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
     num_examples: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] | None = None
     outputs: str = ""

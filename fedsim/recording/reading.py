@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 from fedsim.errors import TranscriptError
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Kind, Payload, State
+
+_OUTPUT_FIRST = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
+"""By number of dimensions, the axes of a weight (place ... input output) as PyTorch has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,8 @@ class Reading:
         replies: what the numbers are that clients send under plain names; w_T in most apps.
         record: the record of arrays that holds the model, where messages have several.
         prefix: what the names of tensors begin with and those of the model do not, such as `_orig_mod.`.
+        names: what the model calls the tensors, in the order in which they are sent; empty leaves their names.
+        transposed: the weights of layers have their inputs first, as in Flax, Keras and scikit-learn.
         dtype: what real numbers are turned into, such as `float32`, because the model computes with that; empty leaves
             them.
         num_examples: N, of all clients or by client, which goes before what clients report.
@@ -29,6 +34,8 @@ class Reading:
     replies: Kind = "weights"
     record: str = ""
     prefix: str = ""
+    names: Sequence[str] = ()
+    transposed: bool = False
     dtype: str = ""
     num_examples: int | Mapping[int, int] | None = None
 
@@ -48,7 +55,7 @@ class Reading:
                 ),
                 records=(),
             )
-        if self.prefix or self.dtype or self.replies != "weights":
+        if self != Reading(record=self.record, num_examples=self.num_examples):
             before = self._named(update.before, where)
             update = replace(
                 update, before=before, payload=self._meant(self._named(update.payload.arrays(), where), before)
@@ -73,11 +80,18 @@ class Reading:
                 f"{where}: no tensor has a name that begins with '{self.prefix}', but for instance "
                 f"'{next(iter(state), '')}'; mend [app] prefix"
             )
-        dtype = getattr(torch, self.dtype) if self.dtype else None
-        return {
-            name.removeprefix(self.prefix): t.to(dtype) if dtype is not None and t.is_floating_point() else t
-            for name, t in state.items()
-        }
+        if self.names and len(self.names) != len(state):
+            raise TranscriptError(
+                f"{where}: {len(state)} tensors were sent, and [app] names has {len(self.names)}; name each, in the "
+                "order in which they are sent"
+            )
+        names = self.names or [name.removeprefix(self.prefix) for name in state]
+        return {name: self._converted(tensor) for name, tensor in zip(names, state.values(), strict=True)}
+
+    def _converted(self, tensor: Tensor) -> Tensor:
+        if self.transposed and tensor.ndim in _OUTPUT_FIRST:
+            tensor = tensor.permute(_OUTPUT_FIRST[tensor.ndim]).contiguous()
+        return tensor.to(getattr(torch, self.dtype)) if self.dtype and tensor.is_floating_point() else tensor
 
     def _meant(self, arrays: State, before: State) -> Payload:
         payload = Payload.from_arrays(arrays, before)

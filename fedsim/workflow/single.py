@@ -69,7 +69,8 @@ def specified(
     adversary["victims"] = [first if victim is None else victim]
     tables = [*_sources(base, built.builds_on), own]
     told = [each.model_dump(mode="json", exclude_unset=True) for each in tables]
-    return check(AttackFile, {"adversary": adversary, "attack": told, "truth": base.truth}, _WHERE)
+    own_words = {"app": base.app.model_dump(mode="json", exclude_unset=True), "truth": base.truth}
+    return check(AttackFile, {"adversary": adversary, "attack": told, **own_words}, _WHERE)
 
 
 def made(

@@ -25,6 +25,7 @@ from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, DataError, FedsimError, TranscriptError
 from fedsim.evaluation.truth import write_truth
 from fedsim.experiments.config import AttackFile, check
+from fedsim.recording.reading import Reading
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
@@ -166,6 +167,31 @@ def test_names_with_a_prefix_in_one_of_two_records_in_double_precision(tmp_path:
     ):
         with pytest.raises(FedsimError, match=words):
             attacked(tmp_path / "run", app | changed)
+
+
+def test_arrays_in_another_order_with_inputs_first(tmp_path: Path) -> None:
+    """As Flax and scikit-learn have them; through `Run.attack` as well, which knows what the attack file says."""
+    before, after, inputs = trained(built("mlp"))
+    names = ["1.bias", "1.weight", "3.bias", "3.weight"]
+    sent = [{f"{k}": state[name].T.contiguous() for k, name in enumerate(names)} for state in (before, after)]
+    record(tmp_path / "run", *sent)
+    app = {"names": names, "transposed": True}
+    assert psnr_of(tmp_path / "run", inputs, app) > 60
+    with pytest.raises(ConfigError, match=r"'1.weight' \(120, 64\) is recorded as \(64, 120\)"):
+        attacked(tmp_path / "run", app | {"transposed": False})
+    with pytest.raises(TranscriptError, match=r"4 tensors were sent, and \[app\] names has 3; name each"):
+        attacked(tmp_path / "run", app | {"names": names[:3]})
+    (tmp_path / "attack.toml").write_text(
+        '[adversary.knowledge]\nmodel = "models_of_an_app:mlp"\ninput_shape = [1, 8, 8]\nvalue_range = [0.0, 1.0]\n'
+        f"num_classes = 10\n[app]\nnames = {names}\ntransposed = true\n"
+    )
+    finding = fedsim.open(tmp_path / "run", file=tmp_path / "attack.toml").attack("spear-ica")
+    assert finding.certified.all()
+
+
+def test_readings_of_images_of_more_dimensions() -> None:
+    kernel = torch.rand(3, 5, 2, 7)  # height width input output
+    assert torch.equal(Reading(transposed=True)._converted(kernel)[4, 1], kernel[..., 1, 4])
 
 
 def test_a_number_of_examples_that_nobody_reported(tmp_path: Path) -> None:
