@@ -173,7 +173,7 @@ def test_arrays_in_another_order_with_inputs_first(tmp_path: Path) -> None:
     """As Flax and scikit-learn have them; through `Run.attack` as well, which knows what the attack file says."""
     before, after, inputs = trained(built("mlp"))
     names = ["1.bias", "1.weight", "3.bias", "3.weight"]
-    sent = [{f"{k}": state[name].T.contiguous() for k, name in enumerate(names)} for state in (before, after)]
+    sent = [{f"{k}": state[name].t().contiguous() for k, name in enumerate(names)} for state in (before, after)]
     record(tmp_path / "run", *sent)
     app = {"names": names, "transposed": True}
     assert psnr_of(tmp_path / "run", inputs, app) > 60
