@@ -233,9 +233,9 @@ class AttackTable(PluginTable):
 class AppTable(Table):
     """[app]: what the messages of somebody's Flower app mean, where their recording alone does not say it.
 
-    All but two keys are those of `fedsim.recording.reading.Reading`; `num_examples` is one number, or one for each client
-    id. `outputs = "module:callable"` makes logits of what the model returns and of its inputs, for models that return a
-    tuple or an object. With `frozen = true`, parameters that need no gradient are not sent, and keep the values that
+    All but two keys are those of `fedsim.recording.reading.Reading`; `num_examples` is one number, or one for each
+    client id. `outputs = "module:callable"` makes logits of what the model returns and of its inputs, for models that
+    return a tuple or an object. With `frozen = true`, parameters that need no gradient are not sent, and keep the values that
     the model is built with.
     """
 
