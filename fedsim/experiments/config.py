@@ -235,8 +235,8 @@ class AppTable(Table):
 
     All but two keys are those of `fedsim.recording.reading.Reading`; `num_examples` is one number, or one for each
     client id. `outputs = "module:callable"` makes logits of what the model returns and of its inputs, for models that
-    return a tuple or an object. With `frozen = true`, parameters that need no gradient are not sent, and keep the values that
-    the model is built with.
+    return a tuple or an object. With `frozen = true`, parameters that need no gradient are not sent, and keep the
+    values that the model is built with.
     """
 
     replies: Literal["weights", "delta", "gradient"] = "weights"
