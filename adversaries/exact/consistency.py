@@ -13,6 +13,8 @@ from adversaries.exact.silence import trimmed
 
 CERTIFIED = 60.0
 """PSNR in dB that an input which is certified exact is sure to reach: its error stays below 1/1000 of the range."""
+_MARGIN = 2.0
+"""By this factor the estimated standard deviation of an input's error must be below what `CERTIFIED` allows."""
 _AGREEMENT = 0.75
 """Least share of units about which an input that is certified and its column agree; that of a sum of two."""
 _ALIKE, _SPREADS = 0.03, 6.0
@@ -30,7 +32,7 @@ _TURNS, _SMALL = 20, 1e-6
 def certified(mixture: Mixture, layer: Layer, columns: Tensor) -> Tensor:
     """`example`: which inputs are sure to be exact, given all columns, scaled.
 
-    The error that rounding makes of it must stay below what `CERTIFIED` allows, and it must lie in the range of an
+    The error that rounding makes of it must stay well below what `CERTIFIED` allows, and it must lie in the range of an
     input. No column may be `odd`, and there must be one for each of the N examples: two examples whose gradients are
     proportional, as nearly equal ones may have, share a column, which gives a mean of both.
     """
@@ -38,7 +40,7 @@ def certified(mixture: Mixture, layer: Layer, columns: Tensor) -> Tensor:
     inputs = mixture.unmixed(columns)
     within = (inputs - layer.clamped(inputs)).abs().amax(1) < most
     whole = mixture.rank == layer.scene.num_examples and odd(mixture, layer, columns) is None
-    return (mixture.errors(columns) < most) & within & whole
+    return (_MARGIN * mixture.errors(columns) < most) & within & whole
 
 
 def odd(mixture: Mixture, layer: Layer, columns: Tensor) -> int | None:

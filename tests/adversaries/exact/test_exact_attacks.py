@@ -202,6 +202,27 @@ def test_a_mean_of_nearly_equal_examples_is_not_certified(tmp_path: Path, caplog
     assert "the update spans 6 inputs, N is 7" in caplog.text
 
 
+def test_under_little_noise_no_certificate_is_below_60_db(tmp_path: Path) -> None:
+    """Around where the error that noise makes of an image is what a certificate allows."""
+    inputs, labels = digits(12)
+    before, after = trained(inputs, labels, mlp)
+    sure = 0
+    for key, share in enumerate(torch.logspace(-5, -3.4, 12).tolist()):
+        rng = generator("noise", key)
+        noisy = {
+            name: tensor
+            + share * (tensor - before[name]).square().mean().sqrt() * torch.randn(tensor.shape, generator=rng)
+            for name, tensor in after.items()
+        }
+        with suppress(AttackError):
+            finding = attacked(SpearIca(), tmp_path / f"{key}", before, Payload.dense(noisy, "weights"), 12)
+            assert finding.certified is not None
+            sure += int(finding.certified.sum())
+            found = finding.data[finding.certified].flatten(1)
+            assert ((torch.cdist(found, inputs.flatten(1)).square() / 64).amin(1) < 1e-6).all()
+    assert sure > 40
+
+
 class Noisy(nn.Module):
     """Adds noise to the inputs while it is trained."""
 
