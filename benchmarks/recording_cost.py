@@ -1,10 +1,11 @@
-"""What recording costs: the share of the round loop's time that `Curious` adds, measured within one run.
+"""What recording costs: the share of the round loop's time that it adds, at the strategy and at the Grid, in one run.
 
     python benchmarks/recording_cost.py [--rounds 25]
 
-In each round the clock is read round `Curious` and round the strategy inside it. The difference is what
-recording costs (copying, hashing, writing); it is divided by the rest of the round (broadcast, ten
-clients' training in this process, aggregation; no evaluation). Printed are medians over rounds.
+In each round the clock is read round `Curious` and round the strategy inside it, and in the next round, round
+`CuriousGrid` and the Grid inside it. The difference is what recording costs (copying, hashing, writing); it is divided
+by the rest of the round (broadcast, ten clients' training in this process, aggregation; no evaluation). Printed are
+medians over rounds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.serverapp.strategy import Strategy
 
 from clients.app import app as client_app
 from fedsim.engines.arrays import record_of
@@ -32,6 +32,7 @@ from fedsim.experiments.reading import read_toml
 from fedsim.recording.recorder import Recorder
 from strategies.app import _protocol, _simulation
 from strategies.curious import Curious
+from strategies.curious_grid import CuriousGrid
 
 DEMO = Path(__file__).parent.parent / "examples" / "quickstart.toml"
 SETTINGS = {
@@ -54,47 +55,55 @@ class Stopwatch:
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, timed."""
 
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: Any, **named: Any) -> Any:
             started = time.perf_counter()
             try:
-                return function(*arguments)
+                return function(*arguments, **named)
             finally:
                 self.seconds += time.perf_counter() - started
 
         return timed
 
 
-def timed(strategy: Strategy) -> tuple[Strategy, Stopwatch]:
-    """`strategy` with a stopwatch on the two methods that see a round's messages."""
+def timed(thing: Any, *methods: str) -> tuple[Any, Stopwatch]:
+    """`thing` with a stopwatch on these methods."""
     watch = Stopwatch()
-    strategy.configure_train = watch.wrap(strategy.configure_train)  # type: ignore[method-assign]
-    strategy.aggregate_train = watch.wrap(strategy.aggregate_train)  # type: ignore[method-assign]
-    return strategy, watch
+    for name in methods:
+        setattr(thing, name, watch.wrap(getattr(thing, name)))
+    return thing, watch
 
 
-def measure(experiment: Experiment, rounds: int, folder: Path) -> list[tuple[float, float]]:
-    """Seconds that recording took, and seconds of the rest, in each round."""
-    inner, inside = timed(experiment.new_strategy())
-    curious, outside = timed(Curious(inner, Recorder(folder)))
-    grid = CohortGrid(
-        InProcessGrid(client_app),
-        experiment.config.federation.clients,
-        _simulation(experiment),
-        [2],
-        together=experiment.together,
+def measure(experiment: Experiment, rounds: int, folder: Path) -> dict[str, list[tuple[float, float]]]:
+    """Seconds that recording took, and seconds of the rest, in each round, by where it was recorded."""
+    hooks = "configure_train", "aggregate_train"
+    inner, in_strategy = timed(experiment.new_strategy(), *hooks)
+    curious, round_strategy = timed(Curious(inner, Recorder(folder / "strategy" / "transcript")), *hooks)
+    clients = experiment.config.federation.clients
+    grid: Any = CohortGrid(
+        InProcessGrid(client_app), clients, _simulation(experiment), [2], together=experiment.together
     )
-    arrays, samples = record_of(experiment.initial_state()), []
-    for number in range(1, rounds + 3):
-        inside.seconds = outside.seconds = 0.0
+    # Not streamed, to tell training from recording.
+    send = grid.send_and_receive
+    grid.send_and_receive = lambda messages, timeout=None: list(send(messages))
+    grid, in_grid = timed(grid, "send_and_receive")
+    watched, round_grid = timed(CuriousGrid(grid, Recorder(folder / "grid" / "transcript")), "send_and_receive")
+    watches = in_strategy, round_strategy, in_grid, round_grid
+    arrays = record_of(experiment.initial_state())
+    samples: dict[str, list[tuple[float, float]]] = {"strategy": [], "grid": []}
+    for number in range(1, 2 * rounds + 5):
+        at = ("strategy", "grid")[number % 2]
+        strategy, wire = (curious, grid) if at == "strategy" else (inner, watched)
+        for watch in watches:
+            watch.seconds = 0.0
         started = time.perf_counter()
-        messages = curious.configure_train(number, arrays, _protocol(experiment), grid)
-        replies = list(grid.send_and_receive(messages))  # not streamed, to tell training from recording
-        aggregate, _ = curious.aggregate_train(number, replies)
+        messages = strategy.configure_train(number, arrays, _protocol(experiment), grid)
+        aggregate, _ = strategy.aggregate_train(number, wire.send_and_receive(messages))
         assert aggregate is not None
         arrays = aggregate
+        outside, inside = (round_strategy, in_strategy) if at == "strategy" else (round_grid, in_grid)
         recording = outside.seconds - inside.seconds
-        samples.append((recording, time.perf_counter() - started - recording))
-    return samples[2:]  # the first rounds load the data
+        samples[at].append((recording, time.perf_counter() - started - recording))
+    return {at: found[2:] for at, found in samples.items()}  # the first rounds load the data
 
 
 def main() -> None:
@@ -108,16 +117,14 @@ def main() -> None:
     for name, overrides in SETTINGS.items():
         config = check(Config, read_toml(DEMO, [*overrides, 'federation.engine="serial"']), name)
         with tempfile.TemporaryDirectory() as folder:
-            samples = measure(Experiment(config), rounds, Path(folder) / "transcript")
-            size = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors")) / (rounds + 2)
-        shares = [recording / rest for recording, rest in samples]
-        low, middle, high = statistics.quantiles(shares, n=4)
-        print(name)
-        print(
-            f"  recording {statistics.median(s[0] for s in samples) * 1e3:.1f} ms a round, {size / 1e6:.2f} MB on disk"
-        )
-        print(f"  the rest {statistics.median(s[1] for s in samples) * 1e3:.1f} ms a round")
-        print(f"  share {middle:.1%} (quartiles {low:.1%} to {high:.1%})")
+            samples = measure(Experiment(config), rounds, Path(folder))
+            size = sum(path.stat().st_size for path in Path(folder).rglob("round-*.safetensors")) / (2 * rounds + 4)
+        print(f"{name}: {size / 1e6:.2f} MB a round")
+        for at, found in samples.items():
+            low, middle, high = statistics.quantiles([recording / rest for recording, rest in found], n=4)
+            cost, rest = (statistics.median(sample[k] for sample in found) * 1e3 for k in (0, 1))
+            told = f"share {middle:.1%} (quartiles {low:.1%} to {high:.1%})"
+            print(f"  at the {at:9} {cost:.1f} ms of recording, {rest:.1f} ms of the rest, {told}")
 
 
 if __name__ == "__main__":
