@@ -31,10 +31,11 @@ Key = Annotated[
 
 def _the_run(path: Path) -> Path:
     """The run in a folder in which a Flower app records its runs; any other path itself."""
+    if not path.is_dir() or (path / "experiment.toml").exists() or not any(path.glob("run-*")):
+        return path
     from fedsim.recording.transcript import the_run  # which takes torch
 
-    runs = path.is_dir() and not (path / "experiment.toml").exists() and any(path.glob("run-*"))
-    return the_run(path) if runs else path
+    return the_run(path)
 
 
 RunPath = Annotated[
