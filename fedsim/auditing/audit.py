@@ -251,14 +251,14 @@ class Audit:
 
     def _check_seen(self, transcript: Transcript, number: int, victim: int) -> None:
         """Raise AttackError where nobody says how many examples there are; warn where `victim` stands for a group."""
-        update = transcript.update(number, victim)
-        if not update.num_examples:
+        reply = next(reply for reply in transcript.header(number).replies if reply.client == victim)
+        if not transcript.reading.counted(victim, reply.num_examples):
             raise AttackError(
                 f"round {number}, client {victim}: it reported no number of examples that it trained on; say it with "
                 "[app] num_examples"
             )
-        if update.members:
-            members = ", ".join(map(str, update.members))
+        if reply.members:
+            members = ", ".join(map(str, reply.members))
             log.warning("round %d: client %d stands for the sum over clients %s", number, victim, members)
 
     def _called(self, key: str) -> str:

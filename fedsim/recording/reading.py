@@ -60,7 +60,7 @@ class Reading:
             update = replace(
                 update, before=before, payload=self._meant(self._named(update.payload.arrays(), where), before)
             )
-        return replace(update, num_examples=self._counted(update))
+        return replace(update, num_examples=self.counted(update.client, update.num_examples))
 
     def _chosen(self, state: State, where: str, sender: str, *, alone: bool = False) -> dict[str, Tensor]:
         """The tensors of the record that holds the model; with `alone`, those of an only record whatever its name."""
@@ -104,8 +104,9 @@ class Reading:
             }
         )
 
-    def _counted(self, update: Update) -> int:
+    def counted(self, client: int, reported: int) -> int:
+        """N of a client that reported so many examples."""
         said = self.num_examples
         if isinstance(said, int):
             return said
-        return update.num_examples if said is None else said.get(update.client, update.num_examples)
+        return reported if said is None else said.get(client, reported)
