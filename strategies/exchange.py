@@ -114,6 +114,7 @@ class Exchange:
             for message, content in ((message, contents[id(message.content)]) for message in messages)
         ]
         self._messages = list(messages)
+        self._ids = set[str]()  # of these messages, which they get as they are sent
         self._by_node = {asked.node: asked for asked in self.asked}  # the last, where one gets several
         self._replies: list[tuple[int, Content | str]] = []
 
@@ -154,8 +155,9 @@ class Exchange:
     def takes(self, reply: Message) -> bool:
         """Note `reply` as it is now, if it answers one of these messages."""
         node, to = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
-        ids = {message.metadata.message_id for message in self._messages} - {""}
-        if node not in self._by_node or (to and ids and to not in ids):
+        if to and len(self._ids) < len(self._messages):
+            self._ids = {message.metadata.message_id for message in self._messages} - {""}
+        if node not in self._by_node or (to and self._ids and to not in self._ids):
             return False
         self._replies.append((node, self.said(reply)))
         return True

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -51,6 +51,7 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
             f"adversary.knowledge.model: does not fit round {updates[0].round} of client {updates[0].client}: {wrong}; "
             "give the model of that federation, or say what the messages mean with [app] prefix, record or frozen"
         )
+    warn_of_still_layers(network, updates)
     if knowledge.input_shape is not None and knowledge.value_range is not None:
         check_outputs(network, knowledge)
 
@@ -140,6 +141,29 @@ def warn_of_replies(updates: Sequence[Update]) -> None:
             return
 
 
+def warn_of_still_layers(network: nn.Module, updates: Sequence[Update]) -> None:
+    """Say which parameters moved in no reply, though `network` says that clients train them.
+
+    Args:
+        updates: of one round, which fit the network.
+    """
+    moved = set[str]()
+    for update in updates:
+        with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
+            direction = _named(network, update.pseudo_gradient) or {}
+            moved |= {name for name, tensor in direction.items() if tensor.any()}
+    still = [name for name, parameter in network.named_parameters() if parameter.requires_grad and name not in moved]
+    if still and moved:
+        more = f" and {len(still) - _NAMED} more" if len(still) > _NAMED else ""
+        log.warning(
+            "round %d: %s%s moved in no reply; if clients do not train them, set requires_grad = False on them in the "
+            "function that adversary.knowledge.model names, or attacks expect that they move",
+            updates[0].round,
+            ", ".join(still[:_NAMED]),
+            more,
+        )
+
+
 def warn_of_cost(attacks: Sequence[tuple[str, Attack]], transcript: Transcript, knowledge: Knowledge) -> None:
     """Say beforehand where an attack will take long, or more memory than there is, and which setting lowers that."""
     counts = [reply.num_examples for number in transcript.rounds[:1] for reply in transcript.header(number).replies]
@@ -222,13 +246,10 @@ def _first_round(transcript: Transcript) -> Iterator[Update]:
 
 def _unlike(network: nn.Module, state: State) -> str:
     """Which tensors of `network` and `state` do not fit, in words; nothing where `state` is one of the network."""
-    kept, running = network.state_dict(), statistics_of(network)
-    real = {name: tensor.shape for name, tensor in kept.items() if tensor.is_floating_point()}
-    trained = {name: tensor.shape for name, tensor in network.named_parameters()}
-    plain = {name: shape for name, shape in real.items() if name not in running}
-    orders = ({name: tensor.shape for name, tensor in kept.items()}, real, plain, trained)
-    if any(by_name(state, order) is not None for order in orders):
+    if _named(network, state) is not None:
         return ""
+    kept, orders = network.state_dict(), _orders(network)
+    trained = orders[-1]
     order = next((order for order in orders if len(order) == len(state)), trained)
     if all(name.isdigit() for name in state):
         recorded = [state[name] for name in sorted(state, key=int)]
@@ -247,6 +268,23 @@ def _unlike(network: nn.Module, state: State) -> str:
         told += [f"the model has no '{name}'" for name in state if name not in kept]
     more = [f"and {len(told) - _NAMED} more"] if len(told) > _NAMED else []
     return one_line("; ".join(told[:_NAMED] + more)) or "its tensors are of other shapes"
+
+
+def _orders(network: nn.Module) -> Sequence[Mapping[str, torch.Size]]:
+    """The shapes of what federations send of a network, from all that it keeps to its parameters alone."""
+    kept, running = network.state_dict(), statistics_of(network)
+    real = {name: tensor.shape for name, tensor in kept.items() if tensor.is_floating_point()}
+    return (
+        {name: tensor.shape for name, tensor in kept.items()},
+        real,
+        {name: shape for name, shape in real.items() if name not in running},
+        {name: tensor.shape for name, tensor in network.named_parameters()},
+    )
+
+
+def _named(network: nn.Module, state: State) -> State | None:
+    """`state` by the names of the network; None where it is not one of the network."""
+    return next((named for order in _orders(network) if (named := by_name(state, order)) is not None), None)
 
 
 def _same(one: State, other: State) -> bool:

@@ -25,6 +25,8 @@ from fedsim.plugins.objects import is_gone
 from fedsim.recording.finding_files import load_claim
 from fedsim.recording.manifest import is_noted
 from fedsim.recording.manifest import read as read_manifest
+from fedsim.recording.messages import FOLDER as MESSAGES
+from fedsim.recording.messages import Messages, read_messages
 from fedsim.recording.transcript import Transcript, the_run
 from fedsim.reporting.page import write_report
 from fedsim.workflow import single, work
@@ -121,6 +123,15 @@ class Run:
             TranscriptError: nothing was recorded.
         """
         return Transcript(self.path)
+
+    @property
+    def messages(self) -> list[Messages]:
+        """What else the server of somebody's app saw: evaluations, queries, what came with updates; often nothing.
+
+        Raises:
+            TranscriptError: a file is damaged.
+        """
+        return list(read_messages(self.path / MESSAGES))
 
     @property
     def metrics(self) -> pd.DataFrame:

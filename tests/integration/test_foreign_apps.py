@@ -223,6 +223,15 @@ def test_parameters_that_are_frozen_and_not_sent(tmp_path: Path) -> None:
     assert psnr_of(tmp_path / "run", inputs, {"frozen": True}, model=model) > 60
 
 
+def test_parameters_that_are_sent_and_not_trained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before, after, inputs = trained(built("frozen_head"))
+    record(tmp_path / "run", before, after)
+    assert psnr_of(tmp_path / "run", inputs, model="models_of_an_app:frozen_head") > 60
+    assert "moved in no reply" not in caplog.text
+    attacked(tmp_path / "run")  # with a model of which all is trained
+    assert "round 1: 3.weight, 3.bias moved in no reply; if clients do not train them" in caplog.text
+
+
 @pytest.mark.parametrize("loss", ["bce", "models_of_an_app:as_training"])
 def test_another_loss(tmp_path: Path, loss: str) -> None:
     def binary(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -375,3 +384,5 @@ def test_a_recording_without_updates_says_what_it_holds(tmp_path: Path) -> None:
         list(grid.send_and_receive([Message(RecordDict(), node, "query") for node in grid.get_node_ids()]))
     with pytest.raises(TranscriptError, match="holds no recording of updates, but 1 other exchanges of messages"):
         attacked(tmp_path / "run-1")
+    (query,) = fedsim.open(tmp_path / "run-1").messages
+    assert (query.kind, [reply.node for reply in query.replies]) == ("query", [2, 3])
