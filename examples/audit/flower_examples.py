@@ -2,7 +2,7 @@
 
 FLOWER is your checkout of Flower's repository (https://github.com/adap/flower); nothing is fetched, and nothing in it
 is changed. Each app runs two rounds over ten simulated clients in one process, once as it is and once watched by a
-CuriousGrid. In the place of the data that it would download, each client gets ten images of handwritten digits (from
+CuriousGrid. In the place of the data that it would download, each client gets five images of handwritten digits (from
 scikit-learn), or as many rows of random numbers. What was recorded is attacked, and a line says what came of it:
 whether the server sent the same bytes with and without the audit, what is recorded, and the first client's images.
 """
@@ -88,6 +88,36 @@ TWIN = """
     def make():
         return nn.Linear(4, 3).double()
 """
+MEAN_SQUARE = """
+    from pytorchlightning_example.task import LitAutoEncoder
+
+    class Decoded(LitAutoEncoder):
+        def forward(self, images):
+            flat = images.flatten(1)
+            return (self.decoder(self.encoder(flat)) - flat).square().mean(1, keepdim=True)
+
+    def loss(outputs, labels):
+        return outputs.mean()
+"""
+CHANNELS_LAST = """
+    from torch import nn
+
+    class Rows(nn.Module):  # flattens as frameworks do that have their channels last
+        def forward(self, images):
+            return images.permute(0, 2, 3, 1).flatten(1)
+
+    def keras():
+        features = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
+        return nn.Sequential(*features, Rows(), nn.Dropout(), nn.Linear(2304, 10))
+
+    def flax():
+        layers = []
+        for inputs, outputs in ((1, 6), (6, 16)):
+            layers += [nn.Conv2d(inputs, outputs, 5, padding="same"), nn.ReLU(), nn.AvgPool2d(2)]
+        layers += [Rows(), nn.Linear(784, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
+        return nn.Sequential(*layers)
+"""
+BIAS_FIRST = [f"{layer}.{kind}" for layer in (0, 3, 7, 9, 11) for kind in ("bias", "weight")]
 APPS = {
     "quickstart-pytorch": App("pytorchexample"),
     "advanced-pytorch": App("pytorch_example", (1, 28, 28), MNIST, settings={"fraction-train": 1.0}),
@@ -113,6 +143,27 @@ APPS = {
     "quickstart-sklearn": App(
         "sklearnexample", (4,), (-4.0, 4.0), 3, "said_by_auditor:make", app='dtype = "float64"', code=TWIN
     ),
+    "quickstart-pytorch-lightning": App(
+        "pytorchlightning_example",
+        (1, 28, 28),
+        (0.0, 1.0),
+        0,
+        "said_by_auditor:Decoded",
+        knowledge='loss = "said_by_auditor:loss"\nlabels = true',
+        code=MEAN_SQUARE,
+    ),
+    "quickstart-tensorflow": App(
+        "tfexample", ends=(0.0, 1.0), model="said_by_auditor:keras", app="transposed = true", code=CHANNELS_LAST
+    ),
+    "quickstart-jax": App(
+        "jaxexample",
+        (1, 28, 28),
+        (0.0, 1.0),
+        model="said_by_auditor:flax",
+        settings={"batch-size": TRAINED_ON, "fraction-evaluate": 0.0},
+        app=f"transposed = true\nnames = {BIAS_FIRST}",
+        code=CHANNELS_LAST,
+    ),
     "flower-secure-aggregation": App("secaggexample", settings={"is-demo": False}),
     "fl-dp-sa": App("fl_dp_sa", (1, 28, 28), settings={"num-sampled-clients": 5 * CLIENTS}),
 }
@@ -132,14 +183,14 @@ def main() -> None:
         return
     if unknown := set(chosen.names) - set(APPS):
         sys.exit(f"{unknown.pop()}: is none of {', '.join(APPS)}")
-    print(f"{'app':27}{'same bytes':12}{'recorded':34}what the attack found")
+    print(f"{'app':30}{'same bytes':12}{'recorded':34}what the attack found")
     for name in chosen.names or APPS:
         source = chosen.flower / "examples" / name
         if not source.is_dir():
-            print(f"{name:27}not in this checkout: there is no {source}")
+            print(f"{name:30}not in this checkout: there is no {source}")
             continue
         with tempfile.TemporaryDirectory() as folder:
-            print(f"{name:27}{audit(name, source, Path(folder) / name)}", flush=True)
+            print(f"{name:30}{audit(name, source, Path(folder) / name)}", flush=True)
             if chosen.keep is not None and (Path(folder) / name / "recording").is_dir():
                 shutil.copytree(Path(folder) / name / "recording", chosen.keep / name, dirs_exist_ok=True)
 
@@ -228,7 +279,8 @@ def run(name: str, work: Path, watched: Path | None) -> None:
     for kind in ("serverapp", "clientapp"):
         module, _, attribute = config["components"][kind].partition(":")
         apps.append(getattr(importlib.import_module(module), attribute))
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
+    keras: Any = sys.modules.get("keras")
+    for seed in (random.seed, np.random.seed, torch.manual_seed, *([keras.utils.set_random_seed] if keras else [])):
         seed(0)
     wire = a_wire(apps[1], settings)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
@@ -278,6 +330,9 @@ def offline() -> None:
     import flwr_datasets
 
     flwr_datasets.FederatedDataset = Here
+    split, batch = datasets.Dataset.train_test_split, datasets.Dataset.batch
+    datasets.Dataset.train_test_split = lambda self, *given, **named: split(self, *given, **{"seed": 42} | named)
+    datasets.Dataset.batch = lambda self, size, **named: batch(self, size, **named | {"num_proc": None})
     datasets.load_dataset = lambda name, split=None: shown(name, 0) if split else {"test": shown(name, 0)}
     wandb: Any = types.ModuleType("wandb")
     wandb.init = wandb.log = lambda *given, **named: None
@@ -322,20 +377,23 @@ def shown(name: str, partition: int) -> Any:
 
 def write_truth(path: Path, name: str) -> None:
     """What the first client trained on, for the score alone."""
+    import datasets
+    import numpy as np
     import torch
     from safetensors.torch import save_file
 
     app = APPS[name]
     task = importlib.import_module(f"{app.package}.task")
     accepted = task.load_data.__code__.co_varnames[: task.load_data.__code__.co_argcount]
-    given: dict[str, Any] = {"partition_id": 0, "num_partitions": CLIENTS, "batch_size": HELD, "is_demo": False}
+    given: dict[str, Any] = {"partition_id": 0, "num_partitions": CLIENTS, "batch_size": TRAINED_ON, "is_demo": False}
     held = task.load_data(**{key: value for key, value in given.items() if key in accepted})
-    if isinstance(held[0], torch.utils.data.DataLoader):
-        batches = list(held[0])
-        pairs = [tuple(batch.values()) if isinstance(batch, dict) else batch for batch in batches]
-        inputs, labels = (torch.cat([pair[k] for pair in pairs]) for k in (0, 1))
+    if isinstance(held[0], torch.utils.data.DataLoader | datasets.Dataset):
+        pairs = [tuple(batch.values()) if isinstance(batch, dict) else batch for batch in held[0]]
+        inputs, labels = (torch.cat([torch.as_tensor(np.asarray(pair[k])) for pair in pairs]) for k in (0, 1))
     else:
         inputs, labels = torch.as_tensor(held[0]), torch.as_tensor(held[1])
+    if inputs.shape[1:] != app.shape and inputs.ndim > 2:
+        inputs = inputs.reshape(len(inputs), *app.shape[1:], app.shape[0]).permute(0, 3, 1, 2)  # channels were last
     low, high = app.ends
     data = ((inputs.float() - low) / (high - low)).clamp(0, 1)
     save_file({"data": data.contiguous(), "labels": labels.reshape(-1).long().contiguous()}, path)
