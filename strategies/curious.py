@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsim.engines.arrays import as_plain, state_in
-from fedsim.errors import one_line, what_it_said
+from fedsim.errors import ConfigError, one_line, what_it_said
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.payloads import is_encoded
 from strategies.curious_grid import CuriousGrid
@@ -41,13 +42,22 @@ class Curious(Strategy):
         recording: a folder, in which each run gets a sub-folder of its own, or a `Recorder`.
 
     Raises:
+        ConfigError: the strategy is one of Flower's legacy API.
         RunError: the folder cannot be written.
         TranscriptError: the folder of the `Recorder` already holds a recording.
     """
 
+    _OWN = frozenset({"strategy", "recorder", "_observer", "_exchange", "_asked", "_recording", "_started"})
+
     def __init__(self, strategy: Strategy, recording: Recorder | Path | str) -> None:
+        if isinstance(strategy, LegacyStrategy):
+            raise ConfigError(
+                f"Curious cannot wrap {type(strategy).__name__}, a strategy of Flower's legacy API; wrap the ServerApp "
+                "with fedsim.audit, or the Grid of its main function with fedsim.CuriousGrid"
+            )
         self.strategy = strategy
         self.recorder = recording if isinstance(recording, Recorder) else in_folder(recording)
+        self._recording, self._started = recording, False
         self._observer = Observer(self.recorder, _weight_key(strategy))
         self._exchange: Exchange | None = None
         self._asked: dict[int, Message] = {}
@@ -57,8 +67,17 @@ class Curious(Strategy):
             raise AttributeError(name)
         return getattr(self.strategy, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.strategy, name, value)
+
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Any:
-        """See Strategy; what passes `grid` is recorded."""
+        """See Strategy; what passes `grid` is recorded, each time in a folder of its own."""
+        if self._started and not isinstance(self._recording, Recorder):
+            self.recorder = in_folder(self._recording)
+        self._started = True
         with _Decoding(grid, self.recorder, count=_weight_key(self.strategy)) as watched:
             return self.strategy.start(watched, *args, **kwargs)
 

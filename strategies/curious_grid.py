@@ -21,6 +21,9 @@ from fedsim.recording.recorder import Recorder
 from strategies.exchange import Exchange
 from strategies.observer import Observer, flower, in_folder
 
+_MOST_OPEN = 8
+"""Sets of messages that wait for replies, with all their arrays, at a time; the oldest is then written as it is."""
+
 
 class CuriousGrid(Grid):
     """Passes on what `grid` sends and receives, without touching it, and writes it down.
@@ -43,7 +46,9 @@ class CuriousGrid(Grid):
         flower.info("fedsim: what this server sees is recorded in %s", self.recording)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["grid"], name)
+        if name == "grid":  # asked for before there is one, as copying does
+            raise AttributeError(name)
+        return getattr(self.grid, name)
 
     def close(self) -> None:
         """Write down what waits for replies that will not come."""
@@ -81,10 +86,8 @@ class CuriousGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """See Grid."""
         messages = list(messages)
-        exchange = self._watch.asks(messages)
-        ids = self.grid.push_messages(messages)
-        self._watch.waits_for(exchange)
-        return ids
+        self._watch.asks(messages)
+        return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See Grid."""
@@ -97,7 +100,7 @@ class CuriousGrid(Grid):
         messages = list(messages)
         exchange = self._watch.asks(messages)
         replies = list(self.grid.send_and_receive(messages, timeout=timeout))
-        self._watch.is_over(exchange, replies)
+        self._watch.is_over(exchange, messages, replies)
         return replies
 
 
@@ -110,59 +113,57 @@ class _Watch:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._waiting: list[Exchange] = []
-        self._single: Exchange | None = None
+        self._open: list[Exchange] = []
+        self._single: Exchange | None = None  # the one that further single messages may join
         self._lock = threading.RLock()
 
     def asks(self, messages: Sequence[Message]) -> Exchange | None:
         """What is sent now, before anybody can change it."""
         with self._lock:
             exchange = self._observer.asks(messages)
-            if exchange is None or (self._single is not None and self._single.joined_by(exchange)):
-                return self._single if exchange is not None else None
-            self._write_single()
+            if exchange is None:
+                return None
+            if self._single is not None and self._single.joined_by(exchange):
+                return self._single
             self._single = exchange if len(exchange.asked) == 1 and exchange.round else None
+            self._open.append(exchange)
+            self._write_done()
             return exchange
-
-    def waits_for(self, exchange: Exchange | None) -> None:
-        """Note that replies to these messages will be pulled."""
-        with self._lock:
-            if exchange is not None and exchange is not self._single:
-                self._waiting.append(exchange)
 
     def came(self, replies: Iterable[Message]) -> None:
         """Note replies; write down what is complete."""
         with self._lock:
             for reply in replies:
-                there = [*reversed(self._waiting), *([self._single] if self._single is not None else [])]
-                if not any(exchange.takes(reply) for exchange in there):
-                    flower.warning("fedsim: a reply of node %d answers nothing that was sent", _node(reply))
-            for exchange in [exchange for exchange in self._waiting if not exchange.waiting]:
-                self._waiting.remove(exchange)
-                self._observer.write(exchange)
+                if not any(self._observer.takes(exchange, reply) for exchange in reversed(self._open)):
+                    flower.warning(
+                        "fedsim: a reply of node %d is not recorded, because what it answers is closed", _node(reply)
+                    )
+            self._write_done()
 
-    def is_over(self, exchange: Exchange | None, replies: Iterable[Message]) -> None:
-        """Note these replies, and write down `exchange`: no others will be waited for."""
+    def is_over(self, exchange: Exchange | None, messages: Sequence[Message], replies: Iterable[Message]) -> None:
+        """Note these replies to these messages of `exchange`: no others will be waited for."""
         with self._lock:
             if exchange is None:
                 return
             for reply in replies:
-                exchange.takes(reply)
-            if exchange is not self._single:
-                self._observer.write(exchange)
+                self._observer.takes(exchange, reply)
+            exchange.given_up |= {message.metadata.dst_node_id for message in messages}
+            self._write_done()
 
     def close(self) -> None:
         """Write down what is left."""
         with self._lock:
-            self._write_single()
-            for exchange in self._waiting:
+            for exchange in self._open:
                 self._observer.write(exchange)
-            self._waiting.clear()
+            self._open, self._single = [], None
 
-    def _write_single(self) -> None:
-        if self._single is not None:
-            self._observer.write(self._single)
-            self._single = None
+    def _write_done(self) -> None:
+        """Write down what no reply will come to, and the oldest of too many sets of messages that wait."""
+        done = [exchange for exchange in self._open if exchange is not self._single and not exchange.is_open]
+        sets = [exchange for exchange in self._open if exchange not in done and len(exchange.asked) > 1]
+        for exchange in [*done, *sets[:-_MOST_OPEN]]:
+            self._open.remove(exchange)
+            self._observer.write(exchange)
 
 
 def _node(reply: Message) -> int:
@@ -170,20 +171,20 @@ def _node(reply: Message) -> int:
 
 
 class _Audited(ServerApp):
-    def __init__(self, app: ServerApp, recording: Recorder | Path | str) -> None:
+    def __init__(self, app: ServerApp, recording: Recorder | Path | str, count: str) -> None:
         super().__init__()
-        self._app, self._recording = app, recording
+        self._app, self._recording, self._count = app, recording, count
 
     def __call__(self, grid: Grid, context: Context) -> None:
-        with CuriousGrid(grid, self._recording) as watched:
+        with CuriousGrid(grid, self._recording, count=self._count) as watched:
             self._app(watched, context)
 
 
-def audit(server_app: ServerApp, recording: Recorder | Path | str) -> ServerApp:
+def audit(server_app: ServerApp, recording: Recorder | Path | str, *, count: str = "num-examples") -> ServerApp:
     """A ServerApp that does what `server_app` does, while a `CuriousGrid` writes down what its server sees.
 
     Args:
         server_app: any ServerApp, with a main function or with Flower's legacy `server_fn`.
-        recording: see `CuriousGrid`.
+        recording, count: see `CuriousGrid`.
     """
-    return _Audited(server_app, recording)
+    return _Audited(server_app, recording, count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +25,8 @@ _EMPTY = "_empty"
 """What Flower's legacy layer puts into a record that holds no arrays."""
 _ROUNDS = ("server-round", "server_round", "current-round", "current_round", "round")
 """What servers call the round in the config that they send."""
+_DIGITS = 19
+"""A number of as many digits is no round."""
 _STATUS, _METRICS = "fitres.status", "fitres.metrics"
 """Where Flower's legacy layer says whether a client succeeded, and what else it reports; both are ConfigRecords."""
 
@@ -103,26 +105,46 @@ class Exchange:
     """
 
     def __init__(self, messages: Sequence[Message], count: str = COUNTS[0]) -> None:
+        self.unreadable = ""
+        """Why the arrays that were sent cannot be recorded."""
         self.kind = messages[0].metadata.message_type if messages else ""
         self.group = messages[0].metadata.group_id if messages else ""
         self._counts = dict.fromkeys((count, *COUNTS))
         contents = {id(message.content): Content.of(message.content) for message in messages}
         alike = {_identity(content): content for content in contents.values()}  # nearly always one
-        states = {identity: _state(content) for identity, content in alike.items()}
+        states = {identity: self._readable(content) for identity, content in alike.items()}
         self.asked = [
             Asked(message.metadata.dst_node_id, content, states[_identity(content)])
             for message, content in ((message, contents[id(message.content)]) for message in messages)
         ]
         self._messages = list(messages)
-        self._ids = set[str]()  # of these messages, which they get as they are sent
+        self._ids: dict[str, int] = {}  # of these messages, which they get as they are sent, to their nodes
+        self.given_up = set[int]()
+        """Nodes whose replies nobody waits for any more."""
+        self.doubled = set[int]()
+        """Nodes that answered more than once; the first answer counts."""
         self._by_node = {asked.node: asked for asked in self.asked}  # the last, where one gets several
         self._replies: list[tuple[int, Content | str]] = []
+
+    def _readable(self, content: Content) -> State:
+        """The arrays of a message; none where one cannot be recorded, which `unreadable` then says."""
+        try:
+            state = _state(content)
+        except Exception as error:  # NumPy may raise almost anything at bytes that are no array
+            self.unreadable = one_line(f"the arrays that the server sent cannot be read: {what_it_said(error)}")
+            return {}
+        if strange := [name for name, tensor in state.items() if tensor.dtype not in RECORDABLE]:
+            dtype = state[strange[0]].dtype
+            self.unreadable = one_line(f"the server sent '{strange[0]}' as {dtype}, which cannot be recorded")
+            return {}
+        return state
 
     @property
     def round(self) -> int:
         """The round as the messages say it; 0 where they do not."""
+        group = self.group if len(self.group) < _DIGITS and self.group.isascii() else ""
         told = [facts[key] for asked in self.asked[:1] for key in _ROUNDS if key in (facts := asked.content.facts())]
-        for said in (*told, int(self.group) if self.group.isascii() and self.group.isdigit() else 0):
+        for said in (*told, int(group) if group.isdigit() else 0):
             if type(said) is int and 0 < said < MOST:
                 return said
         return 0
@@ -130,7 +152,7 @@ class Exchange:
     @property
     def trains(self) -> bool:
         """Whether clients were sent a model and may have returned an update of it."""
-        return not self.kind.startswith("evaluate") and any(asked.before for asked in self.asked)
+        return self.kind.partition(".")[0] == "train" and any(asked.before for asked in self.asked)
 
     def joined_by(self, other: Exchange) -> bool:
         """Take `other` in, which was sent later, if both are single messages of one kind and round."""
@@ -148,23 +170,35 @@ class Exchange:
         return sorted(self._replies, key=lambda reply: reply[0])
 
     @property
-    def waiting(self) -> set[int]:
+    def unanswered(self) -> set[int]:
         """Nodes that have not answered."""
         return set(self._by_node) - {node for node, _ in self._replies}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether replies may still come."""
+        return bool(self.unanswered - self.given_up)
+
     def takes(self, reply: Message) -> bool:
         """Note `reply` as it is now, if it answers one of these messages."""
-        node, to = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+        to = reply.metadata.reply_to_message_id
         if to and len(self._ids) < len(self._messages):
-            self._ids = {message.metadata.message_id for message in self._messages} - {""}
+            self._ids = {m.metadata.message_id: m.metadata.dst_node_id for m in self._messages if m.metadata.message_id}
+        # Of a message that expires, the SuperLink itself says so, under an id of its own.
+        node = self._ids.get(to, reply.metadata.src_node_id)
         if node not in self._by_node or (to and self._ids and to not in self._ids):
             return False
-        self._replies.append((node, self.said(reply)))
+        if any(node == other for other, _ in self._replies):
+            self.doubled.add(node)
+        else:
+            self._replies.append((node, self.said(reply)))
         return True
 
     def said(self, reply: Message) -> Content | str:
         """What a reply holds now, or the reason of its error."""
-        return one_line(reply.error.reason or "no reason given") if reply.has_error() else Content.of(reply.content)
+        if reply.has_error():
+            return one_line(reply.error.reason or "no reason given")
+        return Content.of(reply.content) if reply.has_content() else "neither content nor an error"
 
     @property
     def is_plain(self) -> bool:
@@ -195,7 +229,7 @@ class Exchange:
         payload = _payload(content, asked.before, several=several)
         if isinstance(payload, str):
             return payload
-        metrics = {key: float(value) for key, value in content.values().items() if isinstance(value, int | float)}
+        metrics = {key: float(value) for key, value in content.values().items() if _is_number(value)}
         for key in (PARTITION, *self._counts):
             metrics.pop(key, None)
         return Update(
@@ -227,7 +261,7 @@ class Exchange:
         replies = [
             _sent(node, said, names, arrays=names.get(node, node) not in recorded) for node, said in self.replies
         ]
-        replies += [_sent(node, "no reply", names, arrays=False) for node in self.waiting]
+        replies += [_sent(node, "no reply", names, arrays=False) for node in self.unanswered]
         return Messages(
             number=number,
             kind=self.kind,
@@ -325,7 +359,11 @@ def _kept(array: Array) -> Any:
     """The values of an array, or the bytes that were sent where they are no array that a file can hold."""
     try:
         values = array.numpy()
-        return values if values.dtype.kind in "fiub" else bytes(array.data)
+        return (
+            values.astype(values.dtype.newbyteorder("="), copy=False)
+            if values.dtype.kind in "fiub"
+            else bytes(array.data)
+        )
     except Exception:  # a stranger's bytes
         return bytes(array.data)
 
@@ -336,10 +374,11 @@ def _told(array: Array) -> str:
 
 def _count(reported: object, otherwise: int) -> int:
     """What a client reports as a count, `otherwise` where it is none: no reply may stop the federation here."""
-    if not isinstance(reported, int | float) or not math.isfinite(reported) or not 0 <= reported < MOST:
+    if not isinstance(reported, int | float) or not 0 <= reported < MOST or reported != int(reported):
         return otherwise
     return int(reported)
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+    """Whether it is a number that a float can hold."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < sys.float_info.max)

@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from fedsim.errors import RunError, one_line, what_it_said
 from fedsim.files import refuse_link
-from fedsim.recording.header import RECORDING, RUN
+from fedsim.recording.header import MOST, RECORDING, RUN
 from fedsim.recording.messages import FOLDER, write_messages
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
@@ -20,6 +20,8 @@ from strategies.secure_aggregation import MaskedSum
 
 flower = logging.getLogger("flwr")
 """Flower's own log, which everybody who runs an app reads."""
+_STRIDE = 1_000_003
+"""From an id that is taken to one that is not."""
 
 
 class Observer:
@@ -47,10 +49,21 @@ class Observer:
         if not messages:
             return None
         try:
-            return Exchange(messages, self._count)
+            exchange = Exchange(messages, self._count)
         except Exception as error:  # a stranger's bytes
             flower.error("fedsim: messages are not recorded: %s", one_line(what_it_said(error)))
             return None
+        if exchange.unreadable:
+            flower.warning("fedsim: %s", exchange.unreadable)
+        return exchange
+
+    def takes(self, exchange: Exchange, reply: Message) -> bool:
+        """Whether `reply` answers one of the messages of `exchange`, which notes it then."""
+        try:
+            return exchange.takes(reply)
+        except Exception as error:  # a stranger's bytes
+            flower.error("fedsim: a reply is not recorded: %s", one_line(what_it_said(error)))
+            return True
 
     def write(self, exchange: Exchange) -> None:
         """Write down an exchange with the replies that it has."""
@@ -72,6 +85,10 @@ class Observer:
             RunError: they cannot be written.
         """
         failures: dict[int, str] = {}
+        if number in self._rounds:
+            number = max(self._rounds) + 1
+            flower.warning("fedsim: a round is trained twice; the second time is recorded as round %d", number)
+        self._rounds.add(number)
         if isinstance(replies, Sequence):
             replies = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
         said = ((reply.metadata.src_node_id, exchange.said(reply)) for reply in replies)
@@ -89,7 +106,7 @@ class Observer:
         if exchange.trains and self.recorder.plan.keeps_round(number):
             found = list(self._found(number, exchange, exchange.replies, failures))
             updates = [update for update in found if update is not None]
-            failures |= {self._names.get(node, node): "no reply" for node in exchange.waiting}
+            failures |= {self._names.get(node, node): "no reply" for node in exchange.unanswered}
             if updates or not found:  # some sent an update, or all of them failed
                 self.recorder.write(number, updates, failures, self._facts(number, exchange))
                 self._rounds.add(number)
@@ -100,7 +117,17 @@ class Observer:
         if said_by != recorded or not exchange.is_plain:
             everything = exchange.messages(self._exchanges, number if updates else 0, self._names, recorded)
             write_messages(self.recorder.folder.parent / FOLDER, everything)
-        if (total := self._masked.of(exchange, self._number(exchange), self._names)) is not None:
+        for node in sorted(exchange.doubled):
+            flower.warning("fedsim: node %d answered more than once; its first answer is recorded", node)
+        self._write_sum(exchange)
+
+    def _write_sum(self, exchange: Exchange) -> None:
+        try:
+            total = self._masked.of(exchange, self._number(exchange), self._names)
+        except Exception as error:  # shares are missing, or a stranger's bytes
+            flower.error("fedsim: the sum of a group is not recorded: %s", one_line(what_it_said(error)))
+            return
+        if total is not None:
             self.recorder.write(total.round, [total], {}, total.config)
             self._rounds.add(total.round)
 
@@ -130,8 +157,16 @@ class Observer:
             return self._names.get(node, node)
         client = name_of(said, self._names.get(node, node))
         if self._nodes.setdefault(client, node) != node:
-            flower.warning("fedsim: node %d calls itself client %d, as another does; it keeps its own id", node, client)
-            client = node
+            called, client = client, node
+            while self._nodes.setdefault(client, node) != node:  # another node says that this is what it is called
+                client = (client + _STRIDE) % MOST
+            flower.warning(
+                "fedsim: node %d calls itself client %d, as node %d does; it is called %d here",
+                node,
+                called,
+                self._nodes[called],
+                client,
+            )
         self._names[node] = client
         return client
 

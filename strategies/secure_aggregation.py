@@ -85,7 +85,9 @@ def _unmasked(setup: Exchange, unmasking: Exchange, vectors: Mapping[int, Conten
         vector = [bytes_to_ndarray(part) for part in _said(said)["masked_params"]]
         total = parameters_addition(total, vector) if total else vector
     total, shapes = parameters_mod(total, rules["mod_range"]), get_parameters_shape(total)
-    for node, shares in _shares(unmasking).items():
+    given = _shares(unmasking)
+    for node in sorted(_masking(unmasking)):
+        shares = given.get(node, [])
         if len(shares) < rules["threshold"]:
             raise ValueError(f"{len(shares)} shares of client {node} came back, {rules['threshold']} are needed")
         secret = combine_shares(shares)
@@ -101,11 +103,17 @@ def _unmasked(setup: Exchange, unmasking: Exchange, vectors: Mapping[int, Conten
     return [(part - offset) * (rules["target_range"] / weight) for part in plain]
 
 
+def _masking(unmasking: Exchange) -> set[int]:
+    """The nodes whose masks are in the sum: those that sent a vector, and those that dropped out before."""
+    asked = [_said(asked.content) for asked in unmasking.asked]
+    return {node for said in asked for key in ("active_nids", "dead_nids") for node in said[key]}
+
+
 def _shares(unmasking: Exchange) -> dict[int, list[bytes]]:
     """By node, the shares of its secret that the others gave to the server."""
     found: dict[int, list[bytes]] = {}
     for _, said in unmasking.replies:
-        if isinstance(said, Content):
+        if isinstance(said, Content) and "nids" in _said(said):
             for node, share in zip(_said(said)["nids"], _said(said)["shares"], strict=True):
                 found.setdefault(node, []).append(share)
     return found

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,12 +24,18 @@ from fedsim.wire.messages import State, Update, by_name
 
 _NAMED = 6
 """Most layers that one sentence names."""
+_COMPARED = 16
+"""Clients whose first updates are compared with the model and each other, at most."""
 _TRIED = 4
 """Examples that the cost of an attack is estimated with, at most."""
 _PASSES = 4
 """How often what one pass keeps in memory is there at once, when a gradient is matched and differentiated."""
+_BACKWARD = 3
+"""How much longer the slope of a gradient takes than the gradient itself, about."""
 _LONG = 600.0
 """Seconds an attack may take before that is said beforehand."""
+_HALF = {torch.float16, torch.bfloat16}
+"""Attacks read these as float32."""
 log = logging.getLogger(__name__)
 
 
@@ -39,13 +45,13 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     Raises:
         TranscriptError: the recording cannot be read as the attack file says.
     """
-    updates = list(_first_round(transcript))
-    if not updates:
-        return
+    updates = _first_round(transcript)
     warn_of_replies(updates)
     if knowledge.model is None:
         return
     network = knowledge.model()
+    _check_dtype(network, updates[0])
+    _check_constants(network, knowledge.model())
     if wrong := _unlike(network, updates[0].before):
         raise ConfigError(
             f"adversary.knowledge.model: does not fit round {updates[0].round} of client {updates[0].client}: {wrong}; "
@@ -54,6 +60,29 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     warn_of_still_layers(network, updates)
     if knowledge.input_shape is not None and knowledge.value_range is not None:
         check_outputs(network, knowledge)
+
+
+def _check_dtype(network: nn.Module, update: Update) -> None:
+    computes = {parameter.dtype for parameter in network.parameters()}
+    sent = {tensor.dtype for tensor in update.before.values() if tensor.is_floating_point()} - _HALF
+    if computes and sent and not sent & computes and not computes & _HALF:
+        ours, theirs = (str(min(dtypes, key=str)).removeprefix("torch.") for dtypes in (computes, sent))
+        raise ConfigError(
+            f"adversary.knowledge.model: computes in {ours}, and round {update.round} of client {update.client} holds "
+            f'{theirs}; set [app] dtype = "{ours}", or build a model that computes in {theirs}'
+        )
+
+
+def _check_constants(network: nn.Module, again: nn.Module) -> None:
+    """What is frozen is in no message, so it has to be the same each time that the model is built."""
+    sent = {name for name, _ in network.named_parameters()} | set(network.state_dict())
+    other = dict(again.named_buffers())
+    for name, tensor in network.named_buffers():
+        if name not in sent and name in other and not torch.equal(tensor, other[name]):
+            raise ConfigError(
+                f"adversary.knowledge.model: its frozen '{name}' has other values each time it is built; load the "
+                "values that clients have, or seed it as they do"
+            )
 
 
 def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:
@@ -166,12 +195,19 @@ def warn_of_still_layers(network: nn.Module, updates: Sequence[Update]) -> None:
 
 def warn_of_cost(attacks: Sequence[tuple[str, Attack]], transcript: Transcript, knowledge: Knowledge) -> None:
     """Say beforehand where an attack will take long, or more memory than there is, and which setting lowers that."""
-    counts = [reply.num_examples for number in transcript.rounds[:1] for reply in transcript.header(number).replies]
+    counts = []
+    with suppress(TranscriptError):  # a damaged round is reported when it is attacked
+        replies = [reply for number in transcript.rounds[:1] for reply in transcript.header(number).replies]
+        counts = [transcript.reading.counted(reply.client, reply.num_examples) for reply in replies]
     steps = {title: getattr(attack, "iterations", 0) * getattr(attack, "restarts", 1) for title, attack in attacks}
     if not counts or not any(steps.values()) or None in (knowledge.model, knowledge.input_shape, knowledge.value_range):
         return
     count = max(min(_TRIED, max(counts)), 1)
-    kept, seconds = _pass(knowledge, count)
+    try:
+        kept, seconds = _pass(knowledge, count)
+    except Exception:  # anybody's network; the attack itself says what is wrong with it
+        log.debug("the cost of the attacks cannot be estimated", exc_info=True)
+        return
     needed, there = kept / count * max(counts) * _PASSES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     if needed > there and knowledge.device.type == "cpu":
         log.warning(
@@ -194,7 +230,7 @@ def warn_of_cost(attacks: Sequence[tuple[str, Attack]], transcript: Transcript, 
 
 
 def _pass(knowledge: Knowledge, count: int) -> tuple[int, float]:
-    """Bytes that a forward pass over `count` examples keeps, and seconds until a double backward pass is done."""
+    """Bytes that a forward pass over `count` examples keeps, and about how long a matched gradient takes."""
     assert knowledge.model is not None
     network = knowledge.model().to(knowledge.device)
     kept: dict[int, int] = {}
@@ -207,9 +243,8 @@ def _pass(knowledge: Knowledge, count: int) -> tuple[int, float]:
         inputs = _inputs(network, knowledge, count).requires_grad_()
         started = time.monotonic()
         total = network.eval()(inputs).float().square().sum()
-        slopes = torch.autograd.grad(total, [p for p in network.parameters() if p.requires_grad], create_graph=True)
-    torch.autograd.grad(torch.stack([slope.square().sum() for slope in slopes]).sum(), inputs)
-    return sum(kept.values()), time.monotonic() - started
+    total.backward()
+    return sum(kept.values()), _BACKWARD * (time.monotonic() - started)
 
 
 def _outputs(network: nn.Module, knowledge: Knowledge, count: int) -> Any:
@@ -233,15 +268,36 @@ def _inputs(network: nn.Module, knowledge: Knowledge, count: int) -> Tensor:
     return torch.full((count, *knowledge.input_shape), float(middle), dtype=like.dtype, device=like.device)
 
 
-def _first_round(transcript: Transcript) -> Iterator[Update]:
-    """The updates of the first round that is readable and has one."""
+def _first_round(transcript: Transcript) -> list[Update]:
+    """The updates of the first round that has some which can be read, of `_COMPARED` clients at most.
+
+    Raises:
+        TranscriptError: no update is recorded, or none can be read.
+    """
+    failures = 0
+    wrong: TranscriptError | None = None
     for number in transcript.rounds:
-        recorded: list[Update] = []
-        with suppress(TranscriptError):  # a damaged round is reported when it is attacked
-            recorded = [transcript.recorded(number, client) for client in transcript.clients(number)]
-        if recorded:
-            yield from map(transcript.reading.of, recorded)
-            return
+        found: list[Update] = []
+        try:
+            clients = transcript.clients(number)
+            failures += len(transcript.header(number).failures)
+        except TranscriptError as error:  # a damaged round is reported when it is attacked
+            wrong = error
+            continue
+        for client in clients:
+            try:
+                found.append(transcript.reading.of(transcript.recorded(number, client)))
+            except TranscriptError as error:  # likewise
+                wrong = error
+            if len(found) == _COMPARED:
+                break
+        if found:
+            return found
+    if wrong is not None:
+        raise wrong
+    raise TranscriptError(
+        f"{transcript.folder}: holds no update, but {failures} failures; fedsim inspect --rows gives their reasons"
+    )
 
 
 def _unlike(network: nn.Module, state: State) -> str:

@@ -320,7 +320,7 @@ def test_of_two_nodes_with_one_partition_id_the_second_keeps_its_own(
 ) -> None:
     transcript = one_round(tmp_path, lambda client: {"num-examples": 5, "partition-id": [9, 7, 9][client]})
     assert {u.client: float(u.after["w"][0]) for u in transcript.updates()} == {9: 1, 7: 2, 4: 3}
-    assert "node 4 calls itself client 9, as another does; it keeps its own id" in caplog.text
+    assert "node 4 calls itself client 9, as node 2 does; it is called 4 here" in caplog.text
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "under a privacy wrapper"])
