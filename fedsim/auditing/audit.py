@@ -22,7 +22,7 @@ from fedsim import metrics
 from fedsim.attacks import OPTIMAL, Knowledge, Progress
 from fedsim.auditing import scores
 from fedsim.auditing.cache import Cache, Models
-from fedsim.auditing.fit import check_fit, check_truth, warn_of_cost
+from fedsim.auditing.fit import check_fit, check_truth, counts_of, warn_of_cost, warn_of_count
 from fedsim.auditing.isolation import Isolation, attempt
 from fedsim.auditing.optima import Optima
 from fedsim.auditing.outcomes import counted, overheard, sentence
@@ -47,7 +47,7 @@ from fedsim.evaluation.kind import Bench, Owed, evaluator_of
 from fedsim.evaluation.local_optimum import METHOD
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment, build_attacks, data_folder
-from fedsim.experiments.config import AttackFile, Config
+from fedsim.experiments.config import AppTable, AttackFile, Config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.files import fresh_folder
 from fedsim.findings import Finding
@@ -89,7 +89,11 @@ class Audit:
     @cached_property
     def case(self) -> Case:
         """What the recording is of."""
-        files = {self._called(key): self.beside / file for key, file in self.spec.truth.items()}
+        files: dict[str, Path] = {}
+        for key, file in self.spec.truth.items():
+            if (called := self._called(key)) in files:
+                raise ConfigError(f"truth.{key}: names client {called}, as another key does; leave one of them out")
+            files[called] = self.beside / file
         return OwnRun(files, self.experiment) if self.experiment else ForeignRecording(files)
 
     @cached_property
@@ -155,6 +159,11 @@ class Audit:
             code_hash(type(attack))  # for the same reason
             settings_of(attack)
         self.case.check_files()
+        if self.experiment is not None and self.spec.app != AppTable():
+            raise ConfigError(
+                "app: says what the messages of somebody else's app mean; this is a run of fedsim, which knows; leave "
+                "[app] out"
+            )
         if self.experiment is None and self.folder.path.is_dir():
             self._check_fit()
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
@@ -265,17 +274,25 @@ class Audit:
         """The client that a key of [truth] stands for: itself, or of `#3` the third one that appears."""
         if not key.startswith("#"):
             return key
-        seen = list(dict.fromkeys(client for n in self.transcript.rounds for client in self.transcript.clients(n)))
+        seen = list(counts_of(self.transcript))
         place = int(key.removeprefix("#"))
         if not 1 <= place <= len(seen):
             raise ConfigError(f"truth.{key}: {len(seen)} clients are recorded; expected #1 to #{len(seen)}")
-        return str(seen[place - 1])
+        return seen[place - 1]
 
     def _check_fit(self) -> None:
         """Make sure that what the file says of somebody's app fits what was recorded; see `fedsim.auditing.fit`."""
         check_fit(self.transcript, self.granted)
+        counts = counts_of(self.transcript)
         for victim, file in self.case.files.items():
-            check_truth(victim, Truth.load(file), self.granted)
+            check_truth(victim, truth := Truth.load(file), self.granted)
+            warn_of_count(victim, len(truth.data), counts)
+        if self.case.files and not counts.keys() & self.case.files.keys():
+            raise ConfigError(
+                f"truth: none of its clients ({', '.join(self.case.files)}) is recorded; recorded: "
+                f"{', '.join(itertools.islice(counts, 6))}; clients are called by their partition id where they report "
+                'it, else by their node; "#1" is the first'
+            )
         warn_of_cost([(table.title, attack) for table, attack in self.attacks], self.transcript, self.granted)
 
     def _sent_along(self) -> list[str]:

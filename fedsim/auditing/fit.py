@@ -139,6 +139,28 @@ def check_truth(who: str, truth: Truth, knowledge: Knowledge) -> None:
         )
 
 
+def counts_of(transcript: Transcript) -> dict[str, set[int]]:
+    """By client, N of its updates."""
+    found: dict[str, set[int]] = {}
+    for number in transcript.rounds:
+        with suppress(TranscriptError):  # a damaged round is reported when it is attacked
+            for reply in transcript.header(number).replies:
+                counted = transcript.reading.counted(reply.client, reply.num_examples)
+                found.setdefault(str(reply.client), set()).add(counted)
+    return found
+
+
+def warn_of_count(who: str, held: int, counts: Mapping[str, set[int]]) -> None:
+    """Say so where a client is said to have held another number of examples than N."""
+    if (told := counts.get(who)) and held not in told:
+        log.warning(
+            "truth.%s: has %d examples, and N is %s; if clients count batches, say N with [app] num_examples",
+            who,
+            held,
+            ", ".join(map(str, sorted(told)[:_NAMED])),
+        )
+
+
 def warn_of_replies(updates: Sequence[Update]) -> None:
     """Say so where replies look like something else than the weights that they are read as.
 

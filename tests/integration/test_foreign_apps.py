@@ -61,10 +61,38 @@ def frozen_head():
     model[3].requires_grad_(False)
     return model
 
+def fresh_head():
+    model = frozen_head()
+    nn.init.normal_(model[3].weight, generator=torch.Generator().manual_seed(torch.seed() % 1000))
+    return model
+
+class Auxiliary(nn.Sequential):
+    def __init__(self):
+        super().__init__(*mlp())
+        self.head = nn.Linear(120, 3)
+    def forward(self, inputs):
+        for layer in list(self)[:4]: inputs = layer(inputs)
+        return inputs
+
+def auxiliary(): return Auxiliary()
+
+class Attentive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(64, 10)
+    def forward(self, inputs):
+        rows = inputs.flatten(1)[:, None]
+        return self.last(torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)[:, 0])
+
+def attentive(): return Attentive()
+
 def wide(): return mlp(10, 130)
 def one_per_example(outputs, labels): return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
 def as_training(outputs, labels): return torch.nn.functional.cross_entropy(outputs, labels)
 """
+
+
+KNOWN = {"model": "models_of_an_app:mlp", "input_shape": [1, 8, 8], "value_range": [0.0, 1.0]}
 
 
 @pytest.fixture(autouse=True)
@@ -109,8 +137,7 @@ def record(folder: Path, before: State, sent: State, num_examples: int = COUNT, 
 
 def attacked(folder: Path, app: dict[str, Any] | None = None, truth: dict[str, str] | None = None, **known: Any) -> Any:
     """Scores of `spear-ica` on that recording, and the failures."""
-    knowledge = {"model": "models_of_an_app:mlp", "input_shape": [1, 8, 8], "value_range": [0.0, 1.0]}
-    knowledge |= {"num_classes": CLASSES} | known
+    knowledge = KNOWN | {"num_classes": CLASSES} | known
     tables = {
         "adversary": {"workers": 1, "knowledge": {k: v for k, v in knowledge.items() if v is not None}},
         "attack": [{"name": "spear-ica"}],
@@ -386,3 +413,70 @@ def test_a_recording_without_updates_says_what_it_holds(tmp_path: Path) -> None:
         attacked(tmp_path / "run-1")
     (query,) = fedsim.open(tmp_path / "run-1").messages
     assert (query.kind, [reply.node for reply in query.replies]) == ("query", [2, 3])
+
+
+def test_a_recording_of_failures_alone_is_said(tmp_path: Path) -> None:
+    Recorder(tmp_path / "run" / "transcript").write(1, [], {3: "no reply"})
+    with pytest.raises(TranscriptError, match="holds no update, but 1 failures; fedsim inspect --rows gives"):
+        attacked(tmp_path / "run")
+
+
+def test_one_odd_client_or_round_does_not_keep_the_others_from_being_attacked(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("mlp"))
+    kept = {"m/" + name: tensor for name, tensor in before.items()}
+    fine = Payload.dense({"m/" + name: tensor for name, tensor in after.items()}, "weights")
+    odd = Payload.dense({"z/w": torch.ones(2)}, "weights")
+    updates = [
+        Update(round=2, client=7, before=kept, payload=fine, num_examples=COUNT, records=("m",)),
+        Update(round=2, client=8, before=kept, payload=odd, num_examples=COUNT, records=("z",)),
+    ]
+    Recorder(tmp_path / "run" / "transcript").write(2, updates)
+    (tmp_path / "run" / "transcript" / "round-000001.safetensors").write_bytes(b"damaged")
+    truth = write_truth(tmp_path / "truth", lambda client: (inputs, torch.zeros(len(inputs)).long()), [7])
+    tables = {
+        "adversary": {"workers": 1, "rounds": [2], "victims": [7], "knowledge": {**KNOWN, "num_classes": CLASSES}},
+        "attack": [{"name": "spear-ica"}],
+        "app": {"record": "m"},
+        "truth": truth,
+    }
+    audit = open_audit(tmp_path / "run", check(AttackFile, tables, "attack.toml"), tmp_path)
+    assert audit.run() == []
+    assert [row["value"] > 60 for row in audit.score() if row["metric"] == "psnr"] == [True]
+
+
+def test_what_the_estimate_of_cost_cannot_compute_stops_no_attack(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("auxiliary"))
+    record(tmp_path / "run", before, after)
+    assert psnr_of(tmp_path / "run", inputs, model="models_of_an_app:auxiliary") > 60
+    transcript = Transcript(tmp_path / "run")
+    for name in ("auxiliary", "attentive"):
+        known = {**KNOWN, "model": f"models_of_an_app:{name}", "num_classes": CLASSES}
+        table = check(AttackFile, {"adversary": {"knowledge": known}}, "attack.toml").adversary
+        warn_of_cost([("sme", SurrogateModelExtension(iterations=10))], transcript, grant(table, None, tmp_path))
+
+
+def test_constants_that_differ_each_time_that_the_model_is_built(tmp_path: Path) -> None:
+    before, after, _ = trained(built("frozen_head"))
+    sent = [{name: t for name, t in state.items() if name.startswith("1.")} for state in (before, after)]
+    record(tmp_path / "run", *sent)
+    with pytest.raises(ConfigError, match=r"its frozen '3.weight' has other values each time it is built"):
+        attacked(tmp_path / "run", {"frozen": True}, model="models_of_an_app:fresh_head")
+
+
+def test_another_precision_than_the_model(tmp_path: Path) -> None:
+    before, after, _ = trained(built("mlp").double(), loss=lambda m, x, y: plain_loss(m, x.double(), y))
+    record(tmp_path / "run", before, after)
+    with pytest.raises(ConfigError, match=r'computes in float32, .* holds float64; set \[app\] dtype = "float32"'):
+        attacked(tmp_path / "run")
+
+
+def test_truth_of_nobody_of_one_twice_and_of_another_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before, after, inputs = trained(built("mlp"))
+    record(tmp_path / "run", before, after)
+    (file,) = write_truth(tmp_path / "truth", lambda client: (inputs[:3], torch.zeros(3).long()), [7]).values()
+    with pytest.raises(ConfigError, match=r"truth: none of its clients \(99\) is recorded; recorded: 7; clients are"):
+        attacked(tmp_path / "run", truth={"99": file})
+    with pytest.raises(ConfigError, match=r"truth\.#1: names client 7, as another key does"):
+        attacked(tmp_path / "run", truth={"7": file, "#1": file})
+    attacked(tmp_path / "run", truth={"7": file})
+    assert "truth.7: has 3 examples, and N is 6; if clients count batches, say N" in caplog.text
