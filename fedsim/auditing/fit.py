@@ -318,7 +318,7 @@ def _first_round(transcript: Transcript) -> list[Update]:
     if wrong is not None:
         raise wrong
     raise TranscriptError(
-        f"{transcript.folder}: holds no update, but {failures} failures; fedsim inspect --rows gives their reasons"
+        f"{transcript.folder}: holds no update; what failed ({failures}) is told by fedsim inspect --rows"
     )
 
 

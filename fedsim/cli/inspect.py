@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.cli.options import Key, RunPath, console, finish, number_of, use_key
-from fedsim.errors import FedsimError, one_line
+from fedsim.errors import FedsimError, TranscriptError, one_line
 
 if TYPE_CHECKING:
     from fedsim.recording.messages import Messages
@@ -30,12 +30,16 @@ def inspect(
     from fedsim.experiments.run_folder import RunFolder
     from fedsim.recording.messages import FOLDER as MESSAGES
     from fedsim.recording.messages import read_messages
-    from fedsim.recording.transcript import Transcript
+    from fedsim.recording.transcript import Transcript, the_run
 
     use_key(key)
     if run.is_dir():
         RunFolder(run).check_kinds()
-    transcript = Transcript(run)
+    try:
+        transcript = Transcript(run)
+    except TranscriptError:
+        _show([_row_of(messages) for messages in read_messages(the_run(run) / MESSAGES)], rows=rows)
+        raise
     if hash:
         print(transcript.hash())  # noqa: T201
         return
@@ -62,17 +66,14 @@ def inspect(
             missing += len(header.failures)
         except FedsimError as error:
             failures.append(str(error))
-    others = [_row_of(messages) for messages in read_messages(transcript.folder.parent / MESSAGES)]
+    others = []
+    try:
+        others = [_row_of(messages) for messages in read_messages(transcript.folder.parent / MESSAGES)]
+    except FedsimError as error:
+        failures.append(str(error))
     if rows:
         console.print(table)
-        if others:
-            columns = "message", "kind", "round", "to", "answers", "clients also said"
-            exchanges = Table(*columns, title="all messages that are no plain updates")
-            for row in others:
-                exchanges.add_row(*row)
-            console.print(exchanges)
-    elif others:
-        console.print(f"{number_of(len(others), 'exchange')} of messages beside plain updates; --rows shows them")
+    _show(others, rows=rows)
     console.print(_summary_of(transcript, sizes, norms, list(sent.values()), missing))
     verdict = held_against_manifest(run)
     failures += verdict.differences
@@ -80,6 +81,18 @@ def inspect(
         console.print(f"intact: {_counted(transcript)}, each as it was recorded (by SHA-256)")
         console.print(verdict.text, soft_wrap=True, markup=False)
     finish(failures)
+
+
+def _show(others: Sequence[tuple[str, ...]], *, rows: bool) -> None:
+    """The messages that are no plain updates: with `rows` each of them, else how many there are."""
+    if rows and others:
+        columns = "message", "kind", "round", "to", "answers", "clients also said"
+        exchanges = Table(*columns, title="all messages that are no plain updates")
+        for row in others:
+            exchanges.add_row(*row)
+        console.print(exchanges)
+    elif others:
+        console.print(f"{number_of(len(others), 'exchange')} of messages beside plain updates; --rows shows them")
 
 
 def _row_of(messages: Messages) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ class Transcript:
         found = {int(name[1]): self.folder / name[0] for name in map(_NAME.fullmatch, _listed(self.folder)) if name}
         if not found:
             others = len([name for name in _listed(run / MESSAGES) if name.endswith(".safetensors")])
-            but = f" of updates, but {others} other exchanges of messages" if others else ""
+            but = f" of updates, but {others} other exchange{'s' * (others != 1)} of messages" if others else ""
             raise TranscriptError(f"{folder}: holds no recording{but}; expected {FILE.format(1)} or the like in it")
         wanted = sorted(found) if rounds is None else sorted(set(rounds))
         for number in wanted:

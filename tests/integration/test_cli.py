@@ -21,6 +21,7 @@ from rich.console import Console
 from fedsim.cli.main import main
 from fedsim.experiments.run_folder import read_rows
 from fedsim.recording.finding_files import load_finding
+from fedsim.recording.messages import Messages, Sent, write_messages
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -305,6 +306,15 @@ def test_inspect_shows_replies_of_other_tensors_than_were_sent(here: Call, tmp_p
     assert result.returncode == 0, result.stderr
     lines = [line.split("│")[-2].strip() for line in result.stdout.splitlines() if line.startswith("│")]
     assert lines == ["5", "-"]
+
+
+def test_messages_without_any_update_are_shown(here: Call, tmp_path: Path) -> None:
+    query = Sent(node=3, client=3)
+    messages = Messages(number=1, kind="query", round=0, recorded_as=0, sent=[query], replies=[query])
+    write_messages(tmp_path / "run-1" / "messages", messages)
+    result = here("inspect", tmp_path, "--rows")
+    assert "all messages that are no plain updates" in result.stdout
+    assert "holds no recording of updates, but 1 other exchange of messages" in complains(result, 1)
 
 
 def test_inspect_counts_the_bytes_that_clients_sent(here: Call, tmp_path: Path) -> None:

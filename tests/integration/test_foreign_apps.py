@@ -409,7 +409,7 @@ def test_a_recording_without_updates_says_what_it_holds(tmp_path: Path) -> None:
     app.query()(lambda message, context: Message(RecordDict(), reply_to=message))
     with CuriousGrid(InProcessGrid(app, 2), tmp_path) as grid:
         list(grid.send_and_receive([Message(RecordDict(), node, "query") for node in grid.get_node_ids()]))
-    with pytest.raises(TranscriptError, match="holds no recording of updates, but 1 other exchanges of messages"):
+    with pytest.raises(TranscriptError, match="holds no recording of updates, but 1 other exchange of messages"):
         attacked(tmp_path / "run-1")
     (query,) = fedsim.open(tmp_path / "run-1").messages
     assert (query.kind, [reply.node for reply in query.replies]) == ("query", [2, 3])
@@ -417,7 +417,7 @@ def test_a_recording_without_updates_says_what_it_holds(tmp_path: Path) -> None:
 
 def test_a_recording_of_failures_alone_is_said(tmp_path: Path) -> None:
     Recorder(tmp_path / "run" / "transcript").write(1, [], {3: "no reply"})
-    with pytest.raises(TranscriptError, match="holds no update, but 1 failures; fedsim inspect --rows gives"):
+    with pytest.raises(TranscriptError, match=r"holds no update; what failed \(1\) is told by fedsim inspect"):
         attacked(tmp_path / "run")
 
 
@@ -480,3 +480,9 @@ def test_truth_of_nobody_of_one_twice_and_of_another_size(tmp_path: Path, caplog
         attacked(tmp_path / "run", truth={"7": file, "#1": file})
     attacked(tmp_path / "run", truth={"7": file})
     assert "truth.7: has 3 examples, and N is 6; if clients count batches, say N" in caplog.text
+
+
+def test_a_run_of_fedsim_needs_nobody_to_say_what_it_means(tiny_config: Any, serial_run: Any, tmp_path: Path) -> None:
+    run = serial_run(tiny_config(), tmp_path / "own")
+    with pytest.raises(ConfigError, match=r"this is a run of fedsim, which knows; leave \[app\] out"):
+        attacked(run.path, {"replies": "gradient"}, model=None, input_shape=None, value_range=None, num_classes=None)
