@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -51,7 +51,7 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
         return
     network = knowledge.model()
     _check_dtype(network, updates[0])
-    _check_constants(network, knowledge.model())
+    _check_constants(network, knowledge.model)
     if wrong := _unlike(network, updates[0].before):
         raise ConfigError(
             f"adversary.knowledge.model: does not fit round {updates[0].round} of client {updates[0].client}: {wrong}; "
@@ -73,12 +73,14 @@ def _check_dtype(network: nn.Module, update: Update) -> None:
         )
 
 
-def _check_constants(network: nn.Module, again: nn.Module) -> None:
+def _check_constants(network: nn.Module, build: Callable[[], nn.Module]) -> None:
     """What is frozen is in no message, so it has to be the same each time that the model is built."""
-    sent = {name for name, _ in network.named_parameters()} | set(network.state_dict())
-    other = dict(again.named_buffers())
-    for name, tensor in network.named_buffers():
-        if name not in sent and name in other and not torch.equal(tensor, other[name]):
+    sent = network.state_dict().keys()
+    if not (constants := {name: tensor for name, tensor in network.named_buffers() if name not in sent}):
+        return
+    again = dict(build().named_buffers())
+    for name, tensor in constants.items():
+        if name in again and not torch.equal(tensor, again[name]):
             raise ConfigError(
                 f"adversary.knowledge.model: its frozen '{name}' has other values each time it is built; load the "
                 "values that clients have, or seed it as they do"
