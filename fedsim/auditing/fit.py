@@ -51,7 +51,7 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
         return
     network = knowledge.model()
     _check_dtype(network, updates[0])
-    _check_constants(network, knowledge.model)
+    _check_constants(network, knowledge.model, updates[0].before)
     if wrong := _unlike(network, updates[0].before):
         raise ConfigError(
             f"adversary.knowledge.model: does not fit round {updates[0].round} of client {updates[0].client}: {wrong}; "
@@ -73,18 +73,19 @@ def _check_dtype(network: nn.Module, update: Update) -> None:
         )
 
 
-def _check_constants(network: nn.Module, build: Callable[[], nn.Module]) -> None:
-    """What is frozen is in no message, so it has to be the same each time that the model is built."""
-    sent = network.state_dict().keys()
-    if not (constants := {name: tensor for name, tensor in network.named_buffers() if name not in sent}):
+def _check_constants(network: nn.Module, build: Callable[[], nn.Module], sent: State) -> None:
+    """What is frozen has to be the same each time that the model is built, and what the server sent, if it did."""
+    kept = network.state_dict().keys()
+    if not (constants := {name: tensor for name, tensor in network.named_buffers() if name not in kept}):
         return
     again = dict(build().named_buffers())
     for name, tensor in constants.items():
-        if name in again and not torch.equal(tensor, again[name]):
-            raise ConfigError(
-                f"adversary.knowledge.model: its frozen '{name}' has other values each time it is built; load the "
-                "values that clients have, or seed it as they do"
-            )
+        for other, whence in ((again, "each time it is built"), (sent, "than the server sent")):
+            if name in other and not torch.equal(tensor.cpu(), other[name].to(tensor.dtype).cpu()):
+                raise ConfigError(
+                    f"adversary.knowledge.model: its frozen '{name}' has other values {whence}; load the values that "
+                    "clients have, or seed it as they do"
+                )
 
 
 def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:

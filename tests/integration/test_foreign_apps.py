@@ -455,6 +455,17 @@ def test_what_the_estimate_of_cost_cannot_compute_stops_no_attack(tmp_path: Path
         warn_of_cost([("sme", SurrogateModelExtension(iterations=10))], transcript, grant(table, None, tmp_path))
 
 
+def test_all_is_sent_and_the_trained_part_comes_back(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("frozen_head"))
+    returned = {name: tensor for name, tensor in after.items() if name.startswith("1.")}
+    record(tmp_path / "run", before, returned)
+    model = "models_of_an_app:frozen_head"
+    assert psnr_of(tmp_path / "run", inputs, {"frozen": True}, model=model) > 60
+    record(tmp_path / "other", before | {"3.weight": torch.ones(10, 120)}, returned)
+    with pytest.raises(ConfigError, match=r"its frozen '3.weight' has other values than the server sent; load"):
+        attacked(tmp_path / "other", {"frozen": True}, model=model)
+
+
 def test_constants_that_differ_each_time_that_the_model_is_built(tmp_path: Path) -> None:
     before, after, _ = trained(built("frozen_head"))
     sent = [{name: t for name, t in state.items() if name.startswith("1.")} for state in (before, after)]
