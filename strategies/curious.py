@@ -68,7 +68,7 @@ class Curious(Strategy):
         return getattr(self.strategy, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._OWN:
+        if name in self._OWN or hasattr(type(self), name):  # what it has itself, methods too
             super().__setattr__(name, value)
         else:
             setattr(self.strategy, name, value)

@@ -568,6 +568,8 @@ def test_settings_of_a_wrapped_strategy_can_be_changed(tmp_path: Path) -> None:
     strategy = Curious(FedAvg(), tmp_path)
     strategy.fraction_train = 0.5  # type: ignore[attr-defined]
     assert strategy.strategy.fraction_train == 0.5  # type: ignore[attr-defined]
+    strategy.summary = mine = lambda: None  # type: ignore[method-assign]
+    assert strategy.strategy.summary != mine
 
 
 def test_a_legacy_strategy_is_refused_with_what_to_do(tmp_path: Path) -> None:
