@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedsim.errors import TranscriptError
-from fedsim.training.model_state import statistics_of
-from fedsim.wire.messages import State, Update, by_name
+from fedsim.training.model_state import orders_of, statistics_of
+from fedsim.wire.messages import State, Update, by_any, by_name
 from fedsim.wire.payloads import Payload
 
 
@@ -56,17 +56,11 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
     Raises:
         TranscriptError: the update is not one of this model.
     """
-    kept = model.state_dict()
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    real = {name: t.shape for name, t in kept.items() if t.is_floating_point()}
+    orders = orders_of(model)
+    real, shapes = orders[1], orders[-1]
     floating = [name for name, _ in model.named_buffers() if name in real]
-    # Federations send all that a model keeps, all but integer counters, not the running statistics either, or the
-    # parameters alone.
-    running = running_statistics(model)
-    unnormalised = {name: shape for name, shape in real.items() if name not in running}
-    orders = ({name: t.shape for name, t in kept.items()}, real, unnormalised, shapes)
     returned = orders if update.gradient is None else ({n: real[n] for n in floating if n in update.after},)
-    before, after, gradient, delta = _named(update.before, orders), _named(update.after, returned), None, None
+    before, after, gradient, delta = by_any(update.before, orders), by_any(update.after, returned), None, None
     if update.gradient is not None:
         gradient = by_name(update.gradient, shapes)
     if before is None:
@@ -77,7 +71,7 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
         what = "weights w_T" if update.gradient is None else "buffers beside the gradient"
         raise _of_another_model(where, what, update.after, returned)
     if update.sends_delta:
-        moved = _named(update.pseudo_gradient, orders)
+        moved = by_any(update.pseudo_gradient, orders)
         assert moved is not None  # it has the names and shapes of w_0
         delta = {name: -tensor for name, tensor in _whole(moved).items()}
     return NamedStates(
@@ -88,11 +82,6 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
         gradient=None if gradient is None else _whole(gradient),
         delta=delta,
     )
-
-
-def _named(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | None:
-    """`state` in the first of these orders that it fits."""
-    return next((named for names in orders if (named := by_name(state, names)) is not None), None)
 
 
 def _whole(state: State) -> State:

@@ -124,18 +124,13 @@ class Exchange:
         self.doubled = set[int]()
         """Nodes that answered more than once; the first answer counts."""
         self._by_node = {asked.node: asked for asked in self.asked}  # the last, where one gets several
-        self._replies: list[tuple[int, Content | str]] = []
+        self._replies: dict[int, Content | str] = {}  # by node
 
     def _readable(self, content: Content) -> State:
         """The arrays of a message; none where one cannot be recorded, which `unreadable` then says."""
-        try:
-            state = _state(content)
-        except Exception as error:  # NumPy may raise almost anything at bytes that are no array
-            self.unreadable = one_line(f"the arrays that the server sent cannot be read: {what_it_said(error)}")
-            return {}
-        if strange := [name for name, tensor in state.items() if tensor.dtype not in RECORDABLE]:
-            dtype = state[strange[0]].dtype
-            self.unreadable = one_line(f"the server sent '{strange[0]}' as {dtype}, which cannot be recorded")
+        state = _tensors(content, "the server", "the arrays that the server sent")
+        if isinstance(state, str):
+            self.unreadable = state
             return {}
         return state
 
@@ -167,12 +162,12 @@ class Exchange:
     @property
     def replies(self) -> list[tuple[int, Content | str]]:
         """Nodes, ascending, each with what it answered, or the reason of its error."""
-        return sorted(self._replies, key=lambda reply: reply[0])
+        return sorted(self._replies.items(), key=lambda reply: reply[0])
 
     @property
     def unanswered(self) -> set[int]:
         """Nodes that have not answered."""
-        return set(self._by_node) - {node for node, _ in self._replies}
+        return self._by_node.keys() - self._replies.keys()
 
     @property
     def is_open(self) -> bool:
@@ -188,10 +183,10 @@ class Exchange:
         node = self._ids.get(to, reply.metadata.src_node_id)
         if node not in self._by_node or (to and self._ids and to not in self._ids):
             return False
-        if any(node == other for other, _ in self._replies):
+        if node in self._replies:
             self.doubled.add(node)
         else:
-            self._replies.append((node, self.said(reply)))
+            self._replies[node] = self.said(reply)
         return True
 
     def said(self, reply: Message) -> Content | str:
@@ -203,7 +198,7 @@ class Exchange:
     @property
     def is_plain(self) -> bool:
         """Whether a recording of its updates has everything that was said."""
-        return not self.facts[1] and all(isinstance(said, str) or said.is_plain for _, said in self._replies)
+        return not self.facts[1] and all(isinstance(said, str) or said.is_plain for said in self._replies.values())
 
     @cached_property
     def facts(self) -> tuple[dict[str, Any], str]:
@@ -288,12 +283,9 @@ def miscounted(content: RecordDict) -> str | None:
 
 def _payload(content: Content, before: State, *, several: bool) -> Payload | str:
     """The arrays that a client sent, or why they cannot be recorded."""
-    try:
-        arrays = _state(content, several=several)
-    except Exception as error:  # NumPy may raise almost anything at bytes that are no array
-        return one_line(f"its arrays cannot be read: {what_it_said(error)}")
-    if strange := [name for name, tensor in arrays.items() if tensor.dtype not in RECORDABLE]:
-        return one_line(f"it sent '{strange[0]}' as {arrays[strange[0]].dtype}, which cannot be recorded")
+    arrays = _tensors(content, "it", "its arrays", several=several)
+    if isinstance(arrays, str):
+        return arrays
     if several:
         return Payload.dense(arrays, "weights")
     try:
@@ -302,6 +294,17 @@ def _payload(content: Content, before: State, *, several: bool) -> Payload | str
         return one_line(str(error))
     wrong = payload.misfit(before)
     return one_line(wrong) if wrong else payload
+
+
+def _tensors(content: Content, sender: str, what: str, *, several: bool | None = None) -> State | str:
+    """All arrays as tensors, see `_state`, or why they cannot be recorded."""
+    try:
+        state = _state(content, several=several)
+    except Exception as error:  # NumPy may raise almost anything at bytes that are no array
+        return one_line(f"{what} cannot be read: {what_it_said(error)}")
+    if strange := [name for name, tensor in state.items() if tensor.dtype not in RECORDABLE]:
+        return one_line(f"{sender} sent '{strange[0]}' as {state[strange[0]].dtype}, which cannot be recorded")
+    return state
 
 
 def _state(content: Content, *, several: bool | None = None) -> State:
@@ -359,11 +362,9 @@ def _kept(array: Array) -> Any:
     """The values of an array, or the bytes that were sent where they are no array that a file can hold."""
     try:
         values = array.numpy()
-        return (
-            values.astype(values.dtype.newbyteorder("="), copy=False)
-            if values.dtype.kind in "fiub"
-            else bytes(array.data)
-        )
+        if values.dtype.kind in "fiub":
+            return values.astype(values.dtype.newbyteorder("="), copy=False)
+        return bytes(array.data)
     except Exception:  # a stranger's bytes
         return bytes(array.data)
 

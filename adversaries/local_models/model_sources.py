@@ -17,7 +17,7 @@ from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Re
 from fedsim.errors import AttackError, ConfigError, first_line
 from fedsim.recording.transcript import Transcript
 from fedsim.training.model_state import load_state, statistics_of
-from fedsim.wire.messages import State, Update, by_name, non_finite
+from fedsim.wire.messages import State, Update, by_any, non_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +149,7 @@ def matched(model: nn.Module, state: State, where: str) -> tuple[State, bool]:
         [name for name in real if name not in statistics],
         parameters,
     )
-    fits = (by_name(state, {name: whole[name].shape for name in names}) for names in orders)
-    found = next((named for named in fits if named is not None), None)
+    found = by_any(state, ({name: whole[name].shape for name in names} for names in orders))
     if found is None:
         raise AttackError(
             f"{where}: {len(state)} tensors are not the weights of the model, which has {len(parameters)}; attack with "

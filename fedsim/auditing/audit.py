@@ -22,7 +22,7 @@ from fedsim import metrics
 from fedsim.attacks import OPTIMAL, Knowledge, Progress
 from fedsim.auditing import scores
 from fedsim.auditing.cache import Cache, Models
-from fedsim.auditing.fit import check_fit, check_truth, counts_of, warn_of_cost, warn_of_count
+from fedsim.auditing.fit import check_fit, check_truths, counts_of, warn_of_cost
 from fedsim.auditing.isolation import Isolation, attempt
 from fedsim.auditing.optima import Optima
 from fedsim.auditing.outcomes import counted, overheard, sentence
@@ -120,6 +120,11 @@ class Audit:
         return Transcript(
             self.folder.path, reading=Reading(**said | {"names": tuple(said["names"])}, num_examples=by_client)
         )
+
+    @cached_property
+    def counts(self) -> dict[str, set[int]]:
+        """By client, in order of first appearance, N of its updates."""
+        return counts_of(self.transcript)
 
     @cached_property
     def cache(self) -> Cache:
@@ -274,7 +279,7 @@ class Audit:
         """The client that a key of [truth] stands for: itself, or of `#3` the third one that appears."""
         if not key.startswith("#"):
             return key
-        seen = list(counts_of(self.transcript))
+        seen = list(self.counts)
         place = int(key.removeprefix("#"))
         if not 1 <= place <= len(seen):
             raise ConfigError(f"truth.{key}: {len(seen)} clients are recorded; expected #1 to #{len(seen)}")
@@ -283,16 +288,7 @@ class Audit:
     def _check_fit(self) -> None:
         """Make sure that what the file says of somebody's app fits what was recorded; see `fedsim.auditing.fit`."""
         check_fit(self.transcript, self.granted)
-        counts = counts_of(self.transcript)
-        for victim, file in self.case.files.items():
-            check_truth(victim, truth := Truth.load(file), self.granted)
-            warn_of_count(victim, len(truth.data), counts)
-        if self.case.files and not counts.keys() & self.case.files.keys():
-            raise ConfigError(
-                f"truth: none of its clients ({', '.join(self.case.files)}) is recorded; recorded: "
-                f"{', '.join(itertools.islice(counts, 6))}; clients are called by their partition id where they report "
-                'it, else by their node; "#1" is the first'
-            )
+        check_truths(self.case.files, self.counts, self.granted)
         warn_of_cost([(table.title, attack) for table, attack in self.attacks], self.transcript, self.granted)
 
     def _sent_along(self) -> list[str]:

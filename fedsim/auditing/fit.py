@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +21,8 @@ from fedsim.errors import ConfigError, DataError, TranscriptError, first_line, o
 from fedsim.evaluation.truth import Truth
 from fedsim.knowledge import Knowledge
 from fedsim.recording.transcript import Transcript
-from fedsim.training.model_state import statistics_of
-from fedsim.wire.messages import State, Update, by_name
+from fedsim.training.model_state import orders_of
+from fedsim.wire.messages import State, Update, by_any
 
 _NAMED = 6
 """Most layers that one sentence names."""
@@ -124,6 +126,27 @@ def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:
         )
 
 
+def check_truths(files: Mapping[str, Path], counts: Mapping[str, set[int]], knowledge: Knowledge) -> None:
+    """Check the truth of each client, see `check_truth`, and that one of them is recorded.
+
+    Args:
+        files: by client.
+        counts: see `counts_of`.
+
+    Raises:
+        ConfigError: none of them is recorded.
+    """
+    for who, file in files.items():
+        check_truth(who, truth := Truth.load(file), knowledge)
+        warn_of_count(who, len(truth.data), counts)
+    if files and not counts.keys() & files.keys():
+        raise ConfigError(
+            f"truth: none of its clients ({', '.join(files)}) is recorded; recorded: "
+            f"{', '.join(itertools.islice(counts, _NAMED))}; clients are called by their partition id where they "
+            'report it, else by their node; "#1" is the first'
+        )
+
+
 def check_truth(who: str, truth: Truth, knowledge: Knowledge) -> None:
     """Raise DataError where what a client is said to have held cannot be what this model is trained on."""
     shape, classes = knowledge.input_shape, knowledge.num_classes
@@ -173,8 +196,9 @@ def warn_of_replies(updates: Sequence[Update]) -> None:
     first = updates[0]
     if len(updates) > 1 and all(_same(first.after, other.after) for other in updates[1:]):
         log.warning(
-            "round %d: all %d replies are identical; either no client trains, or these are copies of an aggregate",
+            "round %d: %s %d replies are identical; either no client trains, or these are copies of an aggregate",
             first.round,
+            "all" if len(updates) < _COMPARED else "the first",
             len(updates),
         )
     for update in updates:
@@ -201,10 +225,10 @@ def warn_of_still_layers(network: nn.Module, updates: Sequence[Update]) -> None:
     Args:
         updates: of one round, which fit the network.
     """
-    moved = set[str]()
+    moved, orders = set[str](), orders_of(network)
     for update in updates:
         with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
-            direction = _named(network, update.pseudo_gradient) or {}
+            direction = by_any(update.pseudo_gradient, orders) or {}
             moved |= {name for name, tensor in direction.items() if tensor.any()}
     still = [name for name, parameter in network.named_parameters() if parameter.requires_grad and name not in moved]
     if still and moved:
@@ -220,10 +244,7 @@ def warn_of_still_layers(network: nn.Module, updates: Sequence[Update]) -> None:
 
 def warn_of_cost(attacks: Sequence[tuple[str, Attack]], transcript: Transcript, knowledge: Knowledge) -> None:
     """Say beforehand where an attack will take long, or more memory than there is, and which setting lowers that."""
-    counts = []
-    with suppress(TranscriptError):  # a damaged round is reported when it is attacked
-        replies = [reply for number in transcript.rounds[:1] for reply in transcript.header(number).replies]
-        counts = [transcript.reading.counted(reply.client, reply.num_examples) for reply in replies]
+    counts = [count for told in counts_of(transcript).values() for count in told]
     steps = {title: getattr(attack, "iterations", 0) * getattr(attack, "restarts", 1) for title, attack in attacks}
     if not counts or not any(steps.values()) or None in (knowledge.model, knowledge.input_shape, knowledge.value_range):
         return
@@ -327,10 +348,10 @@ def _first_round(transcript: Transcript) -> list[Update]:
 
 def _unlike(network: nn.Module, state: State) -> str:
     """Which tensors of `network` and `state` do not fit, in words; nothing where `state` is one of the network."""
-    if _named(network, state) is not None:
+    orders = orders_of(network)
+    if by_any(state, orders) is not None:
         return ""
-    kept, orders = network.state_dict(), _orders(network)
-    trained = orders[-1]
+    kept, trained = orders[0], orders[-1]
     order = next((order for order in orders if len(order) == len(state)), trained)
     if all(name.isdigit() for name in state):
         recorded = [state[name] for name in sorted(state, key=int)]
@@ -349,23 +370,6 @@ def _unlike(network: nn.Module, state: State) -> str:
         told += [f"the model has no '{name}'" for name in state if name not in kept]
     more = [f"and {len(told) - _NAMED} more"] if len(told) > _NAMED else []
     return one_line("; ".join(told[:_NAMED] + more)) or "its tensors are of other shapes"
-
-
-def _orders(network: nn.Module) -> Sequence[Mapping[str, torch.Size]]:
-    """The shapes of what federations send of a network, from all that it keeps to its parameters alone."""
-    kept, running = network.state_dict(), statistics_of(network)
-    real = {name: tensor.shape for name, tensor in kept.items() if tensor.is_floating_point()}
-    return (
-        {name: tensor.shape for name, tensor in kept.items()},
-        real,
-        {name: shape for name, shape in real.items() if name not in running},
-        {name: tensor.shape for name, tensor in network.named_parameters()},
-    )
-
-
-def _named(network: nn.Module, state: State) -> State | None:
-    """`state` by the names of the network; None where it is not one of the network."""
-    return next((named for order in _orders(network) if (named := by_name(state, order)) is not None), None)
 
 
 def _same(one: State, other: State) -> bool:

@@ -13,7 +13,7 @@ from fedsim.task import Loss, squared_error
 from fedsim.training.alone import BATCH, ITERATIONS, train_alone
 from fedsim.training.model_state import load_state, statistics_of
 from fedsim.training.modes import forward, normalise_by_batch
-from fedsim.wire.messages import State, by_name, non_finite
+from fedsim.wire.messages import State, by_any, non_finite
 
 METHOD = f"gradient-descent-in-its-valley-{ITERATIONS}"
 """How optima are found, in a word; it names the folder in which a run keeps them, and changes with the result."""
@@ -94,8 +94,7 @@ def state_for(model: nn.Module, state: State) -> State | None:
     """
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     without = {name: shape for name, shape in shapes.items() if name not in statistics_of(model)}
-    whole = by_name(state, shapes)
-    return by_name(state, without) if whole is None else whole
+    return by_any(state, (shapes, without))
 
 
 def _only_layer(model: nn.Module) -> nn.Linear | None:

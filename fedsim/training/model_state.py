@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -26,6 +29,21 @@ def statistics_of(model: nn.Module) -> set[str]:
     """Names of the running statistics of BatchNorm layers."""
     layers = [(f"{name}." if name else "", m) for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
     return {f"{prefix}{name}" for prefix, layer in layers for name, _ in layer.named_buffers(recurse=False)}
+
+
+def orders_of(model: nn.Module) -> tuple[Mapping[str, torch.Size], ...]:
+    """The names and shapes that federations send of `model`.
+
+    Those are all that it keeps, all but integer counters, not the running statistics either, or the parameters alone.
+    """
+    kept, statistics = model.state_dict(), statistics_of(model)
+    real = {name: tensor.shape for name, tensor in kept.items() if tensor.is_floating_point()}
+    return (
+        {name: tensor.shape for name, tensor in kept.items()},
+        real,
+        {name: shape for name, shape in real.items() if name not in statistics},
+        {name: parameter.shape for name, parameter in model.named_parameters()},
+    )
 
 
 def load_state(model: nn.Module, state: State) -> None:

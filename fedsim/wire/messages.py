@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -107,3 +107,8 @@ def by_name(state: State, names: Mapping[str, torch.Size]) -> State | None:
     if any(name not in state or state[name].shape != shape for name, shape in names.items()):
         return None
     return {name: state[name] for name in names}
+
+
+def by_any(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | None:
+    """`state` by the first of these sets of names that it fits, see `by_name`; None where it fits none."""
+    return next((named for names in orders if (named := by_name(state, names)) is not None), None)
