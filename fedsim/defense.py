@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 from abc import ABC
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from torch import Tensor
 from fedsim.attacks import Paper
 from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.wire.payloads import Payload, State
+
+log = logging.getLogger(__name__)
 
 HOOKS: Mapping[str, tuple[str, ...]] = {
     "on_batch": ("inputs", "labels"),
@@ -83,8 +86,13 @@ class Defense(ABC):
     A defense that remembers earlier rounds gives its `on_update` a further parameter, `*, rng, memory`: tensors by
     name of this client and this defense alone, none in the client's first round. What is in it on return is there
     again in the next round that the client takes part in; a round in which the client fails leaves it as it was.
+
+    Attributes:
+        encodes: whether its `on_update` puts the update into another form, sparse or quantised, of which nothing is
+            left if another defense changes the numbers after it. Such an order is refused (`check_order`).
     """
 
+    encodes: ClassVar[bool] = False
     paper: ClassVar[Paper]
 
     def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
@@ -216,6 +224,33 @@ def keyed(defenses: Sequence[Defense]) -> list[tuple[Defense, tuple[str, int]]]:
         (defense, (name, names[:place].count(name)))
         for place, (defense, name) in enumerate(zip(defenses, names, strict=True))
     ]
+
+
+def check_order(defenses: Sequence[Defense]) -> None:
+    """Raise ConfigError where one of `defenses` undoes the form into which an earlier one put the update."""
+    acting = [defense for defense in defenses if overrides(defense, "on_update")]
+    for place, encoder in enumerate(acting[:-1]):
+        if encoder.encodes:
+            first, after = type(encoder).__name__, type(acting[place + 1]).__name__
+            raise ConfigError(
+                f"defense: {first} puts the update into another form, sparse or quantised, and {after} after it "
+                f"changes the numbers, so that nothing is left of it; put {first} last, and use one of this kind alone"
+            )
+
+
+def check_fits(defense: Defense, update: State) -> None:
+    """Let `defense` act once on zeros in the form of `update`.
+
+    Raises:
+        ConfigError: its settings do not fit such an update. Whatever else goes wrong its clients will say.
+    """
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in update.items() if tensor.is_floating_point()}
+    try:
+        replaced_update(defense, zeros, torch.Generator(), {} if remembers(defense) else None)
+    except ConfigError as error:
+        raise ConfigError(f"defense: {type(defense).__name__}: {error}") from error
+    except Exception as error:  # a stranger's defense: zeros are no update, and its clients say what is wrong
+        log.debug("%s fails on an update of zeros: %r", type(defense).__name__, error)
 
 
 def overrides(defense: Defense, hook: str) -> bool:

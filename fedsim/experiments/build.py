@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedsim.attacks import Attack
 from fedsim.datasets import Dataset
 from fedsim.datasets.checks import check_dataset
-from fedsim.defense import Defense, a_defense
+from fedsim.defense import Defense, a_defense, check_fits, check_order
 from fedsim.errors import ConfigError, PluginError, first_line
 from fedsim.experiments.config import AttackFile, AttackTable, Config, StrategyTable, TrainingTable, check
 from fedsim.experiments.federated_data import FederatedData
@@ -61,8 +61,11 @@ class Experiment:
     def check(self) -> None:
         """Make everything once, so that every error in the file shows before work starts."""
         build_attacks(self.config)
-        parts = (self.training, self.data.train(0), self.initial_state(), self.new_strategy())
+        parts = (self.training, self.data.train(0), self.new_strategy())
         del parts
+        start = self.initial_state()
+        for defense in self.defenses:
+            check_fits(defense, start)
         Hooks(self.defenses, self.model, self.training, len(self.data.train(0)[1]), ("check",))
         sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
         check_model(self.model, self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
@@ -225,6 +228,7 @@ class Experiment:
         ]
         for defense in found:
             check_frozen(type(defense))
+        check_order(found)
         return found
 
 

@@ -224,7 +224,7 @@ CORE = [
     "fedsim.attacks", "fedsim.auditing.audit", "fedsim.datasets", "fedsim.defense", "fedsim.experiments.config",
     "fedsim.experiments.federated_data", "fedsim.evaluation.scoring", "fedsim.metrics", "fedsim.models",
     "fedsim.recording.recorder", "fedsim.recording.transcript", "fedsim.training.loop", "fedsim.wire.payloads",
-    "clients.gaussian_noise",
+    "clients.defenses.gaussian_noise",
 ]  # fmt: skip
 BLOCK = """
 import sys

@@ -27,7 +27,7 @@ from torch import nn
 
 import fedsim
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from clients.gaussian_noise import GaussianNoise
+from clients.defenses.gaussian_noise import GaussianNoise
 from fedsim import Run, Transcript
 from fedsim.errors import (
     AttackCrash,

@@ -24,7 +24,7 @@ from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.inversion.tgias_ro import TemporalInversion
 from adversaries.labels.updates import count_labels
 from adversaries.scene import scene_of
-from clients.gaussian_noise import GaussianNoise
+from clients.defenses.gaussian_noise import GaussianNoise
 from clients.mods import defended
 from fedsim.attacks import Attack, Knowledge, Paper
 from fedsim.auditing.architecture import Architecture

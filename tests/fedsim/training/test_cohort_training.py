@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from clients.gaussian_noise import GaussianNoise
+from clients.defenses.gaussian_noise import GaussianNoise
 from fedsim.attacks import Paper
 from fedsim.defense import Defense
 from fedsim.errors import RunError

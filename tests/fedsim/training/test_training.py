@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clients.gaussian_noise import GaussianNoise
+from clients.defenses.gaussian_noise import GaussianNoise
 from clients.mods import as_mod
 from fedsim.attacks import Paper
 from fedsim.defense import Defense

@@ -1,0 +1,1 @@
+"""Defenses of clients, one a file; each says in its docstring what it promises."""

@@ -1,0 +1,194 @@
+"""Defenses that send fewer numbers, or fewer bits of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clients.defenses.gaussian_noise import GaussianNoise
+from clients.defenses.quantise import Quantise
+from clients.defenses.random_mask import RandomMask
+from clients.defenses.top_k import TopK
+from fedsim.defense import Defense, check_fits, check_order, remembers, replaced_update
+from fedsim.errors import ConfigError
+from fedsim.experiments.build import Experiment, resolve
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.simulation import federate
+from fedsim.randomness import generator
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.payloads import Payload
+
+UPDATE = {"w": torch.tensor([[3.0, -0.5], [0.25, -4.0]]), "b": torch.tensor([1.0, -2.0])}
+
+
+def sent(defense: Defense, update: dict[str, Tensor] = UPDATE, memory: Any = None, seed: int = 0) -> Payload:
+    memory = {} if memory is None and remembers(defense) else memory
+    got = replaced_update(defense, update, generator(seed), memory)
+    return got if isinstance(got, Payload) else Payload.dense(got)
+
+
+def values(payload: Payload) -> dict[str, Tensor]:
+    return dict(payload.values("delta", UPDATE))
+
+
+def test_top_k_sends_the_largest_numbers_of_all_layers_together() -> None:
+    payload = sent(TopK(k=3))
+    torch.testing.assert_close(
+        values(payload), {"w": torch.tensor([[3.0, 0.0], [0.0, -4.0]]), "b": torch.tensor([0.0, -2.0])}
+    )
+    assert payload.nbytes == 3 * (4 + 4), "three places and three numbers"
+    assert values(sent(TopK(fraction=0.5)))["w"].tolist() == [[3.0, 0.0], [0.0, -4.0]], "three of six"
+    assert sum(int((t != 0).sum()) for t in values(sent(TopK(fraction=1e-9))).values()) == 1, "at least one"
+
+
+@pytest.mark.parametrize("defense", [TopK(k=2, error_feedback=True), RandomMask(masked=0.7, error_feedback=True)])
+def test_with_error_feedback_what_is_not_sent_is_sent_later(defense: Defense) -> None:
+    memory: dict[str, Tensor] = {}
+    total = {name: torch.zeros_like(tensor) for name, tensor in UPDATE.items()}
+    for number in range(5):
+        for name, tensor in values(sent(defense, memory=memory, seed=number)).items():
+            total[name] += tensor
+    for name, tensor in UPDATE.items():
+        torch.testing.assert_close(total[name] + memory[name], 5 * tensor, msg="sent and owed are all there was")
+
+
+@pytest.mark.parametrize("defense", [TopK(k=2), RandomMask(masked=0.7)])
+def test_without_error_feedback_nothing_is_kept(defense: Defense) -> None:
+    memory: dict[str, Tensor] = {}
+    sent(defense, memory=memory)
+    assert not memory
+
+
+def test_a_random_mask_leaves_out_its_share_and_is_right_on_average_if_asked() -> None:
+    update = {"w": torch.ones(20_000)}
+    plain = sent(RandomMask(masked=0.4), update).values("delta", update)["w"]
+    assert 0.38 < (plain == 0).float().mean() < 0.42
+    assert set(plain.unique().tolist()) == {0.0, 1.0}
+    other = sent(RandomMask(masked=0.4), update, seed=1).values("delta", update)["w"]
+    assert not torch.equal(plain, other), "a new mask each time"
+    scaled = sent(RandomMask(masked=0.4, rescale=True), update).values("delta", update)["w"]
+    assert scaled.mean() == pytest.approx(1.0, abs=0.03)
+
+
+def test_signs_come_with_the_mean_absolute_value_of_their_tensor() -> None:
+    payload = sent(Quantise(scheme="sign"))
+    size = (3.0 + 0.5 + 0.25 + 4.0) / 4
+    torch.testing.assert_close(values(payload)["w"], torch.tensor([[size, -size], [size, -size]]))
+    assert payload.nbytes == 6 + 2 * 4, "a byte a number and a scale a tensor"
+
+
+@pytest.mark.parametrize(
+    ("defense", "levels"),
+    [
+        (Quantise(scheme="ternary"), 1),
+        (Quantise(scheme="qsgd", bits=2), 1),
+        (Quantise(scheme="qsgd", bits=4), 7),
+        (Quantise(scheme="qsgd", bits=8), 127),
+        (Quantise(scheme="qsgd", bits=12), 2047),
+    ],
+)
+def test_random_rounding_is_right_on_average_and_never_off_by_more_than_a_level(defense: Quantise, levels: int) -> None:
+    rows = [values(sent(defense, seed=seed))["w"] for seed in range(2000)]
+    largest = UPDATE["w"].abs().max() if defense.scheme == "ternary" else UPDATE["w"].norm()
+    level = largest / levels
+    assert all((row - UPDATE["w"]).abs().max() <= level * 1.0001 for row in rows)
+    torch.testing.assert_close(torch.stack(rows).mean(0), UPDATE["w"], atol=0.06 * float(level) + 1e-6, rtol=0)
+    steps = rows[0] / level
+    torch.testing.assert_close(steps, steps.round(), atol=1e-4, rtol=0)
+
+
+def test_half_precision_takes_two_bytes_a_number() -> None:
+    payload = sent(Quantise(scheme="fp16"))
+    assert payload.nbytes == 12
+    torch.testing.assert_close({n: t.float() for n, t in values(payload).items()}, UPDATE, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("scheme", ["sign", "qsgd", "ternary", "fp16"])
+def test_a_tensor_of_zeros_or_of_nothing_stays_one(scheme: Any) -> None:
+    update = {"w": torch.zeros(3), "none": torch.zeros(0)}
+    got = sent(Quantise(scheme=scheme), update).values("delta", update)
+    assert {name: tensor.float().tolist() for name, tensor in got.items()} == {"w": [0.0] * 3, "none": []}
+
+
+@pytest.mark.parametrize("defense", [TopK(fraction=1.0), RandomMask(masked=0.0)])
+def test_strength_zero_hands_back_the_update_itself(defense: Defense) -> None:
+    update = dict(UPDATE)
+    got = replaced_update(defense, update, generator(0), {})
+    assert isinstance(got, dict)
+    assert all(got[name] is tensor for name, tensor in update.items())
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: TopK(fraction=0.0), "fraction: expected a share above 0"),
+        (lambda: TopK(k=-1), "k: expected a count"),
+        (lambda: RandomMask(masked=1.0), "masked: expected a probability of at least 0, below 1, got 1.0"),
+        (lambda: RandomMask(rescale=True, error_feedback=True), "set one of them to false"),
+        (lambda: Quantise(bits=1), "bits: expected 2 to 16"),
+        (lambda: check_fits(TopK(k=7), UPDATE), "TopK: k: 7 numbers are to be sent, but an update has 6"),
+        (lambda: check_order([Quantise(), GaussianNoise()]), "put Quantise last"),
+        (lambda: check_order([TopK(), Quantise()]), "TopK puts the update into another form"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make()
+
+
+def test_noise_before_quantisation_is_accepted() -> None:
+    check_order([GaussianNoise(), Quantise()])
+
+
+def config(*defenses: dict[str, Any]) -> Config:
+    tables: dict[str, Any] = {
+        "partition": {"samples_per_client": 4},
+        "model": {"name": "mlp", "hidden": [8]},
+        "training": {"local_steps": 1, "batch_size": 2},
+        "federation": {"clients": 2, "rounds": 3, "evaluate_every": 0},
+        "defense": list(defenses),
+    }
+    return resolve(check(Config, tables, "test"))
+
+
+def messages(tmp_path: Any, *defenses: dict[str, Any]) -> Transcript:
+    folder = RunFolder(tmp_path / "run")
+    federate(config(*defenses), folder)
+    return Transcript(folder.transcript)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"name": "top-k", "fraction": 0.1},
+        {"name": "random-mask", "masked": 0.9},
+        {"name": "quantise", "scheme": "sign"},
+        {"name": "quantise", "scheme": "fp16"},
+    ],
+)
+def test_the_server_sees_what_was_sent_and_its_size(tmp_path: Any, table: dict[str, Any]) -> None:
+    recorded, plain = messages(tmp_path / "a", table), messages(tmp_path / "b")
+    update, other = recorded.update(1, 0), plain.update(1, 0)
+    assert update.sends_delta
+    assert update.payload.nbytes < 0.6 * other.payload.nbytes
+
+
+@pytest.mark.parametrize("table", [{"name": "top-k", "fraction": 1.0}, {"name": "random-mask", "masked": 0.0}])
+def test_strength_zero_leaves_what_is_sent_as_it_is(tmp_path: Any, table: dict[str, Any]) -> None:
+    recorded, plain = messages(tmp_path / "a", table), messages(tmp_path / "b")
+    for number in plain.rounds:
+        for client in plain.clients(number):
+            one, other = recorded.update(number, client).payload, plain.update(number, client).payload
+            assert one.kind == other.kind == "weights"
+            assert all(torch.equal(t, other.arrays()[n]) for n, t in one.arrays().items())
+
+
+def test_settings_that_do_not_fit_the_model_are_refused_before_work() -> None:
+    with pytest.raises(ConfigError, match=r"k: 1000000 numbers are to be sent, but an update has"):
+        Experiment(config({"name": "top-k", "k": 10**6})).check()
+    with pytest.raises(ConfigError, match="put Quantise last"):
+        Experiment(config({"name": "quantise"}, {"name": "gaussian-noise"})).check()
