@@ -33,9 +33,8 @@ class Quantise(Defense):
         ConfigError: `bits` is out of range.
 
     References:
-        Alistarh et al.: QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017 (Eq. 4);
-        Bernstein et al.: signSGD, ICML 2018; Karimireddy et al.: Error Feedback Fixes SignSGD, ICML 2019 (the scale of
-        signs); Wen et al.: TernGrad, NeurIPS 2017.
+        Alistarh et al.: QSGD, NeurIPS 2017 (Sec. 3.1); Bernstein et al.: signSGD, ICML 2018; Karimireddy et al.: Error
+        Feedback Fixes SignSGD, ICML 2019 (the scale of signs); Wen et al.: TernGrad, NeurIPS 2017.
         Differs: integers are not coded by their frequencies; it acts on the update of a round, which for FedSGD is the
         gradient.
     """

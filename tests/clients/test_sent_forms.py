@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from clients.defenses.gaussian_noise import GaussianNoise
+from clients.defenses.gradient_prune import GradientPrune
 from clients.defenses.quantise import Quantise
 from clients.defenses.random_mask import RandomMask
 from clients.defenses.top_k import TopK
-from fedsim.defense import Defense, check_fits, check_order, remembers, replaced_update
+from fedsim.defense import Defense, check_fits, check_order, remembers, replaced, replaced_update
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config, check
@@ -101,6 +102,15 @@ def test_random_rounding_is_right_on_average_and_never_off_by_more_than_a_level(
     torch.testing.assert_close(steps, steps.round(), atol=1e-4, rtol=0)
 
 
+def test_pruning_takes_the_smallest_numbers_of_each_tensor() -> None:
+    got = replaced(GradientPrune(pruned=0.5), "on_gradient", UPDATE, generator(0))
+    assert got["w"].tolist() == [[3.0, 0.0], [0.0, -4.0]]
+    assert got["b"].tolist() == [0.0, -2.0]
+    assert replaced(GradientPrune(pruned=0.0), "on_gradient", UPDATE, generator(0)) == UPDATE, "the same objects"
+    few = {"b": torch.tensor([1.0])}
+    assert replaced(GradientPrune(pruned=0.9), "on_gradient", few, generator(0))["b"].item() == 1.0
+
+
 def test_half_precision_takes_two_bytes_a_number() -> None:
     payload = sent(Quantise(scheme="fp16"))
     assert payload.nbytes == 12
@@ -129,6 +139,7 @@ def test_strength_zero_hands_back_the_update_itself(defense: Defense) -> None:
         (lambda: TopK(k=-1), "k: expected a count"),
         (lambda: RandomMask(masked=1.0), "masked: expected a probability of at least 0, below 1, got 1.0"),
         (lambda: RandomMask(rescale=True, error_feedback=True), "set one of them to false"),
+        (lambda: GradientPrune(pruned=1.0), "pruned: expected a share of at least 0, below 1, got 1.0"),
         (lambda: Quantise(bits=1), "bits: expected 2 to 16"),
         (lambda: check_fits(TopK(k=7), UPDATE), "TopK: k: 7 numbers are to be sent, but an update has 6"),
         (lambda: check_order([Quantise(), GaussianNoise()]), "put Quantise last"),
@@ -149,7 +160,7 @@ def config(*defenses: dict[str, Any]) -> Config:
         "partition": {"samples_per_client": 4},
         "model": {"name": "mlp", "hidden": [8]},
         "training": {"local_steps": 1, "batch_size": 2},
-        "federation": {"clients": 2, "rounds": 3, "evaluate_every": 0},
+        "federation": {"clients": 2, "rounds": 3, "evaluate_every": 0, "vectorise": False},
         "defense": list(defenses),
     }
     return resolve(check(Config, tables, "test"))
@@ -177,7 +188,14 @@ def test_the_server_sees_what_was_sent_and_its_size(tmp_path: Any, table: dict[s
     assert update.payload.nbytes < 0.6 * other.payload.nbytes
 
 
-@pytest.mark.parametrize("table", [{"name": "top-k", "fraction": 1.0}, {"name": "random-mask", "masked": 0.0}])
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"name": "top-k", "fraction": 1.0},
+        {"name": "random-mask", "masked": 0.0},
+        {"name": "gradient-prune", "pruned": 0.0},
+    ],
+)
 def test_strength_zero_leaves_what_is_sent_as_it_is(tmp_path: Any, table: dict[str, Any]) -> None:
     recorded, plain = messages(tmp_path / "a", table), messages(tmp_path / "b")
     for number in plain.rounds:
