@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from adversaries.named_states import named_states, running_statistics
 from fedsim.attacks import Attack, Knowledge
+from fedsim.defense import Defense
 from fedsim.errors import AttackError
 from fedsim.task import Loss
 from fedsim.training.modes import dropping
@@ -90,6 +91,7 @@ class Scene:
             `local_epochs` is 1 and `batch_size` N then, whatever else is granted.
         moved: w_0 - w_T of a client that sent the difference, in the order of `names`.
         by_batch: BatchNorm layers of `model` normalise by the batch, see `normalising_by_batch`.
+        defenses: of the clients, in their order, where the adversary knows them.
         where: names the update in errors.
     """
 
@@ -114,6 +116,7 @@ class Scene:
     sent: Sequence[Tensor] | None = None
     moved: Sequence[Tensor] | None = None
     by_batch: bool = False
+    defenses: Sequence[Defense] = ()
     where: str = ""
 
     @property
@@ -158,6 +161,16 @@ class Scene:
         weights = [w if w.requires_grad else w.detach().requires_grad_(True) for w in weights]
         loss = self.loss(self.outputs(weights, dummy), labels)
         return list(torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True))
+
+    def defended(self, gradient: Sequence[Tensor]) -> list[Tensor]:
+        """What the known defenses would make of the gradient of dummy data, in the order of `names`."""
+        if not self.defenses:
+            return list(gradient)
+        seen: State = dict(zip(self.names, gradient, strict=True))
+        sent = dict(zip(self.names, self.direction, strict=True))
+        for defense in self.defenses:
+            seen = defense.adversary_view(seen, sent)
+        return [seen[name] for name in self.names]
 
 
 def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) -> Scene:
@@ -210,6 +223,7 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
         sent=None if gradient is None else [gradient[name].to(device) for name in trained],
         moved=None if delta is None else [named.direction(name).to(device) for name in trained],
         by_batch=by_batch,
+        defenses=knowledge.defenses or (),
         where=where,
     )
     if not any(bool((delta != 0).any()) for delta in scene.direction):

@@ -16,7 +16,7 @@ from torch import nn
 
 from clients.memory import memory_of
 from clients.mods import defended
-from fedsim.defense import keyed
+from fedsim.defense import agrees, keyed
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT
 from fedsim.engines.node import play_cohort
@@ -68,7 +68,8 @@ def train(message: Message, context: Context) -> Message:
     settings = _settings(message)
     (share,) = _shares(experiment, message, [client], settings)
     if settings.sends == "gradient":
-        return Message(RecordDict(_gradient(experiment, message, share, settings, context.state)), reply_to=message)
+        reply = _gradient(experiment, message, client, share, settings, context.state)
+        return Message(RecordDict(reply), reply_to=message)
     after, loss = local_update(
         model,
         _state(message),
@@ -76,17 +77,16 @@ def train(message: Message, context: Context) -> Message:
         share.labels.to(device),
         settings,
         key=share.key,
-        defenses=experiment.defenses,
+        defenses=experiment.defenses_of(client),
         loss=experiment.dataset.task.loss,
         order=share.order,
     )
-    return Message(
-        RecordDict(_reply(experiment, message, share, _on_cpu(after), loss, context.state)), reply_to=message
-    )
+    reply = _reply(experiment, message, client, share, _on_cpu(after), loss, context.state)
+    return Message(RecordDict(reply), reply_to=message)
 
 
 def _gradient(
-    experiment: Experiment, message: Message, share: Share, settings: LocalTraining, state: RecordDict
+    experiment: Experiment, message: Message, client: int, share: Share, settings: LocalTraining, state: RecordDict
 ) -> dict[str, Any]:
     """The records that a FedSGD client sends: the gradient of its mini-batch of this round, defended, and its size."""
     assert share.order is not None
@@ -99,11 +99,11 @@ def _gradient(
         share.labels[index].to(device),
         settings,
         key=share.key,
-        defenses=experiment.defenses,
+        defenses=experiment.defenses_of(client),
         loss=experiment.dataset.task.loss,
     )
     batch = Share(inputs=share.inputs[index], labels=share.labels[index], key=share.key)
-    return _reply(experiment, message, batch, _on_cpu(gradient, "gradient") | _on_cpu(beside), loss, state)
+    return _reply(experiment, message, client, batch, _on_cpu(gradient, "gradient") | _on_cpu(beside), loss, state)
 
 
 def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mapping[int, Mapping[str, Any]]:
@@ -129,7 +129,7 @@ def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mappi
             return {}
         updates = local_updates(experiment.model, _state(message), shares, settings, experiment.dataset.task.loss)
         return {
-            client: _reply(experiment, message, share, _on_cpu(update[0]), update[1], states[client])
+            client: _reply(experiment, message, client, share, _on_cpu(update[0]), update[1], states[client])
             for client, share, update in zip(present, shares, updates, strict=True)
             if update is not None
         }
@@ -212,13 +212,20 @@ def _on_cpu(state: State, kind: Kind = "weights") -> Payload:
 
 
 def _reply(
-    experiment: Experiment, message: Message, share: Share, payload: Payload, loss: float, state: RecordDict
+    experiment: Experiment,
+    message: Message,
+    client: int,
+    share: Share,
+    payload: Payload,
+    loss: float,
+    state: RecordDict,
 ) -> dict[str, Any]:
     """The records that the client sends, its updates defended; what its defenses keep goes to `state`."""
-    for defense, own in keyed(experiment.defenses):
+    for defense, own in keyed(experiment.defenses_of(client)):
         rng = generator(*share.key, "defense", "on_update", *own)
+        common = generator(experiment.seed, "common", _round(message), *own) if agrees(defense) else None
         with memory_of(defense, "-".join(map(str, own)), state) as memory:
-            payload = defended(defense, _state(message), payload, rng, memory)
+            payload = defended(defense, _state(message), payload, rng, memory, common)
     metrics = MetricRecord({"num-examples": len(share.labels), "train_loss": loss})
     return {"arrays": record_of(payload.arrays()), "metrics": metrics}
 

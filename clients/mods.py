@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from clients.memory import as_it_was_after_failure, memory_of
-from fedsim.defense import INSIDE, Defense, Memory, a_defense, kind, overrides, remembers, replaced_update
+from fedsim.defense import INSIDE, Defense, Memory, a_defense, agrees, kind, overrides, remembers, replaced_update
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.errors import PluginError, RunError
 from fedsim.wire.messages import State, non_finite
@@ -48,7 +48,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         rng: source of the defense's randomness; None draws a fresh seed from the operating system.
 
     Raises:
-        PluginError: it is no defense, does nothing, or acts inside local training.
+        PluginError: it is no defense, does nothing, acts inside local training, or its clients agree on something.
     """
     a_defense(defense)
     for hook in INSIDE:
@@ -57,6 +57,11 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
                 f"{type(defense).__name__}: '{hook}' acts inside local training, where a mod cannot call it; "
                 "use it in fedsim's own ClientApp, or leave the hook out"
             )
+    if agrees(defense):
+        raise PluginError(
+            f"{type(defense).__name__}: its clients agree on something in each round, for which a mod has no way; use "
+            "it in fedsim's own ClientApp, or settings under which each client draws by itself"
+        )
     source = rng or torch.Generator()
     if rng is None:
         source.seed()
@@ -91,7 +96,12 @@ def _check_can_be_defended(reply: Message, defense: Defense) -> None:
 
 
 def defended(
-    defense: Defense, before: State, payload: Payload, rng: torch.Generator, memory: Memory | None = None
+    defense: Defense,
+    before: State,
+    payload: Payload,
+    rng: torch.Generator,
+    memory: Memory | None = None,
+    common: torch.Generator | None = None,
 ) -> Payload:
     """What a client sends instead of `payload`, having received `before`.
 
@@ -99,6 +109,7 @@ def defended(
 
     Args:
         memory: see `clients.memory.memory_of`.
+        common: what all clients of the round draw alike, for a defense that `agrees`.
 
     Raises:
         RunError: a tensor was not in `before`, or of another form, or the defended update is not one: other names or
@@ -108,7 +119,7 @@ def defended(
     weights, rest = _weights(name, before, payload), payload.values("delta", before)
     rest = {**rest, **payload.values("gradient", before)}
     update = {key: tensor - before[key] for key, tensor in weights.items()} | rest
-    sent = replaced_update(defense, update, rng, memory)
+    sent = replaced_update(defense, update, rng, memory, common)
     values = sent.values("delta", before) if isinstance(sent, Payload) else sent
     if broken := non_finite(values):
         raise RunError(f"{name}: the update of '{broken[0]}' is NaN or infinite")

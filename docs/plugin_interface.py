@@ -44,7 +44,7 @@ PARTS = {
     ),
     "A defense": (
         "Derive a frozen dataclass from `Defense` and override a hook; each is the identity by default.",
-        [defense.Defense, defense.Poisson, defense.Guarantee],
+        [defense.Defense, defense.Poisson, defense.Setting, defense.Participation, defense.Guarantee],
         [],
     ),
     "A measure": (

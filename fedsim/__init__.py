@@ -13,7 +13,7 @@ from fedsim import errors as errors
 if TYPE_CHECKING:
     from fedsim.attacks import Attack, Knowledge, Paper
     from fedsim.datasets import Dataset, Examples
-    from fedsim.defense import Defense, Guarantee, Poisson
+    from fedsim.defense import Defense, Guarantee, Participation, Poisson, Setting
     from fedsim.errors import FedsimError
     from fedsim.evaluation.kind import Evaluator
     from fedsim.evaluation.truth import write_truth
@@ -51,6 +51,8 @@ _HOMES = {
     "Paper": "fedsim.attacks",
     "Payload": "fedsim.wire.payloads",
     "Poisson": "fedsim.defense",
+    "Participation": "fedsim.defense",
+    "Setting": "fedsim.defense",
     "Reconstruction": "fedsim.findings",
     "Representatives": "fedsim.findings",
     "Run": "fedsim.workflow.runs",
@@ -68,9 +70,9 @@ _HOMES = {
 """Each public name and the module that it is in."""
 __all__ = [
     "Attack", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples", "FedsimError",
-    "Finding", "Guarantee", "Inference", "Knowledge", "LocalModel", "Measure", "Paper", "Payload", "Poisson",
-    "Reconstruction", "Representatives", "Run", "Task", "Texts", "Transcript", "Update", "attack", "audit", "open",
-    "partition_mod", "run", "write_truth",
+    "Finding", "Guarantee", "Inference", "Knowledge", "LocalModel", "Measure", "Paper", "Participation",
+    "Payload", "Poisson", "Reconstruction", "Representatives", "Run", "Setting", "Task", "Texts", "Transcript",
+    "Update", "attack", "audit", "open", "partition_mod", "run", "write_truth",
 ]  # fmt: skip
 
 

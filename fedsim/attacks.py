@@ -98,6 +98,17 @@ class Attack(ABC):
         vars(named)["_title"] = title
         return named
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether it is to be handed the defenses of the clients, where they are granted and it reads them."""
+        return bool(vars(self).get("_adaptive", False))
+
+    def adapted(self, title: str) -> Self:
+        """The same attack by an adversary who knows the defenses."""
+        adaptive = self.entitled(title)
+        vars(adaptive)["_adaptive"] = True
+        return adaptive
+
     @final
     def run(
         self,

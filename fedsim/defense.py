@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import logging
 from abc import ABC
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from fedsim.attacks import Paper
 from fedsim.errors import ConfigError, PluginError, RunError
+from fedsim.task import Task
 from fedsim.wire.payloads import Payload, State
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from fedsim.training.settings import LocalTraining
 
 HOOKS: Mapping[str, tuple[str, ...]] = {
     "on_batch": ("inputs", "labels"),
+    "on_features": ("features", "inputs"),
     "on_examples": ("gradients", "expected"),
     "on_gradient": ("gradient",),
     "on_update": ("update",),
@@ -35,8 +38,9 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
 
 Memory = MutableMapping[str, Tensor]
 """Tensors by name that a client keeps for one defense from round to round, for `on_update` to read and change."""
-INSIDE = ("sampling", "on_batch", "on_examples", "on_gradient")
+INSIDE = ("sampling", "on_batch", "on_features", "on_examples", "on_gradient")
 """What acts inside local training, and so needs fedsim's own."""
+NO_GUARANTEE = "no formal guarantee"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,55 @@ class Poisson:
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ConfigError(f"rate of Poisson sampling: expected a probability above 0, at most 1, got {self.rate}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """What one client does in a run, as far as its privacy depends on it.
+
+    Attributes:
+        num_examples: N, what it holds.
+        batch_size: B of `[training]`.
+        steps: T, its local steps in each round.
+        rounds: rounds in which it sends.
+    """
+
+    num_examples: int
+    batch_size: int
+    steps: int
+    rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is known of an experiment before it runs; what a defense checks its own settings against.
+
+    Attributes:
+        update: zeros in the form of what clients send, by name; BatchNorm's running statistics are among them where
+            clients share those.
+        task: what the federation learns.
+        training: how clients train.
+        rounds: of the federation.
+        clients: of the federation.
+        num_examples: N of each client, by its id.
+    """
+
+    update: State
+    task: Task
+    training: LocalTraining
+    rounds: int
+    clients: int
+    num_examples: Sequence[int]
+
+    def participation(self, client: int, rounds: int | None = None) -> Participation:
+        """What `client` does in `rounds` rounds; by default at most, in all of them."""
+        count, training = self.num_examples[client], self.training
+        return Participation(
+            num_examples=count,
+            batch_size=training.batch_size,
+            steps=1 if training.sends == "gradient" else training.steps(count),
+            rounds=self.rounds if rounds is None else rounds,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +140,44 @@ class Defense(ABC):
     name of this client and this defense alone, none in the client's first round. What is in it on return is there
     again in the next round that the client takes part in; a round in which the client fails leaves it as it was.
 
+    A defense whose clients agree on something in each round, as on a common mask, gives its `on_update` a further
+    parameter `common`: a generator that is the same for all clients in one round. The server could have it, too.
+
     Attributes:
+        promise: in a few words, what is proved; `NO_GUARANTEE` where nothing is.
+        against: against whom it defends, and who still sees what.
+        cost: what it costs: accuracy, bytes, time.
         encodes: whether its `on_update` puts the update into another form, sparse or quantised, of which nothing is
             left if another defense changes the numbers after it. Such an order is refused (`check_order`).
+        mixes: whether its `on_batch` makes one example out of several records.
     """
 
+    promise: ClassVar[str] = NO_GUARANTEE
+    against: ClassVar[str] = ""
+    cost: ClassVar[str] = ""
     encodes: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
     paper: ClassVar[Paper]
+
+    def check(self, setting: Setting) -> None:
+        """Raise ConfigError where these settings make no sense in `setting`; called before any work, with no data."""
+        del setting
+
+    def check_beside(self, others: Sequence[Defense], place: int) -> None:
+        """Raise ConfigError where this defense makes no sense at its `place` in `others`, the list of all."""
+        del others, place
+
+    def of_client(self, participation: Participation) -> Self:
+        """This defense as one client uses it, which takes part at most as `participation` says.
+
+        By default all clients use the same. One whose strength follows from what a client does, as the noise for a
+        wanted epsilon, returns a copy with that strength.
+
+        Raises:
+            ConfigError: no strength will do.
+        """
+        del participation
+        return self
 
     def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
         """How the examples of each local step are drawn: `Poisson` sampling, or None where any sampling will do.
@@ -116,6 +200,21 @@ class Defense(ABC):
         """
         del rng
         return inputs, labels
+
+    def on_features(self, features: Tensor, inputs: Tensor, *, rng: torch.Generator) -> Tensor:
+        """Replace what the gradient of the last linear layer's weights is computed from.
+
+        That gradient tells the representation of the batch. The forward pass and all other gradients keep the true one.
+
+        Args:
+            features: `example feature`, the input of the model's last linear layer, differentiable by `inputs`.
+            inputs: `example ...` in model units.
+
+        Returns:
+            Features of the same shape.
+        """
+        del inputs, rng
+        return features
 
     def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
         """Make one gradient of those of the single examples of a mini-batch; the default is sum / `expected`.
@@ -154,10 +253,27 @@ class Defense(ABC):
         del rng
         return update
 
-    def guarantee(self, rounds: int, delta: float) -> Guarantee | None:
-        """What is proved after `rounds` updates of one client, or None where nothing is."""
-        del rounds, delta
+    def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:
+        """What is proved of a client that did what `participation` says, or None where nothing is."""
+        del participation, delta
         return None
+
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        """A model of what this defense does to a gradient, for an adversary who knows the defense.
+
+        Attacks that match gradients pass the gradient of their dummy data through it. It is differentiable, draws
+        nothing, and takes the expectation over what it cannot know. The default is the identity.
+
+        Args:
+            gradient: by name, of dummy data.
+            sent: by name, the defended update that was seen, as a pseudo-gradient: which numbers of it are zero, for
+                example, tells the mask of a sparsification.
+
+        Returns:
+            By the same names, what the defense would make of `gradient`.
+        """
+        del sent
+        return gradient
 
 
 def a_defense(thing: Any) -> Defense:
@@ -178,7 +294,7 @@ def a_defense(thing: Any) -> Defense:
     for method in dir(cls):
         if method.startswith("_") or hasattr(Defense, method) or not callable(getattr(cls, method)):
             continue
-        known = (*HOOKS, "sampling", "guarantee")
+        known = (*HOOKS, "sampling", "guarantee", "check", "of_client", "adversary_view")
         near = difflib.get_close_matches(method, known, n=1, cutoff=0.5 if method[:2] == "on" else 0.8)
         if near or method.startswith("on_"):
             meant = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(HOOKS)}"
@@ -186,10 +302,13 @@ def a_defense(thing: Any) -> Defense:
     if not any(overrides(thing, hook) for hook in (*HOOKS, "sampling")):
         raise PluginError(f"{name}: overrides none of sampling, {', '.join(HOOKS)}, so it defends nothing")
     for hook, given in HOOKS.items():
-        keywords = ["rng", "memory"] if hook == "on_update" and remembers(thing) else ["rng"]
-        signature = inspect.signature(getattr(thing, hook))
-        if "memory" not in keywords and "memory" in signature.parameters:
-            raise PluginError(f"{name}: '{hook}' asks for 'memory', which is for on_update alone; leave it out")
+        keywords, signature = ["rng"], inspect.signature(getattr(thing, hook))
+        for extra in ("memory", "common"):
+            if extra not in signature.parameters:
+                continue
+            if hook != "on_update":
+                raise PluginError(f"{name}: '{hook}' asks for '{extra}', which is for on_update alone; leave it out")
+            keywords.append(extra)
         try:
             signature.bind(*given, **dict.fromkeys(keywords))
         except TypeError as error:
@@ -206,12 +325,17 @@ def a_defense(thing: Any) -> Defense:
 
 def remembers(defense: Defense) -> bool:
     """Whether the `on_update` of `defense` asks for a `Memory`."""
-    return _asks_for_memory(type(defense))
+    return _asks_for(type(defense), "memory")
+
+
+def agrees(defense: Defense) -> bool:
+    """Whether the `on_update` of `defense` asks for a generator that is `common` to all clients of a round."""
+    return _asks_for(type(defense), "common")
 
 
 @cache
-def _asks_for_memory(cls: type[Defense]) -> bool:
-    return "memory" in inspect.signature(cls.on_update).parameters
+def _asks_for(cls: type[Defense], parameter: str) -> bool:
+    return parameter in inspect.signature(cls.on_update).parameters
 
 
 def keyed(defenses: Sequence[Defense]) -> list[tuple[Defense, tuple[str, int]]]:
@@ -227,7 +351,11 @@ def keyed(defenses: Sequence[Defense]) -> list[tuple[Defense, tuple[str, int]]]:
 
 
 def check_order(defenses: Sequence[Defense]) -> None:
-    """Raise ConfigError where one of `defenses` undoes the form into which an earlier one put the update."""
+    """Raise ConfigError where `defenses` make no sense together in this order.
+
+    One that undoes the form into which an earlier one put the update is refused here; each says by `check_beside` what
+    else it cannot stand.
+    """
     acting = [defense for defense in defenses if overrides(defense, "on_update")]
     for place, encoder in enumerate(acting[:-1]):
         if encoder.encodes:
@@ -236,21 +364,26 @@ def check_order(defenses: Sequence[Defense]) -> None:
                 f"defense: {first} puts the update into another form, sparse or quantised, and {after} after it "
                 f"changes the numbers, so that nothing is left of it; put {first} last, and use one of this kind alone"
             )
+    for place, defense in enumerate(defenses):
+        with _named(defense):
+            defense.check_beside(defenses, place)
 
 
-def check_fits(defense: Defense, update: State) -> None:
-    """Let `defense` act once on zeros in the form of `update`.
+def check_fits(defense: Defense, setting: Setting) -> None:
+    """Raise ConfigError where the settings of `defense` make no sense in `setting`, or for one of its clients."""
+    with _named(defense):
+        defense.check(setting)
+        if overrides(defense, "of_client"):
+            for alike in {setting.participation(client) for client in range(len(setting.num_examples))}:
+                defense.of_client(alike)
 
-    Raises:
-        ConfigError: its settings do not fit such an update. Whatever else goes wrong its clients will say.
-    """
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in update.items() if tensor.is_floating_point()}
+
+@contextmanager
+def _named(defense: Defense) -> Iterator[None]:
     try:
-        replaced_update(defense, zeros, torch.Generator(), {} if remembers(defense) else None)
+        yield
     except ConfigError as error:
         raise ConfigError(f"defense: {type(defense).__name__}: {error}") from error
-    except Exception as error:  # a stranger's defense: zeros are no update, and its clients say what is wrong
-        log.debug("%s fails on an update of zeros: %r", type(defense).__name__, error)
 
 
 def overrides(defense: Defense, hook: str) -> bool:
@@ -283,12 +416,17 @@ def of_examples(defense: Defense, gradients: State, expected: float, parameters:
 
 
 def replaced_update(
-    defense: Defense, update: State, rng: torch.Generator, memory: Memory | None = None
+    defense: Defense,
+    update: State,
+    rng: torch.Generator,
+    memory: Memory | None = None,
+    common: torch.Generator | None = None,
 ) -> State | Payload:
     """`replaced` for `on_update`, which may hand back a payload of the update.
 
     Args:
         memory: of a defense that `remembers`; None for all others.
+        common: of a defense that `agrees`; None for all others.
 
     Raises:
         RunError: as from `replaced`, or the payload is not one of the update.
@@ -296,7 +434,9 @@ def replaced_update(
     if not overrides(defense, "on_update"):
         return update
     where, given = f"{type(defense).__name__}.on_update", {name: tensor.clone() for name, tensor in update.items()}
-    keywords: dict[str, Any] = {"rng": rng} if memory is None else {"rng": rng, "memory": memory}
+    keywords: dict[str, Any] = {"rng": rng}
+    keywords |= {"memory": memory} if remembers(defense) else {}
+    keywords |= {"common": common} if agrees(defense) else {}
     got = defense.on_update(dict(given), **keywords)
     if not isinstance(got, Payload):
         return _fitting(where, update, given, got)
@@ -350,6 +490,23 @@ def replaced_batch(defense: Defense, inputs: Tensor, labels: Tensor, rng: torch.
     if not (targets.ndim and (plain or probabilities)) or len(targets) != len(batch):
         raise RunError(f"{where}: expected one label for each of {len(batch)} inputs back, got {kind(targets)}")
     return batch.to(inputs), targets.to(labels) if plain else targets.to(inputs)
+
+
+def replaced_features(defense: Defense, features: Tensor, inputs: Tensor, rng: torch.Generator) -> Tensor:
+    """What `defense.on_features` puts in the place of `features`, `example feature`.
+
+    Raises:
+        RunError: the hook returned something else than numbers in the shape of `features`.
+    """
+    if not overrides(defense, "on_features"):
+        return features
+    got = defense.on_features(features, inputs, rng=rng)
+    if not isinstance(got, Tensor) or not got.is_floating_point() or got.shape != features.shape:
+        raise RunError(
+            f"{type(defense).__name__}.on_features: expected features of shape {tuple(features.shape)} back, "
+            f"got {kind(got)}"
+        )
+    return got.to(features)
 
 
 def _sizes(tensor: Tensor) -> str:

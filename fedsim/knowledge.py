@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from fedsim.defense import Defense
     from fedsim.wire.messages import State
 
 
@@ -191,6 +192,11 @@ class Knowledge:
         str,
         granted=False,
         victims="all columns of records but one",
+    )
+    defenses: Sequence[Defense] | None = _fact(
+        "the defenses of the clients with their settings, for an attack that passes its dummy gradients through them; "
+        "each such attack is then made twice, without them (naive) and with them (adaptive)",
+        granted=False,
     )
     models: Mapping[int, State] | None = None
     device: torch.device = field(default_factory=_cpu)

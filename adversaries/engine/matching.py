@@ -61,7 +61,7 @@ class GradientInversion(Attack):
     precision: Literal["float32", "bfloat16"] = "float32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    uses: ClassVar[frozenset[str]] = MOMENTS | MEAN_GRADIENT | STEPPING | {"labels"}
+    uses: ClassVar[frozenset[str]] = MOMENTS | MEAN_GRADIENT | STEPPING | {"labels", "defenses"}
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -201,7 +201,8 @@ class GradientInversion(Attack):
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:
             labels = labels_of(recipe, scene, values)
-            return recipe.distance(recipe.place.gradient(scene, values, values["dummy"], labels), target)
+            gradient = recipe.place.gradient(scene, values, values["dummy"], labels)
+            return recipe.distance(scene.defended(gradient), target)
 
         check_slope(scene, restart.values(), labels_of(recipe, scene, restart.values()), distance_of)
         if not self.compile:

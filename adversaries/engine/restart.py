@@ -32,7 +32,7 @@ def objective_of(
     emphasis, consensus = around
     values = {name: value.detach().requires_grad_(name in moving) for name, value in given.items()}
     dummy = values["dummy"]
-    gradient = recipe.place.gradient(scene, values, dummy, labels_of(recipe, scene, values))
+    gradient = scene.defended(recipe.place.gradient(scene, values, dummy, labels_of(recipe, scene, values)))
     distance = recipe.distance(gradient, target)
     objective = emphasis * distance
     for weight, prior in recipe.priors:

@@ -42,7 +42,7 @@ def temporal_objective(
     def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             points = points.detach().requires_grad_(True)
-            values = apart([tensor.flatten(1) for tensor in gradients(points)])
+            values = apart([tensor.flatten(1) for tensor in _defended(scenes, gradients(points))])
             if bn_weight:
                 prior = BatchNormStatistics(exact=scenes[0].by_batch)
                 each = [prior(scene, images, images) for scene, images in zip(scenes, points, strict=True)]
@@ -92,6 +92,14 @@ def layer_weights(targets: Sequence[Tensor], layers: Layers) -> Sequence[float |
         return (1.0,) * count
     rising = tuple(2 * (place + 1) / (count + 1) for place in range(count))
     return rising if layers == "increasing" else rising[::-1]
+
+
+def _defended(scenes: Sequence[Scene], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """`gradients`, tensors `gradient ...` in the model's order, as the known defenses would have made them."""
+    if not scenes[0].defenses:
+        return gradients
+    each = [scene.defended([tensor[place] for tensor in gradients]) for place, scene in enumerate(scenes)]
+    return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
 
 
 def _all_at_once(scenes: Sequence[Scene]) -> Callable[[Tensor], Sequence[Tensor]]:

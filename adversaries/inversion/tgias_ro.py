@@ -126,7 +126,7 @@ class TemporalInversion(Attack):
         url="https://arxiv.org/abs/2306.07883",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    uses: ClassVar[frozenset[str]] = MOMENTS | {"labels"}
+    uses: ClassVar[frozenset[str]] = MOMENTS | {"labels", "defenses"}
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

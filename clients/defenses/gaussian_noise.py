@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, Guarantee
+from fedsim.defense import Defense, Guarantee, Participation
 from fedsim.errors import ConfigError
 from fedsim.wire.messages import State
 
@@ -59,11 +59,11 @@ class GaussianNoise(Defense):
             for name, t in update.items()
         }
 
-    def guarantee(self, rounds: int, delta: float) -> Guarantee | None:
+    def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:
         """See Defense. Any two data sets of a client lead to updates at most 2C apart."""
         if not self.noise_multiplier:
             return None
-        rho = rounds * 2 / self.noise_multiplier**2
+        rho = participation.rounds * 2 / self.noise_multiplier**2
         return Guarantee(
             epsilon=rho + 2 * math.sqrt(rho * math.log(1 / delta)),
             delta=delta,

@@ -9,7 +9,7 @@ import torch
 
 from clients.defenses.error_feedback import keep_unsent, with_unsent
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, Memory
+from fedsim.defense import Defense, Memory, Setting
 from fedsim.errors import ConfigError
 from fedsim.wire.messages import State
 from fedsim.wire.payloads import Payload
@@ -55,15 +55,19 @@ class TopK(Defense):
         if self.k < 0:
             raise ConfigError(f"k: expected a count of at least 1, or 0 to leave it to fraction, got {self.k}")
 
+    def check(self, setting: Setting) -> None:
+        """See Defense."""
+        count = sum(tensor.numel() for tensor in setting.update.values())
+        if self.k > count:
+            raise ConfigError(f"k: {self.k} numbers are to be sent, but an update has {count}; choose at most as many")
+
     def on_update(  # type: ignore[override]
         self, update: State, *, rng: torch.Generator, memory: Memory
     ) -> State | Payload:
         """See Defense. Of numbers of the same size that would make more than k, some are sent."""
         del rng
         count = sum(tensor.numel() for tensor in update.values())
-        if self.k > count:
-            raise ConfigError(f"k: {self.k} numbers are to be sent, but an update has {count}; choose at most as many")
-        k = self.k or max(1, round(self.fraction * count))
+        k = min(self.k, count) or max(1, round(self.fraction * count))
         if k == count:
             return update
         wanted = with_unsent(update, memory)

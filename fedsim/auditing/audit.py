@@ -26,7 +26,7 @@ from fedsim.auditing.fit import check_fit, check_truths, counts_of, warn_of_cost
 from fedsim.auditing.isolation import Isolation, attempt
 from fedsim.auditing.optima import Optima
 from fedsim.auditing.outcomes import counted, overheard, sentence
-from fedsim.auditing.plan import Job, Named, check_victims, chosen_rounds, first_of, in_order, jobs
+from fedsim.auditing.plan import Job, Named, adaptive_ones, check_victims, chosen_rounds, first_of, in_order, jobs
 from fedsim.auditing.threat_model import (
     as_sent,
     check_model,
@@ -98,8 +98,11 @@ class Audit:
 
     @cached_property
     def attacks(self) -> Named:
-        """The attacks of the file, each with its table."""
-        return build_attacks(self.spec)
+        """The attacks of the file, each with its table; where defenses are known, also those that adapt to them."""
+        found = build_attacks(self.spec)
+        if self.spec.adversary.knowledge.defenses is not True or not (self.experiment and self.experiment.defenses):
+            return found
+        return [*found, *adaptive_ones(found)]
 
     @cached_property
     def stages(self) -> list[list[str]]:
@@ -360,6 +363,8 @@ class Audit:
     def _knowledge(self, transcript: Transcript, job: Job, first: int) -> tuple[Knowledge, list[str]]:
         """What the attack of `job` is granted, and the hashes of the models among it."""
         adversary, declared = self.spec.adversary, job.attack.declared()
+        if not job.attack.adaptive:
+            declared -= {"defenses"}
         truth = self.truth(job.victim, first) if declared.intersection(private(adversary)) else None
         headers = [transcript.header(number) for number in job.rounds if job.victim in transcript.clients(number)]
         check_sent(self.experiment, headers, job.victim)

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 Named = Sequence[tuple[AttackTable, Attack]]
 """The attacks of a file, each with its table."""
+ADAPTIVE = "adaptive"
+"""How the title of an attack ends that knows the defenses of the clients."""
 _SHOWN = 20
 """Most clients named in a sentence."""
 
@@ -76,6 +78,26 @@ def jobs(
                         victim=victim,
                         repeat=repeat,
                     )
+
+
+def adaptive_ones(attacks: Named) -> Named:
+    """Those of `attacks` that read the defenses of the clients, as an adversary makes them who knows these.
+
+    Raises:
+        ConfigError: one of them would be called as another attack is.
+    """
+    titles = {table.title for table, _ in attacks}
+    found = []
+    for table, attack in attacks:
+        if "defenses" not in attack.declared():
+            continue
+        title = f"{table.title} {ADAPTIVE}"
+        if title in titles:
+            raise ConfigError(
+                f"attack: '{title}' is what '{table.title}' is called where it knows the defenses; choose another label"
+            )
+        found.append((table.model_copy(update={"label": title}), attack.adapted(title)))
+    return found
 
 
 def in_order(builds_on: Mapping[str, str | None], *, known: bool) -> list[list[str]]:

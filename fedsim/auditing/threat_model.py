@@ -294,7 +294,8 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
         model.name, model.settings, task, seed_for(experiment.seed, "model"), experiment.training.dropout
     )
     about_the_task = {"loss": task.loss, "input_shape": task.input_shape, "num_classes": task.num_classes or None}
-    return inputs | {"model": architecture} | about_the_task | _settings(experiment)
+    known = {"model": architecture, "defenses": tuple(experiment.defenses)}
+    return inputs | known | about_the_task | _settings(experiment)
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -15,6 +15,7 @@ from fedsim.defense import (
     HOOKS,
     Defense,
     Guarantee,
+    Participation,
     Poisson,
     a_defense,
     kind,
@@ -23,6 +24,7 @@ from fedsim.defense import (
     remembers,
     replaced,
     replaced_batch,
+    replaced_features,
     replaced_update,
 )
 from fedsim.errors import ConfigError
@@ -97,7 +99,8 @@ def memory_is_all_that_it_keeps(subject: Subject) -> None:
         sent = []
         for number in range(_ROUNDS):
             memory = {name: tensor.clone() for name, tensor in kept.items()}
-            sent.append(_dense(replaced_update(defense, _state(), generator(number), memory), _state()))
+            common = generator("common", number)
+            sent.append(_dense(replaced_update(defense, _state(), generator(number), memory, common), _state()))
             for name, value in memory.items():
                 fits = isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
                 expect(fits, f"it keeps {name!r} as {kind(value)}, expected dense tensors by name")
@@ -113,7 +116,8 @@ def guarantee_is_one(subject: Subject) -> None:
     defense = _defense(subject)
     if not overrides(defense, "guarantee"):
         raise DoesNotApply("it promises nothing")
-    few, many = defense.guarantee(10, _DELTA), defense.guarantee(20, _DELTA)
+    client = Participation(num_examples=100, batch_size=10, steps=10, rounds=10)
+    few, many = (defense.guarantee(replace(client, rounds=rounds), _DELTA) for rounds in (10, 20))
     for got in (few, many):
         if got is not None and not isinstance(got, Guarantee):
             raise Broken(f"guarantee returns {kind(got)}, expected a Guarantee or None")
@@ -135,7 +139,7 @@ def a_client_trains_under_it(subject: Subject) -> None:
         after, _ = local_update(model, before, inputs, labels, settings, key=("contract",), defenses=[defense])
         update = {name: after[name] - tensor for name, tensor in before.items()}
         memory: dict[str, Tensor] | None = {} if remembers(defense) else None
-        return _dense(replaced_update(defense, update, generator(1), memory), before)
+        return _dense(replaced_update(defense, update, generator(1), memory, generator("common")), before)
 
     try:
         with one_thread():
@@ -191,7 +195,15 @@ def _cases(defense: Defense) -> list[_Case]:
         return replaced(defense, "on_gradient", state, rng)
 
     def update(state: State, rng: torch.Generator) -> State:
-        return _dense(replaced_update(defense, state, rng, {} if remembers(defense) else None), state)
+        memory: dict[str, Tensor] | None = {} if remembers(defense) else None
+        return _dense(replaced_update(defense, state, rng, memory, generator("common")), state)
+
+    def features(state: State, rng: torch.Generator) -> State:
+        given, inputs = _features(state)
+        return {"features": replaced_features(defense, given, inputs, rng).detach()}
+
+    def plain_features(state: State) -> State:
+        return {"features": _features(state)[0].detach()}
 
     def plain_batch(state: State) -> State:
         inputs, labels = _batch(_BATCH)
@@ -199,6 +211,7 @@ def _cases(defense: Defense) -> list[_Case]:
 
     cases = [
         _Case("on_batch", batch, plain_batch),
+        _Case("on_features", features, plain_features),
         _Case("on_examples", examples, lambda state: {name: each.sum(0) / 3 for name, each in _each(state).items()}),
         _Case("on_gradient", gradient, dict),
         _Case("on_update", update, dict),
@@ -208,7 +221,9 @@ def _cases(defense: Defense) -> list[_Case]:
 
 
 def _defense(subject: Subject) -> Defense:
-    return cast("Defense", subject.build())
+    """As a client uses it that takes part in a few rounds."""
+    client = Participation(num_examples=_COUNT, batch_size=_BATCH, steps=_COUNT // _BATCH, rounds=_ROUNDS)
+    return cast("Defense", subject.build()).of_client(client)
 
 
 def _state() -> dict[str, Tensor]:
@@ -223,6 +238,13 @@ def _zeros() -> dict[str, Tensor]:
 def _each(state: State) -> State:
     """Three multiples of a state, as gradients of three examples."""
     return {name: torch.stack([tensor, -2 * tensor, 3 * tensor]) for name, tensor in state.items()}
+
+
+def _features(state: State) -> tuple[Tensor, Tensor]:
+    """Features of a batch, a smooth function of its inputs and of a state, and these inputs."""
+    inputs = _batch(_BATCH)[0].requires_grad_(True)
+    weights = torch.randn((64, state["b"].numel()), generator=generator("features")) * state["b"]
+    return (inputs.flatten(1) @ weights).tanh(), inputs
 
 
 def _batch(count: int) -> tuple[Tensor, Tensor]:

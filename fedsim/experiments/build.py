@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedsim.attacks import Attack
 from fedsim.datasets import Dataset
 from fedsim.datasets.checks import check_dataset
-from fedsim.defense import Defense, a_defense, check_fits, check_order
+from fedsim.defense import Defense, Participation, Setting, a_defense, check_fits, check_order, overrides
 from fedsim.errors import ConfigError, PluginError, first_line
 from fedsim.experiments.config import AttackFile, AttackTable, Config, StrategyTable, TrainingTable, check
 from fedsim.experiments.federated_data import FederatedData
@@ -63,12 +63,28 @@ class Experiment:
         build_attacks(self.config)
         parts = (self.training, self.data.train(0), self.new_strategy())
         del parts
-        start = self.initial_state()
-        for defense in self.defenses:
-            check_fits(defense, start)
-        Hooks(self.defenses, self.model, self.training, len(self.data.train(0)[1]), ("check",))
+        self._check_defenses()
         sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
         check_model(self.model, self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
+
+    def _check_defenses(self) -> None:
+        """Raise ConfigError where a defense does not fit what the experiment says, or the model."""
+        if self.defenses:
+            for defense in self.defenses:
+                check_fits(defense, self.setting)
+            Hooks(self.defenses_of(0), self.model, self.training, self.data.counts[0], ("check",))
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What defenses are to work in."""
+        return Setting(
+            update={n: torch.zeros_like(t) for n, t in self.initial_state().items() if t.is_floating_point()},
+            task=self.dataset.task,
+            training=self.training,
+            rounds=self.config.federation.rounds,
+            clients=self.config.federation.clients,
+            num_examples=self.data.counts,
+        )
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -230,6 +246,24 @@ class Experiment:
             check_frozen(type(defense))
         check_order(found)
         return found
+
+    def defenses_of(self, client: int) -> list[Defense]:
+        """The defenses as `client` uses them.
+
+        Raises:
+            ConfigError: one of them cannot be as strong as it is asked to be.
+        """
+        if not any(overrides(defense, "of_client") for defense in self.defenses):
+            return self.defenses
+        participation = self.setting.participation(client)
+        if participation not in self._of_clients:
+            self._of_clients[participation] = [defense.of_client(participation) for defense in self.defenses]
+        return self._of_clients[participation]
+
+    @cached_property
+    def _of_clients(self) -> dict[Participation, list[Defense]]:
+        """Defenses by what clients do, which is alike for many of them."""
+        return {}
 
 
 def build_attacks(spec: AttackFile) -> list[tuple[AttackTable, Attack]]:

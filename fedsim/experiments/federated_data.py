@@ -94,6 +94,11 @@ class FederatedData:
             raise DataError(f"there is no client {client}, expected one from 0 to {self.clients - 1}")
         return self._assigned[client]
 
+    @cached_property
+    def counts(self) -> list[int]:
+        """N of each client, how many examples it trains on."""
+        return [len(train) for train, _ in self._assigned]
+
     @property
     def clients_who_test(self) -> list[Indices]:
         """What each of the further clients holds who only test (`test_by = "client"`)."""

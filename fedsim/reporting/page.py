@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedsim.attacks import Paper
 from fedsim.auditing.audit import Audit
-from fedsim.defense import Defense
+from fedsim.defense import Defense, Participation
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.evaluation.examples import IMAGES
 from fedsim.evaluation.texts import TEXTS, WORDS
@@ -231,7 +231,8 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
     try:
         if config.defense:
             pairs = zip(config.defense, experiment.defenses, strict=True)
-            facts["Defenses"] = "; ".join(_defense(table, defense, federation.rounds) for table, defense in pairs)
+            client = experiment.setting.participation(0)
+            facts["Defenses"] = "; ".join(_defense(table, defense, client) for table, defense in pairs)
         data, shape = experiment.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
         axes = {"image": "channel × height × width", "table": "features", "text": "tokens"}[data.task.kind]
         goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
@@ -274,11 +275,11 @@ def _described(table: PluginTable) -> str:
     return f"{table.name} ({settings})" if settings else table.name
 
 
-def _defense(table: PluginTable, defense: Defense, rounds: int) -> str:
-    proved = defense.guarantee(rounds, DELTA)
+def _defense(table: PluginTable, defense: Defense, client: Participation) -> str:
+    proved = defense.of_client(client).guarantee(client, DELTA)
     if proved is None:
         return f"{_described(table)}: no formal guarantee"
-    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {rounds} rounds"
+    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {client.rounds} rounds"
     return f"{_described(table)}: {privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
 
 

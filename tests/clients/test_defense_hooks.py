@@ -264,7 +264,11 @@ class NoRng(Defense):
 @pytest.mark.parametrize(
     ("thing", "expected"),
     [
-        (Idle(), "Idle: overrides none of sampling, on_batch, on_examples, on_gradient, on_update, so it defends"),
+        (
+            Idle(),
+            "Idle: overrides none of sampling, on_batch, on_features, on_examples, "
+            "on_gradient, on_update, so it defends",
+        ),
         (Plural(), "Plural: 'on_updates' is no hook of a defense and would never be called, did you mean 'on_update'?"),
         (OneTooMany(), "OneTooMany: 'on_gradients' is no hook of a defense"),
         (Camel(), "Camel: 'onUpdate' is no hook of a defense and would never be called, did you mean 'on_update'?"),

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from clients.defenses.gaussian_noise import GaussianNoise
 from clients.defenses.gradient_prune import GradientPrune
+from clients.defenses.layer_freeze import LayerFreeze
 from clients.defenses.quantise import Quantise
 from clients.defenses.random_mask import RandomMask
 from clients.defenses.top_k import TopK
-from fedsim.defense import Defense, check_fits, check_order, remembers, replaced, replaced_update
+from fedsim.defense import Defense, Setting, check_fits, check_order, remembers, replaced, replaced_update
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config, check
@@ -21,9 +22,20 @@ from fedsim.experiments.run_folder import RunFolder
 from fedsim.experiments.simulation import federate
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
+from fedsim.task import Task
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.payloads import Payload
 
 UPDATE = {"w": torch.tensor([[3.0, -0.5], [0.25, -4.0]]), "b": torch.tensor([1.0, -2.0])}
+
+SETTING = Setting(
+    update=UPDATE,
+    task=Task((4,), 2),
+    training=LocalTraining(local_epochs=1),
+    rounds=3,
+    clients=2,
+    num_examples=[10, 20],
+)
 
 
 def sent(defense: Defense, update: dict[str, Tensor] = UPDATE, memory: Any = None, seed: int = 0) -> Payload:
@@ -111,6 +123,13 @@ def test_pruning_takes_the_smallest_numbers_of_each_tensor() -> None:
     assert replaced(GradientPrune(pruned=0.9), "on_gradient", few, generator(0))["b"].item() == 1.0
 
 
+def test_frozen_layers_are_not_sent() -> None:
+    payload = sent(LayerFreeze(layers=("b*",)))
+    assert torch.equal(values(payload)["w"], UPDATE["w"])
+    assert values(payload)["b"].tolist() == [0.0, 0.0]
+    assert payload.nbytes == 4 * 4, "the other layer's numbers alone"
+
+
 def test_half_precision_takes_two_bytes_a_number() -> None:
     payload = sent(Quantise(scheme="fp16"))
     assert payload.nbytes == 12
@@ -140,8 +159,11 @@ def test_strength_zero_hands_back_the_update_itself(defense: Defense) -> None:
         (lambda: RandomMask(masked=1.0), "masked: expected a probability of at least 0, below 1, got 1.0"),
         (lambda: RandomMask(rescale=True, error_feedback=True), "set one of them to false"),
         (lambda: GradientPrune(pruned=1.0), "pruned: expected a share of at least 0, below 1, got 1.0"),
+        (lambda: LayerFreeze(), "layers: nothing is named"),
+        (lambda: check_fits(LayerFreeze(layers=("c",)), SETTING), "LayerFreeze: layers: 'c' matches nothing .* w, b"),
+        (lambda: check_fits(LayerFreeze(layers=("*",)), SETTING), "they are the whole model"),
         (lambda: Quantise(bits=1), "bits: expected 2 to 16"),
-        (lambda: check_fits(TopK(k=7), UPDATE), "TopK: k: 7 numbers are to be sent, but an update has 6"),
+        (lambda: check_fits(TopK(k=7), SETTING), "TopK: k: 7 numbers are to be sent, but an update has 6"),
         (lambda: check_order([Quantise(), GaussianNoise()]), "put Quantise last"),
         (lambda: check_order([TopK(), Quantise()]), "TopK puts the update into another form"),
     ],
@@ -178,6 +200,7 @@ def messages(tmp_path: Any, *defenses: dict[str, Any]) -> Transcript:
         {"name": "top-k", "fraction": 0.1},
         {"name": "random-mask", "masked": 0.9},
         {"name": "quantise", "scheme": "sign"},
+        {"name": "layer-freeze", "layers": ["1.weight"]},
         {"name": "quantise", "scheme": "fp16"},
     ],
 )

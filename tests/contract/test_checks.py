@@ -21,7 +21,7 @@ from fedsim.contract import findings as kinds
 from fedsim.contract import strategies as strategy_checks
 from fedsim.contract.checks import Check, Outcome, Subject, examine, outcome
 from fedsim.datasets import Dataset, Examples
-from fedsim.defense import Defense, Guarantee
+from fedsim.defense import Defense, Guarantee, Participation
 from fedsim.errors import AttackError, ConfigError, PluginError
 from fedsim.evaluation.kind import Evaluator, Judgement
 from fedsim.findings import Reconstruction
@@ -258,8 +258,8 @@ class KeepsElsewhere(Defense):
 class PromisesLess(Halves):
     """Promise more with every round."""
 
-    def guarantee(self, rounds: int, delta: float) -> Guarantee:
-        return Guarantee(epsilon=1 / rounds, delta=delta, neighbours="none", accountant="none")
+    def guarantee(self, participation: Participation, delta: float) -> Guarantee:
+        return Guarantee(epsilon=1 / participation.rounds, delta=delta, neighbours="none", accountant="none")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "emnist": {"files": "test"},
     "femnist": {"folder": "femnist-digits"},
     "image-folder": {"path": "imagenet-sample-224/val"},
+    "layer-freeze": {"layers": ["[a1]*"]},
     "leaf": {"path": "leaf/shakespeare"},
     "lmra": {"hidden": "16x2", "learning_rate": 1e-3, "epochs": 500, "minimise_epochs": 20},
     "lmra-dummy-data": {"training_iterations": 5},
