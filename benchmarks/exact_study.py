@@ -151,7 +151,7 @@ def cells() -> Iterator[Cell]:
     for share in (0.5, 0.1):
         yield Cell(f"mnist top-k {share:g}", defense=Largest(share=share))
     yield Cell("mnist float16", defense=Rounded())
-    yield Cell("mnist clipping 0.1", {"defense": [{"name": "gaussian-noise", "clip": 0.1, "noise_multiplier": 0.0}]})
+    yield Cell("mnist clipping 0.1", {"defense": [{"name": "update-noise", "clip": 0.1, "noise_multiplier": 0.0}]})
     yield from axis("cifar10", "N", "partition.samples_per_client", (8, 16, 48))
     yield from axis("cifar10", "E", "training.local_epochs", (1, 20))
     yield from axis("cifar10", "rate", "training.learning_rate", (0.001, 0.05))

@@ -34,7 +34,7 @@ def partition_mod(message: Message, context: Context, call_next: ClientAppCallab
 def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
     """A mod that applies `defense.on_update` to what the client is about to send.
 
-        app = ClientApp(mods=[as_mod(GaussianNoise(clip=1.0, noise_multiplier=0.1))])
+        app = ClientApp(mods=[as_mod(UpdateNoise(clip=1.0, noise_multiplier=0.1))])
 
     The other hooks act inside local training and need fedsim's own ClientApp.
     A defense that asks for a memory has it in the `Context.state` of its client's node, under the name of its class.

@@ -156,7 +156,7 @@ states = torch.random.get_rng_state(), str(numpy.random.get_state()), dict(os.en
 handlers = list(logging.getLogger().handlers)
 threads = torch.get_num_threads()
 import fedsim.cli.main, fedsim.auditing.audit, fedsim.experiments.simulation
-import adversaries.inversion.surrogate_model, clients.defenses.gaussian_noise
+import adversaries.inversion.surrogate_model, clients.defenses.update_noise
 assert torch.equal(states[0], torch.random.get_rng_state())
 assert states[1] == str(numpy.random.get_state())
 assert states[2] == dict(os.environ), set(os.environ) ^ set(states[2])

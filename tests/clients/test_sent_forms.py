@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.defenses.gaussian_noise import GaussianNoise
 from clients.defenses.gradient_prune import GradientPrune
 from clients.defenses.layer_freeze import LayerFreeze
 from clients.defenses.quantise import Quantise
 from clients.defenses.random_mask import RandomMask
 from clients.defenses.top_k import TopK
+from clients.defenses.update_noise import UpdateNoise
 from fedsim.defense import Defense, Setting, check_fits, check_order, remembers, replaced, replaced_update
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment, resolve
@@ -164,7 +164,7 @@ def test_strength_zero_hands_back_the_update_itself(defense: Defense) -> None:
         (lambda: check_fits(LayerFreeze(layers=("*",)), SETTING), "they are the whole model"),
         (lambda: Quantise(bits=1), "bits: expected 2 to 16"),
         (lambda: check_fits(TopK(k=7), SETTING), "TopK: k: 7 numbers are to be sent, but an update has 6"),
-        (lambda: check_order([Quantise(), GaussianNoise()]), "put Quantise last"),
+        (lambda: check_order([Quantise(), UpdateNoise()]), "put Quantise last"),
         (lambda: check_order([TopK(), Quantise()]), "TopK puts the update into another form"),
     ],
 )
@@ -174,7 +174,7 @@ def test_what_makes_no_sense_is_refused(make: Any, told: str) -> None:
 
 
 def test_noise_before_quantisation_is_accepted() -> None:
-    check_order([GaussianNoise(), Quantise()])
+    check_order([UpdateNoise(), Quantise()])
 
 
 def config(*defenses: dict[str, Any]) -> Config:
@@ -232,4 +232,4 @@ def test_settings_that_do_not_fit_the_model_are_refused_before_work() -> None:
     with pytest.raises(ConfigError, match=r"k: 1000000 numbers are to be sent, but an update has"):
         Experiment(config({"name": "top-k", "k": 10**6})).check()
     with pytest.raises(ConfigError, match="put Quantise last"):
-        Experiment(config({"name": "quantise"}, {"name": "gaussian-noise"})).check()
+        Experiment(config({"name": "quantise"}, {"name": "update-noise"})).check()

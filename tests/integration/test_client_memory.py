@@ -85,7 +85,7 @@ def remembering(
         strategy={"name": "fedavg", "fraction_train": 0.7, **(strategy or {})},
         defense=[
             defense,
-            {"name": "gaussian-noise", "clip": 1.0, "noise_multiplier": 0.01},
+            {"name": "update-noise", "clip": 1.0, "noise_multiplier": 0.01},
             {**defense, "fails_at": 0},
         ],
         attack=[],

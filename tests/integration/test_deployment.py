@@ -379,7 +379,7 @@ def test_the_same_seed_gives_the_same_bytes_from_supernodes(
         strategy={"name": "fedadam", "fraction_train": 0.8},
         partition={"test_fraction": 0.2},
         model={"dropout": 0.2},
-        defense=[{"name": "gaussian-noise", "clip": 1.0, "noise_multiplier": 0.01}],
+        defense=[{"name": "update-noise", "clip": 1.0, "noise_multiplier": 0.01}],
     )
     folder = tmp_path / "run"
     driver = start(on_flower(config, port=port), folder)

@@ -33,7 +33,7 @@ def busy(tiny_config: Tiny, recording: dict[str, Any] | None = None, **federatio
         strategy={"name": "fedavg", "fraction_train": 0.5},
         model={"name": "mlp", "hidden": [16], "dropout": 0.2},
         partition={"name": "dirichlet", "alpha": 0.5, "test_fraction": 0.2},
-        defense=[{"name": "gaussian-noise", "clip": 1.0, "noise_multiplier": 0.01}],
+        defense=[{"name": "update-noise", "clip": 1.0, "noise_multiplier": 0.01}],
         recording=recording or {},
     )
 
@@ -224,7 +224,7 @@ CORE = [
     "fedsim.attacks", "fedsim.auditing.audit", "fedsim.datasets", "fedsim.defense", "fedsim.experiments.config",
     "fedsim.experiments.federated_data", "fedsim.evaluation.scoring", "fedsim.metrics", "fedsim.models",
     "fedsim.recording.recorder", "fedsim.recording.transcript", "fedsim.training.loop", "fedsim.wire.payloads",
-    "clients.defenses.gaussian_noise",
+    "clients.defenses.update_noise",
 ]  # fmt: skip
 BLOCK = """
 import sys

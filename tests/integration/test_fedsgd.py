@@ -65,7 +65,7 @@ def busy(tiny_config: Tiny, **federation: Any) -> Config:
         strategy={"name": "fedsgd", "learning_rate": RATE, "fraction_train": 0.7},
         model={"name": "mlp", "hidden": [16], "dropout": 0.2, "batch_norm": True},
         partition={"samples_per_client": 12, "test_fraction": 0.2},
-        defense=[{"name": "gaussian-noise", "clip": 1.0, "noise_multiplier": 0.01}],
+        defense=[{"name": "update-noise", "clip": 1.0, "noise_multiplier": 0.01}],
     )
 
 

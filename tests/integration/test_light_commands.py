@@ -54,7 +54,7 @@ def test_a_list_of_plugins_whose_descriptions_are_kept_does_not_wait_for_torch(
 ) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
     first, second = call("list", "defenses"), call("list", "defenses")
-    assert "gaussian-noise" in second.stdout
+    assert "update-noise" in second.stdout
     assert second.stdout.endswith("[]\n")
     assert second.stdout.splitlines()[:-1] == first.stdout.splitlines()[:-1]
 

@@ -27,7 +27,7 @@ from torch import nn
 
 import fedsim
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from clients.defenses.gaussian_noise import GaussianNoise
+from clients.defenses.update_noise import UpdateNoise
 from fedsim import Run, Transcript
 from fedsim.errors import (
     AttackCrash,
@@ -258,12 +258,12 @@ def test_an_edited_table_or_finding_is_not_read_as_if_it_were_the_runs(tmp_path:
 
 def test_a_network_a_strategy_a_defense_and_an_attack_may_be_objects(tmp_path: Path) -> None:
     net = network()
-    parts = {"model": net, "strategy": strategy(), "defense": [GaussianNoise(clip=0.5)], "attack": [Grey(value=0.25)]}
+    parts = {"model": net, "strategy": strategy(), "defense": [UpdateNoise(clip=0.5)], "attack": [Grey(value=0.25)]}
     run = fedsim.run({**TABLES, **parts}, tmp_path / "run")
     sent = run.transcript.update(1, 0).before
     assert all(torch.equal(sent[name], tensor) for name, tensor in net.state_dict().items())
     recorded = tomllib.loads((run.path / "experiment.toml").read_text())
-    assert recorded["defense"][0]["name"] == "gaussian-noise"
+    assert recorded["defense"][0]["name"] == "update-noise"
     assert recorded["defense"][0]["clip"] == 0.5
     assert re.fullmatch(r"python-object Sequential [0-9a-f]{8}", recorded["model"]["name"])
     assert set(run.scores["attack"]) == {"Grey"}

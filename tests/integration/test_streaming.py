@@ -210,7 +210,7 @@ def test_whatever_a_strategy_broadcasts_its_clients_train_at_once(
 def test_noise_on_the_update_is_the_loops_noise(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
 ) -> None:
-    defense = [{"name": "gaussian-noise", "clip": 0.5, "noise_multiplier": 0.1}]
+    defense = [{"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.1}]
     vectorised, loop = both(tiny_config, serial_run, tmp_path, defense=defense)
     assert sum(at_once) > 40
     assert 0 < farthest(vectorised, loop) < TOLERANCE

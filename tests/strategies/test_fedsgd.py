@@ -24,7 +24,7 @@ from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.inversion.tgias_ro import TemporalInversion
 from adversaries.labels.updates import count_labels
 from adversaries.scene import scene_of
-from clients.defenses.gaussian_noise import GaussianNoise
+from clients.defenses.update_noise import UpdateNoise
 from clients.mods import defended
 from fedsim.attacks import Attack, Knowledge, Paper
 from fedsim.auditing.architecture import Architecture
@@ -479,7 +479,7 @@ def as_sent(gradient: State, beside: State) -> Payload:
 def test_noise_and_clipping_act_on_the_gradient_and_on_what_travels_beside_it() -> None:
     before = state_of(normalised())
     gradient, beside, _ = computed(normalised())
-    defense = GaussianNoise(clip=0.01, noise_multiplier=0.0)
+    defense = UpdateNoise(clip=0.01, noise_multiplier=0.0)
     sent = defended(defense, before, as_sent(gradient, beside), generator(0))
     sent_gradient, sent_beside = sent.values("gradient", before), sent.values("weights", before)
     moved = {name: t - before[name] for name, t in beside.items()}
@@ -502,13 +502,13 @@ def test_a_gradient_that_no_defense_touches_is_sent_to_the_bit() -> None:
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
-        (as_sent({"other": torch.ones(1)}, {}), "GaussianNoise: 'other' was not broadcast, so its update cannot be"),
-        (as_sent({"w": torch.full((1,), math.nan)}, {}), "GaussianNoise: the update of 'w' is NaN or infinite"),
+        (as_sent({"other": torch.ones(1)}, {}), "UpdateNoise: 'other' was not broadcast, so its update cannot be"),
+        (as_sent({"w": torch.full((1,), math.nan)}, {}), "UpdateNoise: the update of 'w' is NaN or infinite"),
     ],
 )
 def test_a_gradient_that_cannot_be_defended_is_not_sent(reply: Payload, expected: str) -> None:
     with pytest.raises(RunError) as error:
-        defended(GaussianNoise(), {"w": torch.zeros(1)}, reply, generator(0))
+        defended(UpdateNoise(), {"w": torch.zeros(1)}, reply, generator(0))
     assert expected in str(error.value)
 
 

@@ -79,8 +79,8 @@ def build(path: Path, *overrides: str) -> Config:
         ("strategy.name=fedav", "strategies: nothing is called 'fedav', did you mean 'fedavg'?"),
         ("strategy.fraction_trian=1", "unknown setting for 'fedavg', did you mean 'fraction_train'?"),
         ("strategy.name=qfedavg", "strategy: 'qfedavg' needs client_learning_rate, which is not set"),
-        ("defense=[{name='gausian'}]", "defenses: nothing is called 'gausian', did you mean 'gaussian-noise'?"),
-        ("defense=[{name='gaussian-noise', clp=2}]", "defense.0.clp: unknown setting for 'gaussian-noise', did you"),
+        ("defense=[{name='update-nois'}]", "defenses: nothing is called 'update-nois', did you mean 'update-noise'?"),
+        ("defense=[{name='update-noise', clp=2}]", "defense.0.clp: unknown setting for 'update-noise', did you"),
         # Types.
         ("federation.clients='ten'", "federation.clients: input should be a valid integer, got 'ten'"),
         ("federation.clients=2.5", "federation.clients: input should be a valid integer, got 2.5"),
@@ -95,7 +95,7 @@ def build(path: Path, *overrides: str) -> Config:
         ("attack=5", "attack: input should be a list, got 5"),
         ("attack=['sme']", "attack.0: input should be a table, got 'sme'"),
         ("federation=3", "federation: input should be a table, got 3"),
-        ("defense={name='gaussian-noise'}", "defense: this is a list of tables; write [[defense]]"),
+        ("defense={name='update-noise'}", "defense: this is a list of tables; write [[defense]]"),
         ("attack=[{iterations=3}]", "attack.0.name: field required"),
         ("federation.rounds=2024-01-01", "federation.rounds: expected a number, a text, a list or a table, got date"),
         # Values.
@@ -250,7 +250,7 @@ def test_values_are_toml_and_what_is_none_is_text(file: Path) -> None:
 
 def test_the_resolved_file_is_the_same_experiment_with_defaults_written_out(file: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    config = build(file, "defense=[{name='gaussian-noise', clip=2.0}]")
+    config = build(file, "defense=[{name='update-noise', clip=2.0}]")
     folder.write_experiment(config)
     again = folder.read_experiment()
     assert again == config

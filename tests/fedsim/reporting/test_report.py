@@ -571,7 +571,7 @@ def test_damaged_rounds_are_named_and_the_others_told(folder):
 
 def test_a_damaged_finding_or_a_missing_data_set_does_not_stop_the_report(folder, held, monkeypatch):
     monkeypatch.delenv("FEDSIM_DATA", raising=False)
-    noise = PluginTable(name="gaussian-noise", clip=1.0, noise_multiplier=0.0)
+    noise = PluginTable(name="update-noise", clip=1.0, noise_multiplier=0.0)
     folder.write_experiment(config(data={"name": "mnist"}, defense=[noise]))
     record(folder)
     claim(folder, held)
@@ -579,11 +579,11 @@ def test_a_damaged_finding_or_a_missing_data_set_does_not_stop_the_report(folder
     text = text_of(page(folder))
     assert "broken.safetensors is left out" in text
     assert "needs a data folder" in text
-    assert "gaussian-noise (clip 1.0, noise_multiplier 0.0): no formal guarantee" in text
+    assert "update-noise (clip 1.0, noise_multiplier 0.0): no formal guarantee" in text
 
 
 def test_a_guarantee_is_stated_for_the_rounds_of_the_run(folder):
-    noise = PluginTable(name="gaussian-noise", clip=1.0, noise_multiplier=10.0)
+    noise = PluginTable(name="update-noise", clip=1.0, noise_multiplier=10.0)
     folder.write_experiment(config(defense=[noise]))
     record(folder)
     rho = 3 * 2 / 10.0**2

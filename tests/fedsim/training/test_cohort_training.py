@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from clients.defenses.gaussian_noise import GaussianNoise
+from clients.defenses.update_noise import UpdateNoise
 from fedsim.attacks import Paper
 from fedsim.defense import Defense
 from fedsim.errors import RunError
@@ -333,7 +333,7 @@ def test_every_setting_of_sgd_fits(how: dict[str, Any]) -> None:
 
 
 def test_defenses_of_the_update_fit_and_those_inside_training_do_not() -> None:
-    noise = GaussianNoise(noise_multiplier=0.1)
+    noise = UpdateNoise(noise_multiplier=0.1)
     assert fits(net(), sgd(), [noise])
     for defense in (OnBatch(), OnGradient(), Inherits()):
         assert not fits(net(), sgd(), [defense])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clients.defenses.gaussian_noise import GaussianNoise
+from clients.defenses.update_noise import UpdateNoise
 from clients.mods import as_mod
 from fedsim.attacks import Paper
 from fedsim.defense import Defense
@@ -347,7 +347,7 @@ def test_training_leaves_the_global_generators_as_they_were() -> None:
         return torch.random.get_rng_state().tolist(), random.getstate(), name, keys.tolist(), rest
 
     before = where()
-    train(net(dropout=0.5), defenses=[GaussianNoise(noise_multiplier=1.0)])
+    train(net(dropout=0.5), defenses=[UpdateNoise(noise_multiplier=1.0)])
     assert where() == before
     with pytest.raises(RunError):
         train(net(dropout=0.5), learning_rate=1e30, local_epochs=5)
@@ -464,7 +464,7 @@ def norm(update: State) -> float:
 
 @given(update=updates, clip=st.floats(1e-3, 1e3))
 def test_clipping_bounds_the_norm_keeps_the_direction_and_is_idempotent(update: State, clip: float) -> None:
-    defense = GaussianNoise(clip=clip)
+    defense = UpdateNoise(clip=clip)
     once = defense.on_update(update, rng=torch.Generator())
     assert norm(once) <= clip * (1 + 1e-6)
     twice = defense.on_update(once, rng=torch.Generator())
@@ -478,13 +478,13 @@ def test_clipping_bounds_the_norm_keeps_the_direction_and_is_idempotent(update: 
 
 @given(update=updates)
 def test_without_noise_and_with_a_large_clip_nothing_changes(update: State) -> None:
-    defended = GaussianNoise(clip=1e9).on_update(update, rng=torch.Generator())
+    defended = UpdateNoise(clip=1e9).on_update(update, rng=torch.Generator())
     assert equal(defended, update)
 
 
 def test_the_noise_has_the_promised_spread() -> None:
     update = {"a": torch.zeros(100, 100), "b": torch.zeros(10_000)}
-    noise = GaussianNoise(clip=0.5, noise_multiplier=3.0).on_update(update, rng=generator("noise"))
+    noise = UpdateNoise(clip=0.5, noise_multiplier=3.0).on_update(update, rng=generator("noise"))
     for tensor in noise.values():
         assert tensor.std().item() == pytest.approx(1.5, rel=0.03)
         assert tensor.mean().item() == pytest.approx(0.0, abs=0.06)
@@ -492,12 +492,12 @@ def test_the_noise_has_the_promised_spread() -> None:
 
 def test_a_zero_update_stays_zero_and_breaks_nothing() -> None:
     update = {"a": torch.zeros(3)}
-    assert torch.equal(GaussianNoise(clip=0.1).on_update(update, rng=torch.Generator())["a"], torch.zeros(3))
+    assert torch.equal(UpdateNoise(clip=0.1).on_update(update, rng=torch.Generator())["a"], torch.zeros(3))
 
 
 def test_noise_follows_the_generator_it_is_given() -> None:
     update = {"a": torch.ones(5)}
-    defense = GaussianNoise(noise_multiplier=1.0)
+    defense = UpdateNoise(noise_multiplier=1.0)
     first = defense.on_update(update, rng=generator(1))
     assert torch.equal(first["a"], defense.on_update(update, rng=generator(1))["a"])
     assert not torch.equal(first["a"], defense.on_update(update, rng=generator(2))["a"])
@@ -506,7 +506,7 @@ def test_noise_follows_the_generator_it_is_given() -> None:
 @pytest.mark.parametrize("kwargs", [{"clip": 0.0}, {"clip": math.inf}, {"clip": math.nan}, {"noise_multiplier": -1.0}])
 def test_strengths_that_cannot_be_are_refused(kwargs: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"^(clip|noise_multiplier): "):
-        GaussianNoise(**kwargs)
+        UpdateNoise(**kwargs)
 
 
 # The mod in a plain Flower ClientApp.
@@ -547,7 +547,7 @@ def sent(reply: Message) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def test_the_mod_clips_the_update_and_lets_integers_pass() -> None:
-    got = sent(answer(as_mod(GaussianNoise(clip=0.25)), BEFORE, AFTER))
+    got = sent(answer(as_mod(UpdateNoise(clip=0.25)), BEFORE, AFTER))
     moved = {name: got[name].astype(np.float64) - BEFORE[name] for name in ("weight", "scale")}
     assert math.sqrt(sum((m**2).sum() for m in moved.values())) == pytest.approx(0.25, rel=1e-5)
     assert got["count"] == 8
@@ -560,7 +560,7 @@ def test_a_mod_that_changes_nothing_sends_the_very_same_bytes() -> None:
 
 
 def test_a_mod_without_a_seed_never_repeats_its_noise() -> None:
-    defense = GaussianNoise(noise_multiplier=1.0)
+    defense = UpdateNoise(noise_multiplier=1.0)
     one, two = (sent(answer(as_mod(defense), BEFORE, AFTER))["weight"] for _ in range(2))
     assert not np.array_equal(one, two)
     same = [sent(answer(as_mod(defense, generator(5)), BEFORE, AFTER))["weight"] for _ in range(2)]
@@ -568,22 +568,22 @@ def test_a_mod_without_a_seed_never_repeats_its_noise() -> None:
 
 
 def test_the_mod_leaves_evaluation_and_errors_alone() -> None:
-    mod = as_mod(GaussianNoise(clip=1e-9))
+    mod = as_mod(UpdateNoise(clip=1e-9))
     got = sent(answer(mod, BEFORE, AFTER, kind="evaluate"))
     assert np.array_equal(got["weight"], AFTER["weight"])
     assert answer(mod, BEFORE, "broken").error.reason == "broken"
 
 
 def test_an_array_that_was_never_broadcast_does_not_leave_undefended() -> None:
-    reply = answer(as_mod(GaussianNoise(clip=0.1)), BEFORE, {**AFTER, "control": np.ones(3, np.float32)})
+    reply = answer(as_mod(UpdateNoise(clip=0.1)), BEFORE, {**AFTER, "control": np.ones(3, np.float32)})
     assert reply.has_error()
     assert "control" in str(reply.error.reason)
-    assert "GaussianNoise" in str(reply.error.reason)
+    assert "UpdateNoise" in str(reply.error.reason)
 
 
 def test_a_defense_that_yields_no_numbers_is_an_error_not_an_update() -> None:
     broken = {**AFTER, "weight": AFTER["weight"] * np.float32("inf")}
-    reply = answer(as_mod(GaussianNoise(clip=0.1)), BEFORE, broken)
+    reply = answer(as_mod(UpdateNoise(clip=0.1)), BEFORE, broken)
     assert reply.has_error()
     assert "NaN" in str(reply.error.reason)
 

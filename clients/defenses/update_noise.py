@@ -1,4 +1,4 @@
-"""Update clipping plus Gaussian noise."""
+"""Update clipping plus noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsim.wire.messages import State
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianNoise(Defense):
+class UpdateNoise(Defense):
     """Clip the update to L2 norm C, then add Gaussian noise of standard deviation sigma * C.
 
     The whole update, all layers together, is one vector. Because every client does this before
