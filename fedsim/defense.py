@@ -62,19 +62,21 @@ class Poisson:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """What one client does in a run, as far as its privacy depends on it.
+    """What one client does in a run, as far as its defenses depend on it.
 
     Attributes:
         num_examples: N, what it holds.
         batch_size: B of `[training]`.
         steps: T, its local steps in each round.
         rounds: rounds in which it sends.
+        num_classes: of what it learns; 0 of a regression, or where nobody said.
     """
 
     num_examples: int
     batch_size: int
     steps: int
     rounds: int
+    num_classes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,7 @@ class Setting:
             batch_size=training.batch_size,
             steps=1 if training.sends == "gradient" else training.steps(count),
             rounds=self.rounds if rounds is None else rounds,
+            num_classes=self.task.num_classes,
         )
 
 
@@ -171,7 +174,7 @@ class Defense(ABC):
         """This defense as one client uses it, which takes part at most as `participation` says.
 
         By default all clients use the same. One whose strength follows from what a client does, as the noise for a
-        wanted epsilon, returns a copy with that strength.
+        wanted epsilon, returns a copy with that strength; one that makes soft labels, a copy that knows the classes.
 
         Raises:
             ConfigError: no strength will do.

@@ -222,7 +222,9 @@ def _cases(defense: Defense) -> list[_Case]:
 
 def _defense(subject: Subject) -> Defense:
     """As a client uses it that takes part in a few rounds."""
-    client = Participation(num_examples=_COUNT, batch_size=_BATCH, steps=_COUNT // _BATCH, rounds=_ROUNDS)
+    client = Participation(
+        num_examples=_COUNT, batch_size=_BATCH, steps=_COUNT // _BATCH, rounds=_ROUNDS, num_classes=10
+    )
     return cast("Defense", subject.build()).of_client(client)
 
 
