@@ -1,18 +1,19 @@
 """The interface of a client-side defense: hooks, each the identity by default.
 
-`sampling`, `on_batch`, `on_examples` and `on_gradient` act inside local training, in this order; `on_update` acts on
-what the client is about to send. A defense that overrides only `on_update` also works in any other Flower app, as a mod
-(`clients.mods.as_mod`).
+`sampling`, `on_batch`, `on_features`, `on_examples` and `on_gradient` act inside local training, in this order;
+`on_update` acts on what the client is about to send. A defense that overrides only `on_update` also works in any other
+Flower app, as a mod (`clients.mods.as_mod`).
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from abc import ABC
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -70,6 +71,7 @@ class Participation:
         steps: T, its local steps in each round.
         rounds: rounds in which it sends.
         num_classes: of what it learns; 0 of a regression, or where nobody said.
+        value_range: as of `Setting`.
     """
 
     num_examples: int
@@ -77,6 +79,7 @@ class Participation:
     steps: int
     rounds: int
     num_classes: int = 0
+    value_range: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,8 @@ class Setting:
         rounds: of the federation.
         clients: of the federation.
         num_examples: N of each client, by its id.
+        value_range: lowest and highest value of a model input, a channel or feature, in model units; None of texts, or
+            where nobody said.
     """
 
     update: State
@@ -99,6 +104,7 @@ class Setting:
     rounds: int
     clients: int
     num_examples: Sequence[int]
+    value_range: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def participation(self, client: int, rounds: int | None = None) -> Participation:
         """What `client` does in `rounds` rounds; by default at most, in all of them."""
@@ -109,6 +115,7 @@ class Setting:
             steps=1 if training.sends == "gradient" else training.steps(count),
             rounds=self.rounds if rounds is None else rounds,
             num_classes=self.task.num_classes,
+            value_range=self.value_range,
         )
 
 
@@ -161,6 +168,14 @@ class Defense(ABC):
     encodes: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
     paper: ClassVar[Paper]
+
+    @property
+    def summable(self) -> bool:
+        """Whether what clients send can be summed number by number, as secure aggregation does.
+
+        Of a form of its own that is so where all clients leave out the same numbers, as under a mask in `common`.
+        """
+        return not self.encodes or bool(getattr(self, "common", False))
 
     def check(self, setting: Setting) -> None:
         """Raise ConfigError where these settings make no sense in `setting`; called before any work, with no data."""
@@ -261,6 +276,23 @@ class Defense(ABC):
         del participation, delta
         return None
 
+    def composed(self, done: Sequence[Participation], delta: float) -> Guarantee | None:
+        """What is proved of a client that did all of `done`, rounds of different kinds, or None where nothing is.
+
+        Kinds differ where the server asks for other local training in some rounds. By default epsilons are added up.
+
+        Args:
+            done: at least one, each for its rounds.
+            delta: of all of it together.
+        """
+        if len(done) == 1:
+            return self.guarantee(done[0], delta)
+        proved = [self.guarantee(some, delta / len(done)) for some in done]
+        parts = [some for some in proved if some is not None]
+        if len(parts) < len(proved):
+            return None
+        return replace(parts[0], epsilon=math.fsum(some.epsilon for some in parts), delta=delta)
+
     def adversary_view(self, gradient: State, sent: State) -> State:
         """A model of what this defense does to a gradient, for an adversary who knows the defense.
 
@@ -297,7 +329,7 @@ def a_defense(thing: Any) -> Defense:
     for method in dir(cls):
         if method.startswith("_") or hasattr(Defense, method) or not callable(getattr(cls, method)):
             continue
-        known = (*HOOKS, "sampling", "guarantee", "check", "of_client", "adversary_view")
+        known = (*HOOKS, "sampling", "guarantee", "composed", "check", "of_client", "adversary_view")
         near = difflib.get_close_matches(method, known, n=1, cutoff=0.5 if method[:2] == "on" else 0.8)
         if near or method.startswith("on_"):
             meant = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(HOOKS)}"
@@ -375,6 +407,11 @@ def check_order(defenses: Sequence[Defense]) -> None:
 def check_fits(defense: Defense, setting: Setting) -> None:
     """Raise ConfigError where the settings of `defense` make no sense in `setting`, or for one of its clients."""
     with _named(defense):
+        if overrides(defense, "on_features") and setting.task.kind == "text":
+            raise ConfigError(
+                "replaces features by how they change with the inputs, and texts are inputs that cannot be "
+                "differentiated; choose data of numbers, or leave it out"
+            )
         defense.check(setting)
         if overrides(defense, "of_client"):
             for alike in {setting.participation(client) for client in range(len(setting.num_examples))}:
@@ -496,14 +533,17 @@ def replaced_batch(defense: Defense, inputs: Tensor, labels: Tensor, rng: torch.
 
 
 def replaced_features(defense: Defense, features: Tensor, inputs: Tensor, rng: torch.Generator) -> Tensor:
-    """What `defense.on_features` puts in the place of `features`, `example feature`.
+    """What `defense.on_features` puts in the place of `features`, `example feature`; that object where nothing changed.
 
     Raises:
         RunError: the hook returned something else than numbers in the shape of `features`.
     """
     if not overrides(defense, "on_features"):
         return features
-    got = defense.on_features(features, inputs, rng=rng)
+    given = features.clone()
+    got = defense.on_features(given, inputs, rng=rng)
+    if got is given and torch.equal(given, features):
+        return features
     if not isinstance(got, Tensor) or not got.is_floating_point() or got.shape != features.shape:
         raise RunError(
             f"{type(defense).__name__}.on_features: expected features of shape {tuple(features.shape)} back, "

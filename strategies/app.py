@@ -43,6 +43,7 @@ from fedsim.wire.payloads import Payload
 from strategies.checkpoint import Checkpoint, opaque
 from strategies.curious import Curious
 from strategies.exchange import miscounted
+from strategies.secure_sum import SecureSum
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
 _STEPS = 32
@@ -172,8 +173,13 @@ def _round(
         _check_asked(messages, experiment)
         failed: set[int] = set()
         answers = grid.send_and_receive(messages, timeout=federation.timeout)
-        checked = _checked(tracked(answers, "clients", len(messages)), messages, experiment.model, grid.memory)
-        replies = _watched(checked, number, failed)
+        protocol = SecureSum.of(experiment)
+        checked = _checked(
+            tracked(answers, "clients", len(messages)), messages, experiment.model, grid.memory, protocol
+        )
+        replies: Iterable[Message] = _watched(checked, number, failed)
+        if protocol is not None:
+            replies = protocol.sums(replies, messages, number)
         aggregate, _ = strategy.aggregate_train(number, replies)
         if aggregate is None:
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
@@ -215,17 +221,24 @@ def _check_asked(messages: Iterable[Message], experiment: Experiment) -> None:
 
 
 def _checked(
-    replies: Iterable[Message], messages: Iterable[Message], model: nn.Module, memory: ClientMemory
+    replies: Iterable[Message],
+    messages: Iterable[Message],
+    model: nn.Module,
+    memory: ClientMemory,
+    protocol: SecureSum | None = None,
 ) -> Iterator[Message]:
     """Pass `replies` on; one that is no answer to what was sent becomes an error reply of its client.
 
-    A client whose reply is accepted keeps the memory that came with it; all others keep what they had.
+    So does one that the client would not have sent under `protocol`. A client whose reply is accepted keeps the memory
+    that came with it; all others keep what they had.
     """
     asked = {message.metadata.dst_node_id: message for message in messages}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for reply in replies:
         message = asked[reply.metadata.src_node_id]
         wrong = None if reply.has_error() else _what_is_wrong(reply.content, message.content, parameters)
+        if wrong is None and protocol is not None and not reply.has_error():
+            wrong = protocol.refusal(reply.content, message.content)
         if wrong is None and not reply.has_error():
             memory.accept(reply.metadata.src_node_id)
         yield reply if wrong is None else Message(Error(code=_WRONG, reason=one_line(wrong)), reply_to=message)
@@ -303,7 +316,8 @@ def _evaluate(
         messages = list(messages)
         answers = grid.send_and_receive(messages, timeout=experiment.config.federation.timeout)
         replies = list(tracked(answers, "evaluation by clients", len(messages)))
-        strategy.aggregate_evaluate(number, replies)
+        if experiment.config.secure_aggregation is None:  # else nothing of a single client reaches the strategy
+            strategy.aggregate_evaluate(number, replies)
         for reply in replies:
             if reply.has_content():
                 metrics = dict(reply.content.metric_records["metrics"])
@@ -319,12 +333,14 @@ def _protocol(experiment: Experiment) -> ConfigRecord:
         settings["learning_rate"] = None  # the server steps, and says how far if it likes
     if settings["batches"] == "reshuffled":
         del settings["batches"]  # clients reshuffle unless they are told otherwise
+    if not settings["label_smoothing"]:
+        del settings["label_smoothing"]  # likewise
     return ConfigRecord({key.replace("_", "-"): value for key, value in settings.items() if value is not None})
 
 
 def _simulation(experiment: Experiment) -> ConfigRecord:
     """What simulated clients need and no real server would know; `CohortGrid` keeps it from the strategy."""
-    hidden: Any = dict.fromkeys(("adversary", "attack", "truth", "recording", "strategy"), True)
+    hidden: Any = dict.fromkeys(("adversary", "attack", "truth", "recording", "strategy", "secure_aggregation"), True)
     hidden["training"] = {"sends"}  # the strategy's message says so
     text = experiment.config.model_dump_json(exclude=hidden)
     return ConfigRecord({"experiment": text, "run": secrets.token_hex(8)})

@@ -19,6 +19,8 @@ from fedsim.wire.payloads import Payload
 
 PARTITION = "partition-id"
 """Metric, or value of a config, by which a client says which partition of the data it holds; it names the client."""
+GROUP, MEMBERS = "fedsim.group", "members"
+"""Config, and its value, by which a reply says that it is the sum over a group, and over whom."""
 COUNTS = ("num-examples", "num_examples")
 """Where clients report N: by Flower's message API, and by its legacy clients."""
 _EMPTY = "_empty"
@@ -236,6 +238,7 @@ class Exchange:
             metrics=metrics,
             config=config,
             records=tuple(content.arrays) if several else (),
+            members=_members(content),
         )
 
     def count(self, content: Content) -> int:
@@ -271,6 +274,13 @@ def name_of(content: Content, node: int) -> int:
     """What a client is called: by the partition id that it reports, or else by its node."""
     told = [record[PARTITION] for record in content.config.values() if PARTITION in record]
     return _count(content.values().get(PARTITION, told[0] if told else node), node)
+
+
+def _members(content: Content) -> tuple[int, ...]:
+    """Over whom a reply is the sum; nobody where it is of one client, or what it says is no list of clients."""
+    said = content.config.get(GROUP, {}).get(MEMBERS, ())
+    whole = isinstance(said, list) and all(type(client) is int and 0 <= client <= MOST for client in said)
+    return tuple(sorted(set(said))) if whole else ()
 
 
 def miscounted(content: RecordDict) -> str | None:

@@ -70,13 +70,11 @@ def _unmasked(setup: Exchange, unmasking: Exchange, vectors: Mapping[int, Conten
     from flwr.common import bytes_to_ndarray
     from flwr.common.secure_aggregation.crypto.shamir import combine_shares
     from flwr.common.secure_aggregation.ndarrays_arithmetic import (
-        factor_extract,
         get_parameters_shape,
         parameters_addition,
         parameters_mod,
         parameters_subtraction,
     )
-    from flwr.common.secure_aggregation.quantization import dequantize
     from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
     rules = _said(setup.asked[0].content)
@@ -97,10 +95,24 @@ def _unmasked(setup: Exchange, unmasking: Exchange, vectors: Mapping[int, Conten
         for other, seed in _pairs(setup, unmasking, node, secret):  # it dropped out: its masks are in those of others
             undo = parameters_addition if node > other else parameters_subtraction
             total = undo(total, pseudo_rand_gen(seed, rules["mod_range"], shapes))
-    weight, total = factor_extract(parameters_mod(total, rules["mod_range"]))
-    offset = (len(vectors) - 1) * rules["clipping_range"]
-    plain = dequantize(total, rules["clipping_range"], rules["target_range"])
-    return [(part - offset) * (rules["target_range"] / weight) for part in plain]
+    unmasked = parameters_mod(total, rules["mod_range"])
+    return weighted_mean(unmasked, len(vectors), rules["clipping_range"], rules["target_range"])
+
+
+def weighted_mean(total: Vector, count: int, clip: float, levels: int) -> Vector:
+    """The weighted mean of what was quantised, in float64.
+
+    Args:
+        total: the sum, modulo the ring's size, of the weights of `count` clients and of their weighted arrays.
+        clip: the clipping range.
+        levels: into which `[-clip, clip]` is cut; weights are multiples of one over it.
+    """
+    from flwr.common.secure_aggregation.ndarrays_arithmetic import factor_extract
+    from flwr.common.secure_aggregation.quantization import dequantize
+
+    weight, arrays = factor_extract(total)
+    offset = (count - 1) * clip
+    return [(part - offset) * (levels / weight) for part in dequantize(arrays, clip, levels)]
 
 
 def _masking(unmasking: Exchange) -> set[int]:

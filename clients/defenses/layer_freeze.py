@@ -49,6 +49,11 @@ class LayerFreeze(Defense):
         if not self.layers:
             raise ConfigError('layers: nothing is named, so nothing would be kept; name tensors, as in ["*.bias"]')
 
+    @property
+    def summable(self) -> bool:
+        """See Defense; all clients keep the same layers."""
+        return True
+
     def check(self, setting: Setting) -> None:
         """See Defense."""
         self._kept(list(setting.update))

@@ -17,6 +17,7 @@ from fedsim.datasets import Dataset
 from fedsim.datasets.checks import check_dataset
 from fedsim.defense import Defense, Participation, Setting, a_defense, check_fits, check_order, overrides
 from fedsim.errors import ConfigError, PluginError, first_line
+from fedsim.experiments import secure_aggregation
 from fedsim.experiments.config import AttackFile, AttackTable, Config, StrategyTable, TrainingTable, check
 from fedsim.experiments.federated_data import FederatedData
 from fedsim.experiments.states import read_state
@@ -26,6 +27,7 @@ from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.objects import given, is_object
 from fedsim.randomness import seeded
+from fedsim.task import Loss, smoothed
 from fedsim.training.cohort import fits, group_size
 from fedsim.training.hooks import Hooks
 from fedsim.training.model_state import state_of, statistics_of
@@ -61,11 +63,29 @@ class Experiment:
     def check(self) -> None:
         """Make everything once, so that every error in the file shows before work starts."""
         build_attacks(self.config)
-        parts = (self.training, self.data.train(0), self.new_strategy())
+        parts = (self.loss, self.data.train(0), self.new_strategy())
         del parts
+        self._check_secure_aggregation()
         self._check_defenses()
         sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
         check_model(self.model, self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
+
+    def _check_secure_aggregation(self) -> None:
+        """Raise ConfigError where groups, strategy, weights or defenses do not go with sums over groups."""
+        table, strategy = self.config.secure_aggregation, self.config.strategy
+        if table is None:
+            return
+        made = self.new_strategy()
+        settings = vars(made) if is_object(strategy.name) else self._strategy_settings
+        secure_aggregation.check_groups(table, made, settings, self.config.federation.clients)
+        secure_aggregation.check_weights(table, self.reported)
+        secure_aggregation.check_defenses(self.defenses)
+
+    @cached_property
+    def reported(self) -> list[int]:
+        """What each client reports as N: of a gradient, the size of one mini-batch."""
+        batch = self.training.batch_size if self.training.sends == "gradient" else None
+        return [count if batch is None else min(count, batch) for count in self.data.counts]
 
     def _check_defenses(self) -> None:
         """Raise ConfigError where a defense does not fit what the experiment says, or the model."""
@@ -77,6 +97,8 @@ class Experiment:
     @cached_property
     def setting(self) -> Setting:
         """What defenses are to work in."""
+        text = self.dataset.task.kind == "text"
+        low, high = ([], []) if text else self.data.value_range()
         return Setting(
             update={n: torch.zeros_like(t) for n, t in self.initial_state().items() if t.is_floating_point()},
             task=self.dataset.task,
@@ -84,6 +106,7 @@ class Experiment:
             rounds=self.config.federation.rounds,
             clients=self.config.federation.clients,
             num_examples=self.data.counts,
+            value_range=None if text else (tuple(low), tuple(high)),
         )
 
     @cached_property
@@ -162,11 +185,16 @@ class Experiment:
             strategy = given(table.name, fresh=True)
             check_strategy(strategy, vars(strategy), clients)
             return strategy
-        known = registry.parameters(cls)
-        settings = dict.fromkeys((key for key in LEAST if key in known), 1) | table.settings
+        settings = self._strategy_settings
         strategy = registry.build("strategies", table.name, settings, "strategy")
         check_strategy(strategy, settings, clients)
         return strategy
+
+    @property
+    def _strategy_settings(self) -> dict[str, Any]:
+        """What the experiment says of a strategy that it names, which waits for one client where it says nothing."""
+        known = registry.parameters(registry.load("strategies", self.config.strategy.name))
+        return dict.fromkeys((key for key in LEAST if key in known), 1) | self.config.strategy.settings
 
     @cached_property
     def training(self) -> LocalTraining:
@@ -186,6 +214,15 @@ class Experiment:
                 "leave it out, the settings of the strategy are what counts"
             )
         return LocalTraining(**settings | ({} if rate is None else {"learning_rate": rate}))
+
+    @property
+    def loss(self) -> Loss:
+        """What clients minimise: the task's loss, of labels that are smoothed as `training` says.
+
+        Raises:
+            ConfigError: there are no classes to spread labels over, or the settings do not go together.
+        """
+        return smoothed(self.dataset.task.loss, self.training.label_smoothing)
 
     @property
     def server_rate(self) -> float | None:

@@ -24,6 +24,8 @@ from fedsim.training.settings import LocalTraining
 _T = TypeVar("_T", bound=BaseModel)
 
 
+MIN_BITS, MAX_BITS = 4, 24
+"""Of the numbers that are summed under secure aggregation."""
 TOO_DEEP = "is nested too deeply; settings are tables, lists and values in them"
 """What is wrong with a file whose tables contain tables without end."""
 
@@ -144,6 +146,49 @@ class FederationTable(Table):
     gpus_per_actor: float = Field(default=1.0, gt=0, le=1024)
     supernodes: int = Field(default=2, ge=1, le=100_000)
     port: int | None = Field(default=None, ge=1, le=65535)
+
+
+class SecureAggregationTable(Table):
+    """[secure_aggregation]: clients send masked updates, of which the server learns sums over groups, and nothing else.
+
+    `groups` is the least number of clients in a group, drawn anew in each round, or `all` for one group of all clients
+    of the round. `threshold` is how many of a group have to answer, or its sum is lost: a number of clients, or a
+    fraction of the group, of which at least 2; 1 is all of them, as in Flower. Each number of an update, times the
+    weight of its client, is cut to [-`clip`, `clip`] and rounded at random to a multiple of 2 `clip` / 2^`bits`. See
+    `strategies.secure_sum`.
+    """
+
+    groups: int | Literal["all"] = "all"
+    threshold: int | float = 0.5
+    bits: int = 22
+    clip: float = 1.0
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> SecureAggregationTable:
+        if self.groups != "all" and self.groups < 2:
+            raise ValueError(
+                f"groups: expected 2 clients or more, since the sum over one is its update, or 'all', got {self.groups}"
+            )
+        if not self.threshold > 0 or (isinstance(self.threshold, float) and self.threshold > 1):
+            raise ValueError(
+                "threshold: expected a number of clients from 1 on, or a fraction above 0 and at most 1.0, got "
+                f"{self.threshold}"
+            )
+        if self.groups != "all" and self.threshold > self.groups:
+            raise ValueError(
+                f"threshold: {self.threshold} of a group have to answer, but groups = {self.groups}; lower it"
+            )
+        if not MIN_BITS <= self.bits <= MAX_BITS:
+            raise ValueError(f"bits: expected {MIN_BITS} to {MAX_BITS}, all that float32 tells apart, got {self.bits}")
+        if not self.clip > 0:
+            raise ValueError(f"clip: expected a value above 0, in units of the update, got {self.clip}")
+        return self
+
+    def survivors(self, size: int) -> int:
+        """How many of a group of `size` clients have to answer: Flower's rule."""
+        if isinstance(self.threshold, int) and self.threshold > 1:
+            return self.threshold
+        return max(round(self.threshold * size), 2)
 
 
 class StatesTable(Table):
@@ -297,6 +342,7 @@ class Config(AttackFile):
     federation: FederationTable = FederationTable()
     strategy: StrategyTable = StrategyTable()
     defense: list[PluginTable] = []
+    secure_aggregation: SecureAggregationTable | None = None
     recording: RecordingTable = RecordingTable()
     states: StatesTable = StatesTable()
 
@@ -317,6 +363,8 @@ class Config(AttackFile):
             raise ValueError(
                 f"states.rounds: round {max(self.states.rounds)} of federation.rounds = {rounds}; raise it"
             )
+        if self.secure_aggregation is not None:
+            _check_groups(self.secure_aggregation, clients, self.recording.clients)
         if self.federation.address and self.federation.port:
             raise ValueError("federation.port: with an address nothing is started here, so there is no port to choose")
         # A run folder may come from a stranger: what it holds names no code and no files.
@@ -340,6 +388,26 @@ def _check_clients(keys: Iterable[str]) -> None:
     for key in keys:
         if not (key.isascii() and key.isdigit()):
             raise ValueError(f"expected client ids as keys, got '{key}'")
+
+
+def _check_groups(table: SecureAggregationTable, clients: int, recorded: list[int] | None) -> None:
+    """Raise ValueError where no round could have such groups, or clients are to be recorded that nobody sees."""
+    size = clients if table.groups == "all" else table.groups
+    if size > clients or clients < 2:
+        raise ValueError(
+            f"secure_aggregation.groups: expected at most federation.clients = {clients}, and 2 clients or more, got "
+            f"{table.groups}"
+        )
+    if table.threshold > size:
+        raise ValueError(
+            f"secure_aggregation.threshold: {table.threshold} of a group have to answer, but federation.clients is "
+            f"{clients}; lower it"
+        )
+    if recorded is not None:
+        raise ValueError(
+            "recording.clients: under secure aggregation the server sees groups of clients, which are drawn anew in "
+            "each round; leave it out"
+        )
 
 
 def _check_list(where: str, chosen: list[int], what: str) -> None:

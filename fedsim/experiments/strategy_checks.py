@@ -65,7 +65,7 @@ def check_strategy(strategy: Any, settings: Mapping[str, Any], clients: int) -> 
             raise ConfigError(f"strategy.{key}: expected at most federation.clients = {clients}, got {value}")
         if expected := _complaint(key, value):
             raise ConfigError(f"strategy.{key}: expected {expected}, got {value!r}")
-    _check_robust(type(strategy).__name__, settings, _sampled(settings, clients))
+    _check_robust(type(strategy).__name__, settings, sampled(settings, clients))
 
 
 def _complaint(key: str, value: Any) -> str:
@@ -83,7 +83,7 @@ def _complaint(key: str, value: Any) -> str:
     return ""
 
 
-def _sampled(settings: Mapping[str, Any], clients: int) -> int:
+def sampled(settings: Mapping[str, Any], clients: int) -> int:
     """How many clients Flower samples for a round."""
     return max(int(clients * settings.get("fraction_train", 1.0)), int(settings.get("min_train_nodes", 1)))
 
