@@ -509,9 +509,9 @@ def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_o
     change, reason = WRONG[wrong]
     real = clients.app._reply
 
-    def reply(experiment: Any, message: Any, share: Any, payload: Any, loss: float, state: Any) -> Any:
-        records = real(experiment, message, share, payload, loss, state)
-        if share.key[-1] == 1:
+    def reply(experiment: Any, message: Any, client: int, share: Any, payload: Any, loss: float, state: Any) -> Any:
+        records = real(experiment, message, client, share, payload, loss, state)
+        if client == 1:
             records["arrays"] = record_of({k: v.contiguous() for k, v in change(dict(payload.arrays())).items()})
         return records
 
