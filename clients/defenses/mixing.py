@@ -104,10 +104,13 @@ def partners(count: int, records: int, rng: torch.Generator) -> Tensor:
     """`example record`: which records of a batch each of its examples is made of, itself first.
 
     The batch is put into a random order on a circle, and each record meets those at `records` - 1 random distances. So
-    the records of an example differ, and each record is part of as many examples as any other.
+    the records of an example differ, and each record is part of as many examples as any other. Two records are
+    neighbours: then a batch without one record is mixed as if the circle had been closed where it stood, which DP-SGD
+    relies on.
     """
     order = torch.randperm(count, generator=rng)
-    apart = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.randperm(count - 1, generator=rng)[: records - 1]])
+    others = torch.arange(1, records) if records == 2 else 1 + torch.randperm(count - 1, generator=rng)[: records - 1]
+    apart = torch.cat([torch.zeros(1, dtype=torch.int64), others])
     found = torch.empty((count, records), dtype=torch.int64)
     found[order] = order[(torch.arange(count)[:, None] + apart) % count]
     return found

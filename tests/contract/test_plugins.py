@@ -23,6 +23,7 @@ HOUSE = "fedsim-curious"
 KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 SETTINGS: dict[str, dict[str, Any]] = {
     "csv": {"path": "flight-prices/Clean_Dataset.csv.gz", "target": "class", "drop": ["flight"]},
+    "dp-sgd": {"epsilon": 5.0},
     "emnist": {"files": "test"},
     "femnist": {"folder": "femnist-digits"},
     "image-folder": {"path": "imagenet-sample-224/val"},
