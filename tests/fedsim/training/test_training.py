@@ -465,9 +465,9 @@ def norm(update: State) -> float:
 @given(update=updates, clip=st.floats(1e-3, 1e3))
 def test_clipping_bounds_the_norm_keeps_the_direction_and_is_idempotent(update: State, clip: float) -> None:
     defense = UpdateNoise(clip=clip)
-    once = defense.on_update(update, rng=torch.Generator())
+    once = defense.on_update(update, rng=torch.Generator(), memory={})
     assert norm(once) <= clip * (1 + 1e-6)
-    twice = defense.on_update(once, rng=torch.Generator())
+    twice = defense.on_update(once, rng=torch.Generator(), memory={})
     for name in update:
         torch.testing.assert_close(once[name], twice[name], rtol=1e-6, atol=0)
     if norm(update) > clip:
@@ -478,13 +478,13 @@ def test_clipping_bounds_the_norm_keeps_the_direction_and_is_idempotent(update: 
 
 @given(update=updates)
 def test_without_noise_and_with_a_large_clip_nothing_changes(update: State) -> None:
-    defended = UpdateNoise(clip=1e9).on_update(update, rng=torch.Generator())
+    defended = UpdateNoise(clip=1e9).on_update(update, rng=torch.Generator(), memory={})
     assert equal(defended, update)
 
 
 def test_the_noise_has_the_promised_spread() -> None:
     update = {"a": torch.zeros(100, 100), "b": torch.zeros(10_000)}
-    noise = UpdateNoise(clip=0.5, noise_multiplier=3.0).on_update(update, rng=generator("noise"))
+    noise = UpdateNoise(clip=0.5, noise_multiplier=3.0).on_update(update, rng=generator("noise"), memory={})
     for tensor in noise.values():
         assert tensor.std().item() == pytest.approx(1.5, rel=0.03)
         assert tensor.mean().item() == pytest.approx(0.0, abs=0.06)
@@ -492,15 +492,15 @@ def test_the_noise_has_the_promised_spread() -> None:
 
 def test_a_zero_update_stays_zero_and_breaks_nothing() -> None:
     update = {"a": torch.zeros(3)}
-    assert torch.equal(UpdateNoise(clip=0.1).on_update(update, rng=torch.Generator())["a"], torch.zeros(3))
+    assert torch.equal(UpdateNoise(clip=0.1).on_update(update, rng=torch.Generator(), memory={})["a"], torch.zeros(3))
 
 
 def test_noise_follows_the_generator_it_is_given() -> None:
     update = {"a": torch.ones(5)}
     defense = UpdateNoise(noise_multiplier=1.0)
-    first = defense.on_update(update, rng=generator(1))
-    assert torch.equal(first["a"], defense.on_update(update, rng=generator(1))["a"])
-    assert not torch.equal(first["a"], defense.on_update(update, rng=generator(2))["a"])
+    first = defense.on_update(update, rng=generator(1), memory={})
+    assert torch.equal(first["a"], defense.on_update(update, rng=generator(1), memory={})["a"])
+    assert not torch.equal(first["a"], defense.on_update(update, rng=generator(2), memory={})["a"])
 
 
 @pytest.mark.parametrize("kwargs", [{"clip": 0.0}, {"clip": math.inf}, {"clip": math.nan}, {"noise_multiplier": -1.0}])
