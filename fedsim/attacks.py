@@ -144,7 +144,8 @@ class Attack(ABC):
     def declared(cls) -> frozenset[str]:
         """All that it reads of what is granted: what it needs and what it uses."""
         read = cls.needs | cls.uses
-        return read | {"local_steps"} if "local_epochs" in read else read
+        implied = {"local_epochs": "local_steps", "loss": "label_smoothing"}
+        return read | {other for name, other in implied.items() if name in read}
 
     @final
     def check(self, knowledge: Knowledge, granted: Sequence[str] = ()) -> None:

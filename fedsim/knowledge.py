@@ -179,6 +179,12 @@ class Knowledge:
     momentum: float | None = _setting("momentum of the clients' SGD", float, _NOT_NEGATIVE)
     weight_decay: float | None = _setting("weight of the L2 penalty in the clients' steps", float, _NOT_NEGATIVE)
     proximal_mu: float | None = _setting("weight of FedProx's proximal term in their steps", float, _NOT_NEGATIVE)
+    label_smoothing: float | None = _setting(
+        "share of each label that clients spread over all classes; where it is granted, the loss that an attack is "
+        "handed is that of such labels",
+        float,
+        (lambda share: 0 <= share < 1, "at least 0, below 1"),
+    )
     labels: Tensor | None = _fact(
         "the victim's labels in ascending order; an attack that cuts them into mini-batches shuffles them",
         granted=False,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Literal, Protocol
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
+
+from fedsim.errors import ConfigError
 
 
 class Loss(Protocol):
@@ -51,3 +54,27 @@ class Task:
 def squared_error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
     """Squared error of `example 1` predictions from `example` targets."""
     return mse_loss(outputs.squeeze(-1), targets, reduction=reduction)
+
+
+def smoothed(loss: Loss, smoothing: float) -> Loss:
+    """`loss` of labels of which the share `smoothing` is spread evenly over all classes; with 0, `loss` itself.
+
+    Raises:
+        ConfigError: it is not the cross-entropy of classes.
+
+    References:
+        Szegedy et al.: Rethinking the Inception Architecture for Computer Vision, CVPR 2016, Section 7.
+    """
+    if not smoothing:
+        return loss
+    if loss is not cross_entropy:
+        raise ConfigError(
+            "training.label_smoothing: spreads labels over classes, and what is learned here is not classes by the "
+            "cross-entropy; leave it out"
+        )
+    return _spread(smoothing)
+
+
+@cache  # what is compiled for a loss is found again by the object
+def _spread(smoothing: float) -> Loss:
+    return partial(cross_entropy, label_smoothing=smoothing)

@@ -65,5 +65,5 @@ class Optima:
                 experiment.other_start() if elsewhere else experiment.initial_state(),
                 experiment.data.to_model(data),
                 labels,
-                experiment.dataset.task.loss,
+                experiment.loss,
             )

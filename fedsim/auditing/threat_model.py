@@ -22,7 +22,7 @@ from fedsim.models.checks import unsized
 from fedsim.plugins import registry
 from fedsim.randomness import seed_for
 from fedsim.recording.header import DIFFERING, Header
-from fedsim.task import squared_error
+from fedsim.task import smoothed, squared_error
 
 PRIVATE = tuple(name for name, fact in FACTS.items() if fact.private)
 """What differs from victim to victim."""
@@ -81,7 +81,8 @@ def full_knowledge(
     adversary: AdversaryTable, experiment: Experiment | None, beside: Path, app: AppTable | None = None
 ) -> Knowledge:
     """What the evaluator knows of the protocol: all of it, or of a recording made elsewhere what the file grants."""
-    return Knowledge(**_protocol(experiment)) if experiment else grant(adversary, experiment, beside, app)
+    known = Knowledge(**_protocol(experiment)) if experiment else grant(adversary, experiment, beside, app)
+    return _as_minimised(known)
 
 
 def as_sent(
@@ -131,7 +132,17 @@ def as_sent(
         # Where T is known, there is no E; but a gradient is one step, whatever its batch is of.
         if other in values and name not in values and not any(h.config.get("sends") == "gradient" for h in headers):
             values[name] = None
-    return replace(knowledge, **values)
+    return _as_minimised(replace(knowledge, **values))
+
+
+def _as_minimised(knowledge: Knowledge) -> Knowledge:
+    """`knowledge` with the loss of smoothed labels, where it is known that clients smooth them.
+
+    A loss that is written out as code is taken for what clients minimise as it is.
+    """
+    if not knowledge.label_smoothing or knowledge.loss is None or isinstance(knowledge.loss, WrittenLoss):
+        return knowledge
+    return replace(knowledge, loss=smoothed(knowledge.loss, knowledge.label_smoothing))  # type: ignore[arg-type]
 
 
 def sent_along(headers: Sequence[Header]) -> list[str]:

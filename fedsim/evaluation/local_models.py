@@ -79,7 +79,7 @@ class LocalModels(Evaluator[LocalModel]):
             model=experiment.new_model(),
             inputs=data.to_model(inputs),
             labels=labels,
-            loss=dataset.task.loss,
+            loss=experiment.loss,
             references=[data.to_model(dataset.test.inputs(drawn)) for drawn in _references(experiment, bench)],
             elsewhere=other,
             columns=dataset.columns,

@@ -28,6 +28,7 @@ from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.objects import given, is_object
 from fedsim.randomness import seeded
 from fedsim.task import Loss, smoothed
+from fedsim.training.canaries import Canaries, audited_at
 from fedsim.training.cohort import fits, group_size
 from fedsim.training.hooks import Hooks
 from fedsim.training.model_state import state_of, statistics_of
@@ -67,6 +68,7 @@ class Experiment:
         del parts
         self._check_secure_aggregation()
         self._check_defenses()
+        self._check_canaries()
         sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
         check_model(self.model, self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
 
@@ -93,6 +95,31 @@ class Experiment:
             for defense in self.defenses:
                 check_fits(defense, self.setting)
             Hooks(self.defenses_of(0), self.model, self.training, self.data.counts[0], ("check",))
+
+    def _check_canaries(self) -> None:
+        """Raise ConfigError where canaries can measure nothing, or cannot be put among examples."""
+        if self.config.canaries is None:
+            return
+        if not any(map(audited_at, self.defenses)):
+            raise ConfigError(
+                "canaries: they measure what is promised of a client's examples or of its update, and no defense here "
+                "promises that; add dp-sgd or update-noise, or leave [canaries] out"
+            )
+        for client in self.config.carriers:
+            if (canaries := self.canaries_of(client)) is not None:
+                count = self.data.counts[client]
+                Hooks(self.defenses_of(client), self.model, self.training, count, ("check",), canaries)
+
+    def canaries_of(self, client: int) -> Canaries | None:
+        """What is put among the examples of `client`: nothing, unless a defense promises something of each example."""
+        if client not in self._carriers or "on_examples" not in map(audited_at, self.defenses):
+            return None
+        assert self.config.canaries is not None
+        return Canaries(seed=self.seed, client=client, count=self.config.canaries.count)
+
+    @cached_property
+    def _carriers(self) -> frozenset[int]:
+        return frozenset(self.config.carriers)
 
     @cached_property
     def setting(self) -> Setting:
@@ -332,12 +359,14 @@ def resolve(config: Config) -> Config:
         return type(table)(**{**table.model_dump(), **dataclasses.asdict(plugin)})  # type: ignore[arg-type]
 
     training, strategy = _by_the_strategy(config)
+    canaries = config.canaries and config.canaries.model_copy(update={"clients": config.carriers})  # victims may change
     return check(
         Config,
         config.model_copy(
             update={
                 "training": training,
                 "strategy": strategy,
+                "canaries": canaries,
                 "data": full("datasets", config.data, "data"),
                 "partition": full("partitions", config.partition, "partition"),
                 "model": full("models", config.model, "model"),

@@ -80,7 +80,7 @@ class _Central:
         total = torch.zeros((), device=self._device)
         with seeded(experiment.seed, "central dropout", number), frozen(self.model, settings):
             for index in torch.split(order, settings.batch_size):
-                loss = self._loss(forward(self.model, self._inputs[index]), self._labels[index])
+                loss = self._experiment.loss(forward(self.model, self._inputs[index]), self._labels[index])
                 self._optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 self._optimizer.step()

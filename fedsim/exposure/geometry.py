@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.task import Loss
+from fedsim.task import Loss, smoothed
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import load_state
 from fedsim.training.modes import forward, set_modes
@@ -76,10 +76,12 @@ def geometry(
         order: as in `fedsim.training.loop.local_update`.
     """
     steps: list[Tensor] = []
+    objective = smoothed(loss, settings.label_smoothing)
 
     def gradient() -> Tensor:
         parameters = [p for p in model.parameters() if p.requires_grad]
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss(forward(model, inputs), labels), parameters)])
+        value = objective(forward(model, inputs), labels)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters)])
 
     after, _ = local_update(
         model,

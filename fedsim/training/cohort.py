@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedsim.defense import INSIDE, Defense, overrides
 from fedsim.randomness import generator
-from fedsim.task import Loss
+from fedsim.task import Loss, smoothed
 from fedsim.training.model_state import check_broadcast
 from fedsim.training.sampling import batches
 from fedsim.training.settings import LocalTraining
@@ -100,10 +100,10 @@ def local_updates(
     before = {name: before[name].to(parameter.dtype) for name, parameter in model.named_parameters()}
     state = {name: tensor.expand(len(shares), *tensor.shape) for name, tensor in before.items()}
     momentum: dict[str, Tensor] = {}
-    losses = torch.zeros(len(shares))
+    losses, objective = torch.zeros(len(shares)), smoothed(loss, settings.label_smoothing)
     for step in range(plan.index.shape[1]):
         inputs, labels, weights = plan.batch(step)
-        losses_now, gradient = _gradients(model, state, inputs, labels, weights, loss)
+        losses_now, gradient = _gradients(model, state, inputs, labels, weights, objective)
         losses += losses_now
         training = plan.training(step)
         for name, start in before.items():

@@ -13,7 +13,8 @@ from fedsim.defense import Defense
 from fedsim.errors import RunError
 from fedsim.progress import tracked
 from fedsim.randomness import seeded
-from fedsim.task import Loss
+from fedsim.task import Loss, smoothed
+from fedsim.training.canaries import SIZE, Canaries
 from fedsim.training.gradients import put_gradient
 from fedsim.training.hooks import Hooks
 from fedsim.training.model_state import check_broadcast, load_state, state_of, statistics_of
@@ -35,6 +36,7 @@ def local_update(
     loss: Loss = cross_entropy,
     order: Iterable[Tensor] | None = None,
     before_step: Callable[[], None] | None = None,
+    canaries: Canaries | None = None,
 ) -> tuple[dict[str, Tensor], float]:
     """Train from `before` on a client's data and return (w_T, mean training loss).
 
@@ -44,31 +46,34 @@ def local_update(
     Args:
         inputs: `example ...` in model units.
         labels: `example`, class indices or targets.
-        loss: what is minimised.
+        loss: what is minimised, of labels that are smoothed as `settings` say.
         order: the examples of each step, `batches_of_round` where batches go on from round to round; None
             draws them by `key`, as the defenses ask.
         before_step: called before each step, while `model` holds the weights so far.
+        canaries: gradients that are put among those of the examples, to measure what the defenses let through.
 
     Raises:
-        ConfigError: the defenses do not go together, or not with these settings or this model.
+        ConfigError: the defenses do not go together, or not with these settings or this model; labels of no classes
+            are to be smoothed.
         RunError: the weights became NaN or infinite, or a batch of one example was to be normalised.
     """
     _start(model, before, settings)
-    hooks = Hooks(defenses, model, settings, len(inputs), key)
+    hooks = Hooks(defenses, model, settings, len(inputs), key, canaries)
     optimizer, pull = new_optimizer(model, settings), _proximal_term(model, settings)
     losses: list[Tensor | None] = []
+    objective = smoothed(loss, settings.label_smoothing)
     with seeded(*key, "dropout"), frozen(model, settings):
         for index in hooks.order(order):
             if before_step is not None:
                 before_step()
             optimizer.zero_grad()
-            losses.append(put_gradient(model, inputs[index], labels[index], loss, hooks, pull))
+            losses.append(put_gradient(model, inputs[index], labels[index], objective, hooks, pull))
             optimizer.step()
     after = state_of(model, statistics=settings.batch_norm_statistics == "shared")
-    _check_weights(before, after, len(losses))
+    _check_weights(before, after, len(losses), canaries)
     if known := [some for some in losses if some is not None]:
         return after, torch.stack(known).mean().item()
-    return after, evaluate(model, after, inputs, labels, loss)["loss"]
+    return after, evaluate(model, after, inputs, labels, objective)["loss"]
 
 
 def local_gradient(
@@ -95,14 +100,14 @@ def local_gradient(
         it (BatchNorm's running statistics after this batch); the mini-batch's mean loss.
 
     Raises:
-        ConfigError: the defenses do not go together, or not with these settings or this model.
+        ConfigError: as from `local_update`.
         RunError: the gradient is NaN or infinite, or a batch of one example was to be normalised.
     """
     _start(model, before, settings)
     model.zero_grad(set_to_none=True)
     hooks = Hooks(defenses, model, settings, len(inputs), key)
     with seeded(*key, "dropout"), frozen(model, settings):
-        mean = put_gradient(model, inputs, labels, loss, hooks)
+        mean = put_gradient(model, inputs, labels, smoothed(loss, settings.label_smoothing), hooks)
     assert mean is not None
     # A shared parameter is sent under each of its names, and each has to take the server's step.
     slopes = {name: (p, p.grad) for name, p in model.named_parameters(remove_duplicate=False)}
@@ -179,7 +184,7 @@ def _proximal_term(model: nn.Module, settings: LocalTraining) -> Callable[[], li
     return summands
 
 
-def _check_weights(before: State, after: State, steps: int) -> None:
+def _check_weights(before: State, after: State, steps: int, canaries: Canaries | None) -> None:
     broken = non_finite(after)
     if not broken:
         return
@@ -187,6 +192,8 @@ def _check_weights(before: State, after: State, steps: int) -> None:
         raise RunError(
             f"the model that was broadcast is NaN or infinite in {spoilt[0]}; lower the step size in [strategy]"
         )
+    unclipped = "" if canaries is None else f"; or no defense clips canaries, which are gradients of norm {SIZE:g}"
     raise RunError(
         f"local training diverged: {broken[0]} is NaN or infinite after {steps} steps; lower training.learning_rate"
+        f"{unclipped}"
     )

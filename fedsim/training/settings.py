@@ -36,6 +36,7 @@ class LocalTraining:
         batch_norm_statistics: whether running statistics are sent, `shared`, or not, `withheld`; then
             they are in no message, and evaluation normalises by the batch.
         dropout: whether dropout layers drop.
+        label_smoothing: share of each label that is spread evenly over all classes, in [0, 1); of training alone.
         proximal_mu: weight of the proximal term; FedProx's server sets it.
         sends: `weights` after local training, or the `gradient` of one mini-batch; FedSGD's server sets it.
     """
@@ -51,6 +52,7 @@ class LocalTraining:
     batch_norm: Literal["train", "eval", "frozen"] = "train"
     batch_norm_statistics: Literal["shared", "withheld"] = "shared"
     dropout: bool = True
+    label_smoothing: float = 0.0
     proximal_mu: float = 0.0
     sends: Literal["weights", "gradient"] = "weights"
 
@@ -70,6 +72,10 @@ class LocalTraining:
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise ConfigError(f"training.{name}: expected a finite value of at least 0, got {value}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(
+                f"training.label_smoothing: expected a share of at least 0, below 1, got {self.label_smoothing}"
+            )
         if self.momentum >= 1:
             raise ConfigError(f"training.momentum: expected less than 1, or steps grow for ever, got {self.momentum}")
         if self.momentum and self.optimizer != "sgd":
