@@ -37,6 +37,8 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
 }
 """The hooks of a defense and what each is handed, besides `rng`."""
 
+_EXTRAS = {"memory": "on_update", "common": "on_update", "weights": "on_gradient", "step": "on_gradient"}
+"""What a hook is handed only if it has a parameter of that name."""
 Memory = MutableMapping[str, Tensor]
 """Tensors by name that a client keeps for one defense from round to round, for `on_update` to read and change."""
 INSIDE = ("sampling", "on_batch", "on_features", "on_examples", "on_gradient")
@@ -152,6 +154,9 @@ class Defense(ABC):
 
     A defense whose clients agree on something in each round, as on a common mask, gives its `on_update` a further
     parameter `common`: a generator that is the same for all clients in one round. The server could have it, too.
+
+    A defense that adapts to local training gives its `on_gradient` a further parameter `step`, the number of the local
+    step, counted from 0 in each round; or `weights`, the parameters before that step, by name.
 
     Attributes:
         promise: in a few words, what is proved; `NO_GUARANTEE` where nothing is.
@@ -338,11 +343,11 @@ def a_defense(thing: Any) -> Defense:
         raise PluginError(f"{name}: overrides none of sampling, {', '.join(HOOKS)}, so it defends nothing")
     for hook, given in HOOKS.items():
         keywords, signature = ["rng"], inspect.signature(getattr(thing, hook))
-        for extra in ("memory", "common"):
+        for extra, taker in _EXTRAS.items():
             if extra not in signature.parameters:
                 continue
-            if hook != "on_update":
-                raise PluginError(f"{name}: '{hook}' asks for '{extra}', which is for on_update alone; leave it out")
+            if hook != taker:
+                raise PluginError(f"{name}: '{hook}' asks for '{extra}', which is for {taker} alone; leave it out")
             keywords.append(extra)
         try:
             signature.bind(*given, **dict.fromkeys(keywords))
@@ -370,7 +375,7 @@ def agrees(defense: Defense) -> bool:
 
 @cache
 def _asks_for(cls: type[Defense], parameter: str) -> bool:
-    return parameter in inspect.signature(cls.on_update).parameters
+    return parameter in inspect.signature(getattr(cls, _EXTRAS[parameter])).parameters
 
 
 def keyed(defenses: Sequence[Defense]) -> list[tuple[Defense, tuple[str, int]]]:
@@ -431,18 +436,27 @@ def overrides(defense: Defense, hook: str) -> bool:
     return getattr(type(defense), hook) is not getattr(Defense, hook)
 
 
-def replaced(defense: Defense, hook: str, state: State, rng: torch.Generator) -> State:
-    """What a hook of `defense` that maps tensors puts in the place of `state`, which is left as it is.
+def replaced_gradient(defense: Defense, gradient: State, rng: torch.Generator, weights: State, step: int = 0) -> State:
+    """What `defense.on_gradient` puts in the place of `gradient`, which is left as it is.
 
-    A tensor that the hook neither changed nor replaced is the object that `state` has.
+    A tensor that the hook neither changed nor replaced is the object that `gradient` has.
+
+    Args:
+        weights: the parameters at which the gradient was taken, by name; a defense that asks for them gets copies.
+        step: of local training in this round, counted from 0.
 
     Raises:
-        RunError: the hook returned something else than one tensor of numbers for each of `state`, of its shape.
+        RunError: the hook returned something else than one tensor of numbers for each of `gradient`, of its shape.
     """
-    if not overrides(defense, hook):
-        return state
-    given = {name: tensor.clone() for name, tensor in state.items()}
-    return _fitting(f"{type(defense).__name__}.{hook}", state, given, getattr(defense, hook)(dict(given), rng=rng))
+    if not overrides(defense, "on_gradient"):
+        return gradient
+    given = {name: tensor.clone() for name, tensor in gradient.items()}
+    keywords: dict[str, Any] = {"rng": rng}
+    if _asks_for(type(defense), "weights"):
+        keywords["weights"] = {name: tensor.detach().clone() for name, tensor in weights.items()}
+    keywords |= {"step": step} if _asks_for(type(defense), "step") else {}
+    got = defense.on_gradient(dict(given), **keywords)
+    return _fitting(f"{type(defense).__name__}.on_gradient", gradient, given, got)
 
 
 def of_examples(defense: Defense, gradients: State, expected: float, parameters: State, rng: torch.Generator) -> State:
@@ -462,14 +476,14 @@ def replaced_update(
     memory: Memory | None = None,
     common: torch.Generator | None = None,
 ) -> State | Payload:
-    """`replaced` for `on_update`, which may hand back a payload of the update.
+    """`replaced_gradient` for `on_update`, which may hand back a payload of the update.
 
     Args:
         memory: of a defense that `remembers`; None for all others.
         common: of a defense that `agrees`; None for all others.
 
     Raises:
-        RunError: as from `replaced`, or the payload is not one of the update.
+        RunError: as from `replaced_gradient`, or the payload is not one of the update.
     """
     if not overrides(defense, "on_update"):
         return update

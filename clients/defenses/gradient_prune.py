@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedsim.attacks import Paper
 from fedsim.defense import Defense
@@ -49,9 +50,11 @@ class GradientPrune(Defense):
     def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
         """See Defense."""
         del rng
-        pruned = {}
-        for name, tensor in gradient.items():
-            flat = tensor.flatten()
-            smallest = flat.abs().topk(int(self.pruned * flat.numel()), largest=False, sorted=False).indices
-            pruned[name] = flat.index_fill(0, smallest, 0.0).view_as(tensor) if len(smallest) else tensor
-        return pruned
+        return {name: without_smallest(tensor, self.pruned) for name, tensor in gradient.items()}
+
+
+def without_smallest(tensor: Tensor, share: float) -> Tensor:
+    """`tensor` with this share of its numbers, smallest absolute values first, at zero; itself where that is none."""
+    flat = tensor.flatten()
+    smallest = flat.abs().topk(int(share * flat.numel()), largest=False, sorted=False).indices
+    return flat.index_fill(0, smallest, 0.0).view_as(tensor) if len(smallest) else tensor

@@ -22,9 +22,9 @@ from fedsim.defense import (
     of_examples,
     overrides,
     remembers,
-    replaced,
     replaced_batch,
     replaced_features,
+    replaced_gradient,
     replaced_update,
 )
 from fedsim.errors import ConfigError
@@ -192,7 +192,7 @@ def _cases(defense: Defense) -> list[_Case]:
         return of_examples(defense, _each(state), 3.0, parameters, rng)
 
     def gradient(state: State, rng: torch.Generator) -> State:
-        return replaced(defense, "on_gradient", state, rng)
+        return replaced_gradient(defense, state, rng, _state())
 
     def update(state: State, rng: torch.Generator) -> State:
         memory: dict[str, Tensor] | None = {} if remembers(defense) else None

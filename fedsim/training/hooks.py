@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedsim.defense import Defense, Poisson, keyed, kind, of_examples, overrides, replaced, replaced_batch
+from fedsim.defense import Defense, Poisson, keyed, kind, of_examples, overrides, replaced_batch, replaced_gradient
 from fedsim.errors import ConfigError, RunError
 from fedsim.randomness import generator
 from fedsim.training.modes import mixing_layer
@@ -38,7 +38,7 @@ class Hooks:
             ConfigError: the defenses do not go together, or not with these settings or this model.
             RunError: one of them asks for sampling that there is not.
         """
-        self._settings, self._count, self._key = settings, count, key
+        self._settings, self._count, self._key, self._step = settings, count, key, 0
         self._on: dict[str, list[tuple[Defense, torch.Generator]]] = {
             hook: [] for hook in ("on_batch", "on_examples", "on_gradient")
         }
@@ -98,7 +98,8 @@ class Hooks:
         parameters = dict(model.named_parameters())
         gradient: State = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         for defense, rng in self._on["on_gradient"]:
-            gradient = replaced(defense, "on_gradient", gradient, rng)
+            gradient = replaced_gradient(defense, gradient, rng, parameters, self._step)
+        self._step += 1
         for name, value in gradient.items():
             parameters[name].grad = value
 

@@ -14,7 +14,7 @@ from clients.defenses.quantise import Quantise
 from clients.defenses.random_mask import RandomMask
 from clients.defenses.top_k import TopK
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.defense import Defense, Setting, check_fits, check_order, remembers, replaced, replaced_update
+from fedsim.defense import Defense, Setting, check_fits, check_order, remembers, replaced_gradient, replaced_update
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config, check
@@ -115,12 +115,12 @@ def test_random_rounding_is_right_on_average_and_never_off_by_more_than_a_level(
 
 
 def test_pruning_takes_the_smallest_numbers_of_each_tensor() -> None:
-    got = replaced(GradientPrune(pruned=0.5), "on_gradient", UPDATE, generator(0))
+    got = replaced_gradient(GradientPrune(pruned=0.5), UPDATE, generator(0), UPDATE)
     assert got["w"].tolist() == [[3.0, 0.0], [0.0, -4.0]]
     assert got["b"].tolist() == [0.0, -2.0]
-    assert replaced(GradientPrune(pruned=0.0), "on_gradient", UPDATE, generator(0)) == UPDATE, "the same objects"
+    assert replaced_gradient(GradientPrune(pruned=0.0), UPDATE, generator(0), UPDATE) == UPDATE, "the same objects"
     few = {"b": torch.tensor([1.0])}
-    assert replaced(GradientPrune(pruned=0.9), "on_gradient", few, generator(0))["b"].item() == 1.0
+    assert replaced_gradient(GradientPrune(pruned=0.9), few, generator(0), few)["b"].item() == 1.0
 
 
 def test_frozen_layers_are_not_sent() -> None:
