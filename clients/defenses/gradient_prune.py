@@ -35,6 +35,8 @@ class GradientPrune(Defense):
 
     pruned: float = 0.3
 
+    against: ClassVar[str] = "a server that inverts gradients without knowing that small numbers were set to zero"
+    cost: ClassVar[str] = "accuracy, where much is pruned; no more bytes; a selection by size in each local step"
     paper: ClassVar[Paper] = Paper(
         title="Deep Leakage from Gradients",
         authors="Zhu, Liu, Han",

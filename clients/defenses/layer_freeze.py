@@ -36,6 +36,8 @@ class LayerFreeze(Defense):
 
     layers: tuple[str, ...] = ()
 
+    against: ClassVar[str] = "a server that needs the layers that are not sent; all others it sees as they are"
+    cost: ClassVar[str] = "accuracy: these layers never learn; saves the bytes of these layers"
     encodes: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         title="Federated Learning with Personalization Layers",

@@ -42,6 +42,8 @@ class Quantise(Defense):
     scheme: Literal["sign", "qsgd", "ternary", "fp16"] = "qsgd"
     bits: int = 8
 
+    against: ClassVar[str] = "a server that inverts the update and takes it for exact; with many bits it nearly is"
+    cost: ClassVar[str] = "accuracy, where bits are few; saves two to four times the bytes, hardly any time"
     encodes: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         title="QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",

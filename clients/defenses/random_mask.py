@@ -42,6 +42,10 @@ class RandomMask(Defense):
     rescale: bool = False
     error_feedback: bool = False
 
+    against: ClassVar[str] = (
+        "a server that inverts the update and takes zeros for zeros; many rounds show it all numbers, one after the other"
+    )
+    cost: ClassVar[str] = "accuracy or rounds, less with error feedback; saves bytes where less than half is sent"
     encodes: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         title="Federated Learning: Strategies for Improving Communication Efficiency",

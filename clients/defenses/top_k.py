@@ -40,6 +40,10 @@ class TopK(Defense):
     k: int = 0
     error_feedback: bool = False
 
+    against: ClassVar[str] = (
+        "a server that inverts the update and takes zeros for zeros; what is sent, which is the largest, it sees as it is"
+    )
+    cost: ClassVar[str] = "accuracy or rounds, less with error feedback; saves bytes where less than half is sent"
     encodes: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         title="Sparse Communication for Distributed Gradient Descent",
