@@ -80,6 +80,7 @@ def train(message: Message, context: Context) -> Message:
         defenses=experiment.defenses_of(client),
         loss=experiment.dataset.task.loss,
         order=share.order,
+        canaries=experiment.canaries_of(client),
     )
     reply = _reply(experiment, message, client, share, _on_cpu(after), loss, context.state)
     return Message(RecordDict(reply), reply_to=message)

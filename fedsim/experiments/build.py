@@ -32,6 +32,7 @@ from fedsim.training.canaries import Canaries, audited_at
 from fedsim.training.cohort import fits, group_size
 from fedsim.training.hooks import Hooks
 from fedsim.training.model_state import state_of, statistics_of
+from fedsim.training.modes import trained
 from fedsim.training.sampling import batches_of_round
 from fedsim.training.settings import LocalTraining
 
@@ -109,6 +110,7 @@ class Experiment:
             if (canaries := self.canaries_of(client)) is not None:
                 count = self.data.counts[client]
                 Hooks(self.defenses_of(client), self.model, self.training, count, ("check",), canaries)
+                canaries.places(trained(self.model, self.training))
 
     def canaries_of(self, client: int) -> Canaries | None:
         """What is put among the examples of `client`: nothing, unless a defense promises something of each example."""

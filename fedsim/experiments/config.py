@@ -191,6 +191,20 @@ class SecureAggregationTable(Table):
         return max(round(self.threshold * size), 2)
 
 
+class CanariesTable(Table):
+    """[canaries]: a lower bound of epsilon, measured in this run, beside what is proved of the defenses.
+
+    `count` canaries are drawn for each of `clients`, by default for the victims, and a coin for each says whether it is
+    in. Those that are in are gradients among those of the client's examples, so what it sends changes, and costs
+    accuracy; the N that it reports does not change. `confidence` is the probability with which all lower bounds of the
+    run hold.
+    """
+
+    count: int = Field(ge=20, le=1_000_000)
+    clients: list[int] | None = None
+    confidence: float = Field(default=0.99, gt=0.5, lt=1)
+
+
 class StatesTable(Table):
     """[states]: which states of training are kept, in `RUN/states` or by `fedsim train`.
 
@@ -343,6 +357,7 @@ class Config(AttackFile):
     strategy: StrategyTable = StrategyTable()
     defense: list[PluginTable] = []
     secure_aggregation: SecureAggregationTable | None = None
+    canaries: CanariesTable | None = None
     recording: RecordingTable = RecordingTable()
     states: StatesTable = StatesTable()
 
@@ -359,6 +374,8 @@ class Config(AttackFile):
                 _check_choice(where, chosen, count, what)
         if self.recording.rounds == [] and self.attack and self.adversary.when != "never":
             raise ValueError("recording.rounds: nothing is recorded, so there is nothing to attack; name rounds")
+        if self.canaries is not None:
+            self._check_canaries(self.canaries.clients)
         if self.states.rounds and max(self.states.rounds) > rounds:
             raise ValueError(
                 f"states.rounds: round {max(self.states.rounds)} of federation.rounds = {rounds}; raise it"
@@ -382,6 +399,30 @@ class Config(AttackFile):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: a federation has its own; [{name}] belongs in an attack file")
         return self
+
+    def _check_canaries(self, chosen: list[int] | None) -> None:
+        """Raise ValueError where nobody would see the canaries."""
+        if chosen is not None:
+            _check_choice("canaries.clients", chosen, self.federation.clients, "clients")
+        if self.secure_aggregation is not None:
+            raise ValueError(
+                "canaries: they measure what one client's messages tell, and under secure aggregation the server sees "
+                "sums alone; leave [canaries] or [secure_aggregation] out"
+            )
+        unseen = sorted(set(self.carriers) - set(self.recording.clients or self.carriers))
+        if self.recording.rounds == [] or unseen:
+            what = f"client {unseen[0]} is not recorded" if unseen else "no round is recorded"
+            raise ValueError(f"canaries: {what}, so nobody would look for them; name others, or change [recording]")
+
+    @property
+    def carriers(self) -> list[int]:
+        """The clients for which canaries are drawn."""
+        if self.canaries is None:
+            return []
+        chosen = self.canaries.clients if self.canaries.clients is not None else self.adversary.victims
+        if chosen == "all":
+            return list(range(self.federation.clients))
+        return list(chosen) if chosen else [min(self.recording.clients or [0])]
 
 
 def _check_clients(keys: Iterable[str]) -> None:

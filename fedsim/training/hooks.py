@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedsim.defense import Defense, Poisson, keyed, kind, of_examples, overrides, replaced_batch, replaced_gradient
 from fedsim.errors import ConfigError, RunError
 from fedsim.randomness import generator
+from fedsim.training.canaries import Canaries, Insertion
 from fedsim.training.modes import mixing_layer
 from fedsim.training.sampling import batches, poisson_batches
 from fedsim.training.settings import LocalTraining
@@ -31,8 +32,9 @@ class Hooks:
         settings: LocalTraining,
         count: int,
         key: tuple[int | str, ...],
+        canaries: Canaries | None = None,
     ) -> None:
-        """Of a client with `count` examples, which draws by `key`.
+        """Of a client with `count` examples besides `canaries`, which draws by `key`.
 
         Raises:
             ConfigError: the defenses do not go together, or not with these settings or this model.
@@ -50,6 +52,9 @@ class Hooks:
         self._check_examples(model)
         self._asker, self.sampling = _asked(defenses, count, settings.batch_size)
         self._check_drawn(drawn=not settings.goes_on)
+        self._canaries = None if canaries is None else Insertion(canaries, count)
+        if canaries is not None:
+            self._check_canaries(defenses)
 
     def expected(self, there: int) -> float:
         """How many examples are expected in a batch that has so many now."""
@@ -67,7 +72,10 @@ class Hooks:
         draw = generator(*self._key, "order")
         if self.sampling is None:
             return batches(self._count, self._settings, draw)
-        return poisson_batches(self._count, self.sampling.rate, self._settings.steps(self._count), draw)
+        rate, steps = self.sampling.rate, self._settings.steps(self._count)
+        if self._canaries is None:
+            return poisson_batches(self._count, rate, steps, draw)
+        return self._canaries.apart(poisson_batches(self._count + len(self._canaries), rate, steps, draw))
 
     def batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """What is trained on in place of a batch, which has examples.
@@ -88,6 +96,8 @@ class Hooks:
     def examples(self, gradients: State, parameters: State) -> State:
         """The gradient that the one defense that sees those of single examples makes of them."""
         ((defense, rng),) = self._on["on_examples"]
+        if self._canaries is not None:
+            gradients = self._canaries.beside(gradients)
         there = len(next(iter(gradients.values())))
         return of_examples(defense, gradients, self.expected(there), parameters, rng)
 
@@ -113,6 +123,19 @@ class Hooks:
         else:
             how = "the batches of each step are given; give none"
         raise ConfigError(f"defense: {self._asker} asks for Poisson sampling, but {how}, or leave the defense out")
+
+    def _check_canaries(self, defenses: Sequence[Defense]) -> None:
+        if not self.sees_examples or self.sampling is None:
+            raise ConfigError(
+                "canaries: they are put among examples that are drawn by Poisson sampling and whose gradients a "
+                "defense sees one by one, and no defense here does both; add one as dp-sgd, or leave [canaries] out"
+            )
+        for defense in defenses:
+            if defense.mixes:
+                raise ConfigError(
+                    f"canaries: {type(defense).__name__} makes one example out of several records, so a canary would "
+                    "stand for no record; leave the defense or [canaries] out"
+                )
 
     def _check_examples(self, model: nn.Module) -> None:
         seeing = [type(defense).__name__ for defense, _ in self._on["on_examples"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -68,6 +69,12 @@ def frozen(model: nn.Module, settings: LocalTraining) -> Iterator[None]:
     finally:
         for parameter in held:
             parameter.requires_grad_(True)
+
+
+def trained(model: nn.Module, settings: LocalTraining) -> dict[str, torch.Size]:
+    """Shapes of the parameters that local training changes, in the order of the model."""
+    with frozen(model, settings):
+        return {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
 
 
 def forward(model: nn.Module, batch: Tensor) -> Tensor:
