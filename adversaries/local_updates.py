@@ -109,13 +109,17 @@ def read_updates(transcript: Transcript, client: int, *, fewest: int, remedy: st
     )
 
 
-def rounds_of(transcript: Transcript, client: int) -> list[int]:
+def rounds_of(transcript: Transcript, client: int, *, in_groups: bool = False) -> list[int]:
     """The rounds in which `client` took part, ascending.
+
+    Args:
+        in_groups: also where it is one of a group whose sum is all that was seen.
 
     Raises:
         AttackError: there is none.
     """
-    rounds = [number for number in transcript.rounds if client in transcript.clients(number)]
+    replies = {number: transcript.header(number).reply_of(client) for number in transcript.rounds}
+    rounds = [number for number, reply in replies.items() if reply and (in_groups or reply.client == client)]
     if not rounds:
         everyone = sorted({other for number in transcript.rounds for other in transcript.clients(number)})
         told = ", ".join(map(str, everyone[:20])) + (", ..." if len(everyone) > 20 else "")

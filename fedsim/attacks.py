@@ -21,7 +21,10 @@ from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update, non_finite
 
 __all__ = [
+    "CLIENT",
     "GLOBAL",
+    "GROUP",
+    "GROUPS",
     "LAST_RETURNED",
     "OPTIMAL",
     "Attack",
@@ -38,6 +41,9 @@ Progress = Callable[[int, int, Mapping[str, float]], None]
 """Called as `progress(iteration, iterations, values)`; values hold at least `objective`."""
 
 
+CLIENT, GROUP, GROUPS = "client", "group", "groups"
+"""Observations: the update of one client; the sum over a group, see `Update.members`; such sums over groups that change
+from round to round, in some of which the victim is."""
 GLOBAL, LAST_RETURNED, OPTIMAL = "global", "last-returned", "optimal"
 """Model sources that are no attack: w_t of the last round, the victim's last w_T, and its optimal local model, which
 only the evaluator has. What reads one of them counts as no attack of its own in a report."""
@@ -70,6 +76,9 @@ class Attack(ABC):
         needs: names of `Knowledge` fields without which it cannot work.
         uses: names of further fields that it reads where they are granted. What it declares in neither is not handed
             to it, so that a report can say what it used.
+        reads: the observations that it can use, some of `CLIENT`, `GROUP` and `GROUPS`. Of a group, the victim is the
+            client under whom the sum is filed, N its total and B that of all members together; for one that reads
+            `GROUPS` it may be any member. Several rounds of a `GROUP` are such of the same members.
         temporal: whether one run reads several rounds of the victim; otherwise it reads one update.
         texts: whether it is made for texts, whose inputs are tokens, instead of data of numbers.
         main_metric: the metric of `scores.csv` that the report judges it by first of all; empty for the first one.
@@ -78,6 +87,7 @@ class Attack(ABC):
     paper: ClassVar[Paper]
     needs: ClassVar[frozenset[str]] = frozenset()
     uses: ClassVar[frozenset[str]] = frozenset()
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
     temporal: ClassVar[bool] = False
     texts: ClassVar[bool] = False
     main_metric: ClassVar[str] = ""
@@ -86,6 +96,11 @@ class Attack(ABC):
     def builds_on(self) -> str | None:
         """The attack, by its title in the file, whose local models are in `knowledge.models`; or OPTIMAL, or None."""
         return None
+
+    @property
+    def observes(self) -> frozenset[str]:
+        """`reads`, and of an attack that builds on another any, since it reads the models that it is handed."""
+        return self.reads if self.builds_on is None else self.reads | {GROUPS}
 
     @property
     def called(self) -> str:

@@ -22,7 +22,7 @@ from adversaries.local_models.model_sources import ModelAttack, known, losses, m
 from adversaries.local_updates import PAPER, rounds_of
 from adversaries.named_states import named_states
 from adversaries.scene import STEPPING, warn_of_dropout, warn_unless_plain
-from fedsim.attacks import Attack, Knowledge, Paper, PartialRecords, Progress
+from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, PartialRecords, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Inference
 from fedsim.recording.transcript import Transcript
@@ -138,6 +138,7 @@ class GradientAttributeInference(Attack):
     )
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "partial_records"})
     uses: ClassVar[frozenset[str]] = STEPPING
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

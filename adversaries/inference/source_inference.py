@@ -72,7 +72,7 @@ class SourceInference(ModelAttack):
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
         assert knowledge.records is not None
-        rounds_of(transcript, victim)
+        rounds_of(transcript, victim, in_groups=self.builds_on is not None)
         candidates = self._candidates(transcript, knowledge, victim)
         judge = _Judge(knowledge)
         if self.source != RETURNED:

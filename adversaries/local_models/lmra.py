@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from adversaries.engine.descent import Curves, Trial, descend, following, steps_of
 from adversaries.engine.settings import check_choices
 from adversaries.local_updates import PAPER, LocalUpdates, Span, read_updates
-from fedsim.attacks import Attack, Knowledge, Paper, Progress
+from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, LocalModel
 from fedsim.recording.transcript import Transcript
@@ -88,6 +88,7 @@ class LocalModelReconstruction(Attack):
 
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset()
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.model_sources import matched
 from adversaries.local_updates import PAPER, LocalUpdates, read_updates
 from adversaries.scene import STEPPING, warn_of_dropout, warn_unless_plain
-from fedsim.attacks import Attack, Knowledge, Paper, Progress
+from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError, RunError, first_line
 from fedsim.findings import Finding, LocalModel
 from fedsim.randomness import generator
@@ -109,6 +109,7 @@ class DummyDataReconstruction(Attack):
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
     uses: ClassVar[frozenset[str]] = STEPPING
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adversaries.local_updates import PAPER, read_updates, rounds_of
 from adversaries.scene import STEPPING, warn_unless_plain
-from fedsim.attacks import Attack, Knowledge, Paper, Progress
+from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError
 from fedsim.findings import Finding, LocalModel
 from fedsim.recording.transcript import Transcript
@@ -57,6 +57,7 @@ class LinearLocalModel(Attack):
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset()
     uses: ClassVar[frozenset[str]] = STEPPING
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
 
     def _run(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adversaries.batch_norm import normalising_by_batch
 from adversaries.local_updates import rounds_of
-from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
+from fedsim.attacks import CLIENT, GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
 from fedsim.errors import AttackError, ConfigError, first_line
 from fedsim.recording.transcript import Transcript
 from fedsim.training.model_state import load_state, statistics_of
@@ -32,6 +32,7 @@ class ModelAttack(Attack):
 
     source: str = LAST_RETURNED
 
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
     messages: ClassVar[tuple[str, ...]] = (GLOBAL, LAST_RETURNED)
     """The sources that are in the transcript."""
@@ -53,15 +54,15 @@ class ModelAttack(Attack):
 
     def _state(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> tuple[State, str]:
         """The model that is attacked, and whose it is."""
-        rounds = rounds_of(transcript, victim)
+        rounds = rounds_of(transcript, victim, in_groups=self.builds_on is not None)
+        if self.builds_on is not None:
+            return decoded(knowledge, self.source, victim), f"{self.source}, client {victim}"
         if self.source == GLOBAL:
             last = [number for number in transcript.rounds if transcript.clients(number)][-1]
             seen = transcript.update(last, victim if last == rounds[-1] else transcript.clients(last)[0])
             return seen.before, f"round {last}, the global model"
-        if self.source == LAST_RETURNED:
-            update = transcript.update(rounds[-1], victim)
-            return returned(update), f"round {update.round}, client {victim}"
-        return decoded(knowledge, self.source, victim), f"{self.source}, client {victim}"
+        update = transcript.update(rounds[-1], victim)
+        return returned(update), f"round {update.round}, client {victim}"
 
 
 def returned(update: Update) -> State:

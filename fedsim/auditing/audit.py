@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import metrics
-from fedsim.attacks import OPTIMAL, Knowledge, Progress
+from fedsim.attacks import GROUP, GROUPS, OPTIMAL, Attack, Knowledge, Progress
 from fedsim.auditing import scores
 from fedsim.auditing.cache import Cache, Models
 from fedsim.auditing.fit import check_fit, check_truths, counts_of, warn_of_cost
@@ -27,6 +27,7 @@ from fedsim.auditing.isolation import Isolation, attempt
 from fedsim.auditing.optima import Optima
 from fedsim.auditing.outcomes import counted, overheard, sentence
 from fedsim.auditing.plan import Job, Named, adaptive_ones, check_victims, chosen_rounds, first_of, in_order, jobs
+from fedsim.auditing.sight import Sight, does_not_read
 from fedsim.auditing.threat_model import (
     as_sent,
     check_model,
@@ -35,13 +36,22 @@ from fedsim.auditing.threat_model import (
     full_knowledge,
     grant,
     grant_private,
+    of_group,
     private,
     sent_along,
 )
 from fedsim.auditing.variants import changed, settings_of
 from fedsim.auditing.workers import in_processes
 from fedsim.datasets.cache import cache_folder
-from fedsim.errors import AttackCrash, AttackError, ConfigError, DataError, FedsimError, TranscriptError
+from fedsim.errors import (
+    AttackCrash,
+    AttackError,
+    ConfigError,
+    DataError,
+    FedsimError,
+    KnowledgeError,
+    TranscriptError,
+)
 from fedsim.evaluation.case import Case, ForeignRecording, OwnRun
 from fedsim.evaluation.kind import Bench, Owed, evaluator_of
 from fedsim.evaluation.local_optimum import METHOD
@@ -148,9 +158,9 @@ class Audit:
         """Gives the optimal local model of a client, which is computed once and kept in the run folder."""
         return Optima(cache=self.cache, case=self.case)
 
-    def truth(self, victim: int, number: int | None) -> Truth | None:
+    def truth(self, victim: int, number: int | None, members: Sequence[int] = ()) -> Truth | None:
         """See `Case.truth`."""
-        return self.case.truth(victim, number)
+        return self.case.truth(victim, number, members)
 
     def check(self) -> None:
         """Make sure that every attack can be built and is granted what it needs.
@@ -164,6 +174,7 @@ class Audit:
         for table, attack in self.attacks:
             self.case.check_kind(table.title, attack)
             attack.check(self.granted, granted)
+            self._check_reads(attack)
             code_hash(type(attack))  # for the same reason
             settings_of(attack)
         self.case.check_files()
@@ -176,6 +187,12 @@ class Audit:
             self._check_fit()
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
         metrics.check_weights(_weights())
+
+    def _check_reads(self, attack: Attack) -> None:
+        """Raise KnowledgeError where the server of our own run sees nothing that `attack` could read."""
+        secure = self.experiment is not None and self.experiment.config.secure_aggregation is not None
+        if secure and not attack.observes & {GROUP, GROUPS}:
+            raise KnowledgeError(f"{attack.called} does not apply: {does_not_read(attack)}")
 
     def run(self, progress: ProgressOf | None = None, rounds: Iterable[int] | None = None) -> list[str]:
         """Attack, and return one sentence for each attack that failed; the others go on.
@@ -227,8 +244,8 @@ class Audit:
             FedsimError: the attack cannot be done, or failed.
         """
         first = first_of(transcript, job)
-        self._check_seen(transcript, first, job.victim)
-        knowledge, upstream = self._knowledge(transcript, job, first)
+        members = self._members(transcript, first, job)
+        knowledge, upstream = self._knowledge(transcript, job, first, members)
         fingerprint = self.cache.fingerprint(job, knowledge, transcript, upstream)
         if self.cache.is_there(job, fingerprint):
             return
@@ -243,6 +260,7 @@ class Audit:
             "rounds": list(job.rounds),
             "first_round": first,
             "victim": job.victim,
+            "members": list(members),
             "repeat": job.repeat,
             "settings": settings_of(job.attack),
             "changed": changed(job.attack),
@@ -266,17 +284,24 @@ class Audit:
             hidden.append(cache_folder())
         return Isolation(room, hidden)
 
-    def _check_seen(self, transcript: Transcript, number: int, victim: int) -> None:
-        """Raise AttackError where nobody says how many examples there are; warn where `victim` stands for a group."""
-        reply = next(reply for reply in transcript.header(number).replies if reply.client == victim)
+    def _members(self, transcript: Transcript, number: int, job: Job) -> tuple[int, ...]:
+        """For whom the victim stands: the group whose sum is attacked; nobody where it stands for itself.
+
+        Raises:
+            AttackError: nobody says how many examples there are.
+        """
+        victim, reply = job.victim, transcript.header(number).reply_of(job.victim)
+        assert reply is not None
         if not transcript.reading.counted(victim, reply.num_examples):
             raise AttackError(
                 f"round {number}, client {victim}: it reported no number of examples that it trained on; say it with "
                 "[app] num_examples"
             )
-        if reply.members:
-            members = ", ".join(map(str, reply.members))
-            log.warning("round %d: client %d stands for the sum over clients %s", number, victim, members)
+        if not reply.members or GROUPS in job.attack.observes:
+            return ()
+        members = ", ".join(map(str, reply.members))
+        log.warning("round %d: client %d stands for the sum over clients %s", number, victim, members)
+        return tuple(reply.members)
 
     def _called(self, key: str) -> str:
         """The client that a key of [truth] stands for: itself, or of `#3` the third one that appears."""
@@ -350,7 +375,9 @@ class Audit:
         """The form that the finding of `job` has to have."""
 
         def before() -> State:
-            return transcript.update(first, job.victim).before
+            reply = transcript.header(first).reply_of(job.victim)
+            assert reply is not None
+            return transcript.update(first, reply.client).before
 
         return Owed(
             where=f"round {job.round}, client {job.victim}",
@@ -360,20 +387,23 @@ class Audit:
             clients=self.case.clients,
         )
 
-    def _knowledge(self, transcript: Transcript, job: Job, first: int) -> tuple[Knowledge, list[str]]:
+    def _knowledge(
+        self, transcript: Transcript, job: Job, first: int, members: Sequence[int]
+    ) -> tuple[Knowledge, list[str]]:
         """What the attack of `job` is granted, and the hashes of the models among it."""
         adversary, declared = self.spec.adversary, job.attack.declared()
         if not job.attack.adaptive:
             declared -= {"defenses"}
-        truth = self.truth(job.victim, first) if declared.intersection(private(adversary)) else None
-        headers = [transcript.header(number) for number in job.rounds if job.victim in transcript.clients(number)]
+        truth = self.truth(job.victim, first, members) if declared.intersection(private(adversary)) else None
+        headers = [header for number in job.rounds if (header := transcript.header(number)).reply_of(job.victim)]
         check_sent(self.experiment, headers, job.victim)
-        common = as_sent(self.granted, adversary, headers, declared)
-        knowledge = grant_private(common, adversary, self.experiment, job.victim, truth, declared).only(declared)
+        common = of_group(as_sent(self.granted, adversary, headers, declared), len(members))
+        knowledge = grant_private(common, adversary, self.experiment, job.victim, truth, declared, members)
+        knowledge = knowledge.only(declared)
         if (title := job.attack.builds_on) is None:
             return knowledge, []
         if title == OPTIMAL:
-            clients = sorted({client for number in job.rounds for client in transcript.clients(number)})
+            clients = Sight([transcript.header(number) for number in job.rounds]).everyone
             optima = Models({client: partial(self.optimum, client) for client in clients})
             return dataclasses.replace(knowledge, models=optima), [METHOD]
         models, hashes = self.cache.decoded(title, job)

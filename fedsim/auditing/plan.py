@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Attack
+from fedsim.auditing.sight import Sight
 from fedsim.errors import AttackError, ConfigError, FedsimError, did_you_mean
 from fedsim.experiments.config import AdversaryTable, AttackTable
+from fedsim.recording.header import Header
 from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger(__name__)
@@ -52,24 +55,25 @@ def jobs(
     Args:
         only: these of the rounds that are to be attacked; attacks on several rounds at once are then left out, because
             not all of their rounds are recorded yet.
-        failures: gets a sentence for each round that cannot be read.
+        failures: gets a sentence for each round that cannot be read, and for each attack that does not apply to what
+            the server saw.
     """
-    present: dict[int, list[int]] = {}
+    present: dict[int, Header] = {}
     for number in chosen_rounds(transcript, adversary, only):
         try:
-            present[number] = transcript.clients(number)
+            present[number] = transcript.header(number)
         except FedsimError as error:
             failures.append(str(error))
             log.error("%s", error)
-    everyone = sorted({client for clients in present.values() for client in clients})
-    views: list[tuple[tuple[int, ...], list[int], bool]] = []
-    if present and only is None:
-        views.append((tuple(present), everyone, True))
-    views += [((number,), clients, False) for number, clients in present.items()]
-    for numbers, clients, temporal in views:
-        for victim in _chosen_victims(clients, adversary):
-            for table, attack in attacks:
-                for repeat in range(adversary.repeats if attack.temporal == temporal else 0):
+    views = [(tuple(present), True)] if present and only is None else []
+    views += [((number,), False) for number in present]
+    for numbers, temporal in views:
+        sight = Sight([present[number] for number in numbers])
+        made = [(table, attack) for table, attack in attacks if attack.temporal == temporal]
+        victims = {table.title: sight.victims(attack, adversary.victims, failures) for table, attack in made}
+        for victim in dict.fromkeys(itertools.chain.from_iterable(victims.values())):
+            for table, attack in made:
+                for repeat in range(adversary.repeats if victim in victims[table.title] else 0):
                     yield Job(
                         title=table.title,
                         plugin=table.name,
@@ -160,7 +164,8 @@ def check_victims(transcript: Transcript, adversary: AdversaryTable, chosen: Seq
             header = transcript.header(number)
         except FedsimError:  # nobody knows which clients were in a damaged round; it is reported when it is attacked
             return
-        present = {reply.client for reply in header.replies} | set(header.failures)
+        present = {client for reply in header.replies for client in (reply.client, *reply.members)}
+        present |= set(header.failures)
         missing -= present
         seen |= present
     if missing:
@@ -169,20 +174,16 @@ def check_victims(transcript: Transcript, adversary: AdversaryTable, chosen: Seq
         raise ConfigError(f"adversary.victims: client {min(missing)} is not recorded; recorded: {told}")
 
 
-def _chosen_victims(present: list[int], adversary: AdversaryTable) -> Sequence[int]:
-    if adversary.victims == "all":
-        return present
-    return present[:1] if adversary.victims is None else adversary.victims
-
-
 def first_of(transcript: Transcript, job: Job) -> int:
-    """The first of the job's rounds in which its victim took part, which may not take part in each.
+    """The first of the job's rounds in which its victim took part, alone or in a group.
+
+    It may not take part in each.
 
     Raises:
         AttackError, TranscriptError: it took part in none of them.
     """
     for number in job.rounds:
-        if job.victim in transcript.clients(number):
+        if transcript.header(number).reply_of(job.victim) is not None:
             return number
     if len(job.rounds) == 1:
         transcript.update(job.rounds[0], job.victim)  # raises the error that says why it is not there

@@ -145,6 +145,17 @@ def _as_minimised(knowledge: Knowledge) -> Knowledge:
     return replace(knowledge, loss=smoothed(knowledge.loss, knowledge.label_smoothing))  # type: ignore[arg-type]
 
 
+def of_group(knowledge: Knowledge, members: int) -> Knowledge:
+    """`knowledge` of an attack on the sum over a group of so many `members`; 0 is a client that stands for itself.
+
+    A group is read as one client that holds all their N examples. In a step each member takes a mini-batch of its own,
+    so B is that of all of them together, and T = E ceil(N / B) that of a member of average size.
+    """
+    return (
+        replace(knowledge, batch_size=knowledge.batch_size * members) if members and knowledge.batch_size else knowledge
+    )
+
+
 def sent_along(headers: Sequence[Header]) -> list[str]:
     """Names of the protocol's facts that these headers tell."""
     return [name for name in _SETTINGS if any(_said(header, name) is not None for header in headers)]
@@ -221,12 +232,14 @@ def grant_private(
     victim: int,
     truth: Truth | None,
     declared: Set[str] = frozenset(PRIVATE),
+    members: Sequence[int] = (),
 ) -> Knowledge:
     """`knowledge` and what is granted of this `victim`: its labels, its records, or all of these but a column.
 
     Args:
         truth: what it held in the attacked round; None where nobody says.
         declared: what the attack reads; nothing else is added.
+        members: of the group that it stands for, whose labels and records these are then.
 
     Raises:
         ConfigError, DataError: there is nothing to take them from.
@@ -238,7 +251,7 @@ def grant_private(
         raise DataError(f"truth: {wanted[0]} are granted, but no file is named for client {victim}; name one")
     values: dict[str, Any] = {"labels": truth.labels.sort().values} if "labels" in wanted else {}
     if set(wanted) != {"labels"}:
-        records = _records(knowledge, experiment, victim, truth)
+        records = _records(knowledge, experiment, members or (victim,), truth)
         if "records" in wanted:
             values["records"] = records
         if "partial_records" in wanted:
@@ -246,10 +259,10 @@ def grant_private(
     return replace(knowledge, **values)
 
 
-def _records(knowledge: Knowledge, experiment: Experiment | None, victim: int, truth: Truth) -> Records:
-    """All training examples of `victim` in model units."""
+def _records(knowledge: Knowledge, experiment: Experiment | None, clients: Sequence[int], truth: Truth) -> Records:
+    """All training examples of these clients in model units."""
     if experiment is not None:
-        inputs, labels = experiment.data.train(victim)
+        inputs, labels = map(torch.cat, zip(*experiment.data.train_parts(clients), strict=True))
         return Records(inputs=experiment.data.to_model(inputs), labels=labels)
     if knowledge.value_range is None:
         raise ConfigError(

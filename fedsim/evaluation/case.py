@@ -77,23 +77,23 @@ class Case(ABC):
         """
 
     @abstractmethod
-    def _held(self, victim: int, number: int | None) -> Truth | None:
-        """What `truth` says where no file does."""
+    def _held(self, clients: Sequence[int], number: int | None) -> Truth | None:
+        """What `truth` says of these clients together where no file does."""
 
     def check_files(self) -> None:
         """Raise DataError where a file of the truth cannot be read."""
         for file in self.files.values():
             Truth.load(file)
 
-    def truth(self, victim: int, number: int | None) -> Truth | None:
-        """What `victim` held, or None where nobody says.
+    def truth(self, victim: int, number: int | None, members: Sequence[int] = ()) -> Truth | None:
+        """What `victim` held, or None where nobody says; where it stands for a group, what its `members` held together.
 
         Of a client that sends gradients, the mini-batch of round `number`, or all its training examples where it is
         None; for an attack on several rounds, that is the first of them in which the victim took part.
         """
         if str(victim) in self.files:
             return Truth.load(self.files[str(victim)])
-        return self._held(victim, number)
+        return self._held(members or (victim,), number)
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,11 @@ class OwnRun(Case):
         )
         return self._as_claimed(inputs, labels)
 
-    def _held(self, victim: int, number: int | None) -> Truth:
-        return self._as_claimed(*(self.own.data.train(victim) if number is None else self.own.attacked(victim, number)))
+    def _held(self, clients: Sequence[int], number: int | None) -> Truth:
+        held = [
+            self.own.data.train(client) if number is None else self.own.attacked(client, number) for client in clients
+        ]
+        return self._as_claimed(*map(torch.cat, zip(*held, strict=True)))
 
     def _as_claimed(self, inputs: Tensor, labels: Tensor) -> Truth:
         dataset = self.own.dataset
@@ -190,8 +193,8 @@ class ForeignRecording(Case):
             "some victims are named; claim 'client'"
         )
 
-    def _held(self, victim: int, number: int | None) -> None:
-        del victim, number
+    def _held(self, clients: Sequence[int], number: int | None) -> None:
+        del clients, number
 
 
 def _in_unit_range(data: Tensor, dataset: Dataset) -> Tensor:

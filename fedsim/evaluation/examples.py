@@ -7,7 +7,7 @@ from torch import Tensor
 from fedsim import metrics
 from fedsim.errors import DataError
 from fedsim.evaluation.case import Case
-from fedsim.evaluation.kind import About, Bench, Judgement, Owed, Sheet, Shown, first_round
+from fedsim.evaluation.kind import About, Bench, Judgement, Owed, Sheet, Shown, first_round, members
 from fedsim.evaluation.scoring import claimed_data, score
 from fedsim.evaluation.similarity import Message
 from fedsim.evaluation.truth import Truth
@@ -40,7 +40,8 @@ def truth_of(finding: Reconstruction | Texts, about: About, case: Case) -> Truth
     """
     if finding.claims == "federation":
         return case.truth_of_all()
-    return case.truth(int(about["victim"]), None if finding.claims == "client" else first_round(about))
+    number = None if finding.claims == "client" else first_round(about)
+    return case.truth(int(about["victim"]), number, members(about))
 
 
 def judged(finding: Reconstruction | Texts, about: About, bench: Bench, message: Message | None) -> Judgement:

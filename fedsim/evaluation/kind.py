@@ -230,6 +230,12 @@ def evaluator_of(finding: Finding) -> Evaluator[Any]:
     return evaluator
 
 
+def members(about: About) -> Sequence[int]:
+    """For whom the victim of a finding stands: the group whose sum was attacked; nobody where it stands for itself."""
+    stands_for: Sequence[int] = about.get("members", ())
+    return stands_for
+
+
 def first_round(about: About) -> int:
     """The first round in which the victim of a finding sent something."""
     return int(about["first_round"])

@@ -100,12 +100,15 @@ def _proxies(transcript: Transcript, rounds: str, victim: int, experiment: Exper
     """Models that anybody has who reads the messages of the inspected rounds, by what they are called."""
     first, _, last = rounds.partition("-")
     inspected = (n for n in transcript.rounds if int(first) <= n <= int(last or first))
-    present = {number: clients for number in inspected if (clients := transcript.clients(number))}
+    present = {number: header for number in inspected if (header := transcript.header(number)).replies}
     newest = max(present)
-    proxies = {"global model": transcript.update(newest, present[newest][0]).before}
-    returned = transcript.update(max(n for n, clients in present.items() if victim in clients), victim)
+    proxies = {"global model": transcript.update(newest, present[newest].replies[0].client).before}
+    seen = max(number for number, header in present.items() if header.reply_of(victim) is not None)
+    reply = present[seen].reply_of(victim)
+    assert reply is not None
+    returned = transcript.update(seen, reply.client)
     if returned.gradient is None:
-        proxies["last-returned model"] = returned.after
+        proxies["last mean of its group" if reply.members else "last-returned model"] = returned.after
     proxies["first model"] = experiment.initial_state()  # w_0, which the server knows whatever was recorded
     return proxies
 

@@ -13,7 +13,7 @@ from fedsim import findings, metrics
 from fedsim.errors import DataError
 from fedsim.evaluation.case import Case
 from fedsim.evaluation.examples import check_kinds, shown
-from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, Shown
+from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, Shown, members
 from fedsim.evaluation.score import Public, Score
 from fedsim.evaluation.truth import Truth
 
@@ -35,7 +35,7 @@ class Representatives(Evaluator[findings.Representatives]):
 
     def truth(self, finding: findings.Representatives, about: About, case: Case) -> Truth | None:
         """All that the victim trains on."""
-        return case.truth(int(about["victim"]), None)
+        return case.truth(int(about["victim"]), None, members(about))
 
     def judge(self, finding: findings.Representatives, about: About, bench: Bench) -> Judgement:
         """See `score_representatives`."""

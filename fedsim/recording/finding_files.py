@@ -135,7 +135,7 @@ _SAID: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("first_round", "victim", "repeat"), _count),
     **dict.fromkeys(("granted", "warnings"), _words),
     "round": lambda value: _count(value) or (isinstance(value, str) and bool(_ROUNDS.fullmatch(value))),
-    "rounds": lambda value: isinstance(value, list) and all(map(_count, value)),
+    **dict.fromkeys(("rounds", "members"), lambda value: isinstance(value, list) and all(map(_count, value))),
     "seconds": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
 }
 """What the facts about an attack's finding must be."""

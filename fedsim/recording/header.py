@@ -100,6 +100,11 @@ class Header:
     failures: Mapping[int, str]
     config: Mapping[str, object]
 
+    def reply_of(self, client: int) -> Reply | None:
+        """The reply of `client`, or of the group that it is in; None where there is none."""
+        own = (reply for reply in self.replies if reply.client == client)
+        return next(own, None) or next((reply for reply in self.replies if client in reply.members), None)
+
     def plain(self) -> dict[str, Any]:
         """Everything in it for JSON."""
         return asdict(self) | {"replies": [reply.plain() for reply in self.replies]}

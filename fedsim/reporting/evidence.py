@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _NEEDED = (
     "attack", "plugin", "round", "victim", "repeat", "granted", "settings", "changed", "seconds", "command", "warnings",
-    "variant",
+    "variant", "members",
 )  # fmt: skip
 """What the page needs of what a finding says of itself."""
 _VERIFIED = 10**9
@@ -198,7 +198,9 @@ def _curves(finding: Finding) -> dict[str, Any]:
 
 
 def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: about[key] for key in _NEEDED} | {"title": about["attack"]}
+    members = ", ".join(map(str, about["members"]))
+    who = f"the sum over clients {members}" if members else f"client {about['victim']}"
+    return {key: about[key] for key in _NEEDED} | {"title": about["attack"], "who": who}
 
 
 def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Viewer) -> Found:

@@ -31,6 +31,11 @@ def recorded(
             "geometry: the clients of this run send gradients, so there is no path of local steps to look at; "
             "name a run whose clients send weights"
         )
+    if experiment.config.secure_aggregation is not None:
+        raise ConfigError(
+            "geometry: under secure aggregation sums over groups are recorded, and it looks at the path of local steps "
+            "of a client; name a run without [secure_aggregation]"
+        )
     data, loss, settings = experiment.data, experiment.dataset.task.loss, experiment.training
     for number in rounds:
         for client in transcript.clients(number):

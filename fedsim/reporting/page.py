@@ -23,13 +23,13 @@ from fedsim.defense import Defense, Participation
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.evaluation.examples import IMAGES
 from fedsim.evaluation.texts import TEXTS, WORDS
-from fedsim.experiments.config import Config, PluginTable
+from fedsim.experiments.config import Config, PluginTable, SecureAggregationTable
 from fedsim.experiments.integrity import held_against_manifest
 from fedsim.experiments.run_folder import RunFolder, measurements
 from fedsim.files import write_text
 from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
-from fedsim.reporting import figures
+from fedsim.reporting import adaptive, figures
 from fedsim.reporting.evidence import (
     Found,
     Recording,
@@ -40,7 +40,7 @@ from fedsim.reporting.evidence import (
     read_recording,
     scored,
 )
-from fedsim.reporting.summary import FEWEST, headline, lines, listed, most_victims
+from fedsim.reporting.summary import FEWEST, Line, headline, lines, listed, most_victims
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ def write_report(
     leaks, measured = lines(scored(folder), kinds(folder, audit, trust=trust)), measurements(folder)
     styles = {title: figures.style(place) for place, title in enumerate(attacks)}
     floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
+    both = adaptive.pairs(leaks)
     training, threats = figures.training_panels(measured), _threats(audit, found, attacks)
     html = _template().render(
         name=path.resolve().name,
@@ -87,7 +88,11 @@ def write_report(
         notes=notes,
         leaks={leak.summary.attack: [o for o in leaks if o.summary.attack == leak.summary.attack] for leak in leaks},
         fewest=FEWEST if most_victims(leaks) < FEWEST else 0,
+        groups=any(item.about["members"] for item in found),
         headline=headline(leaks),
+        pairs={pair.naive.summary.attack: [o for o in both if o.naive.summary.attack == pair.naive.summary.attack]
+               for pair in both},
+        remarks=worth_of_defenses(leaks, audit),
         accuracy=_final_accuracy(measured, audit),
         threats=threats,
         truths=[of for item in threats if item["granted"] and (of := FACTS[item["name"]].victims)],
@@ -108,6 +113,13 @@ def write_report(
     )
     write_text(folder.report, html)
     return folder.report
+
+
+def worth_of_defenses(found: Sequence[Line], audit: Audit | None) -> list[str]:
+    """A sentence for each attack on clients that defend themselves, see `fedsim.reporting.adaptive.remarks`."""
+    defended = audit is not None and audit.experiment is not None and bool(audit.experiment.config.defense)
+    granted = audit is not None and audit.spec.adversary.knowledge.defenses is True
+    return adaptive.remarks(found, defended=defended, granted=granted)
 
 
 def _template() -> Any:
@@ -226,6 +238,7 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
         "Federation": f"{federation.clients} clients, {federation.rounds} rounds, {_described(config.strategy)}",
         "Local training": ", ".join(_local_training(config)),
         "Defenses": "; ".join(map(_described, config.defense)) or "none",
+        "Secure aggregation": _secure(config.secure_aggregation),
         "Seed, engine": f"{federation.seed}, {federation.engine}",
     }
     try:
@@ -241,6 +254,17 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
     except FedsimError as error:
         notes.append(f"Not everything about this run can be told: {error}.")
     return facts
+
+
+def _secure(table: SecureAggregationTable | None) -> str:
+    """What the server sees of clients; nothing where it sees each of them."""
+    if table is None:
+        return ""
+    size = "all clients of a round" if table.groups == "all" else f"{table.groups} clients or more, drawn in each round"
+    return (
+        f"sums over groups of {size}; each number cut at {table.clip:g} and rounded to {table.bits} bits, threshold "
+        f"{table.threshold:g}"
+    )
 
 
 def _local_training(config: Config) -> list[str]:

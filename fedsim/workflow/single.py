@@ -133,6 +133,7 @@ def _newest(folder: RunFolder, spec: AttackFile, title: str, variant: str) -> Pa
         with suppress(TranscriptError):  # a damaged file of another attack, which scoring has reported
             about = read_about(path)
             same = about["attack"] == title and about["variant"] == variant and about["repeat"] == 0
-            if same and [about["victim"]] == victims and about["rounds"] == rounds:
+            whom = {about["victim"], *about.get("members", ())}
+            if same and isinstance(victims, list) and whom.issuperset(victims) and about["rounds"] == rounds:
                 return path
     raise RunError(f"{folder.findings}: what '{title}' found of clients {victims} is not there; attack again")

@@ -61,8 +61,8 @@ def record(folder, rounds=(1, 2, 3), failures=None):
 CURVES = {"objective": torch.linspace(1, 0.01, 20), "l_sim": torch.linspace(0.9, 0.01, 20)}
 
 FACTS = {
-    "rounds": [1], "first_round": 1, "settings": {}, "changed": {}, "partial_records": "", "fingerprint": "",
-    "variant": "", "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
+    "rounds": [1], "members": [], "first_round": 1, "settings": {}, "changed": {}, "partial_records": "",
+    "fingerprint": "", "variant": "", "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
 }  # fmt: skip
 
 
