@@ -29,7 +29,7 @@ from fedsim.recording import manifest
 
 _MADE = (
     "experiment.toml", "versions.json", manifest.NAME, manifest.GUARD, lock.NAME, "log.txt", "metrics.csv",
-    "scores.csv", "image-scores.csv", "checkpoint.safetensors", "report.html", "geometry.csv", "geometry-ratios.png",
+    "scores.csv", "image-scores.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv", "geometry-ratios.png",
     "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
     "findings/*/*.safetensors", "findings/*/*.png",
     "states/*.safetensors", "states/manifest.json", "optima/*/client-*.safetensors", "deployment/*",
@@ -83,6 +83,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """Accuracy and loss per round, of the server and of each client."""
         return self.path / "metrics.csv"
+
+    @property
+    def epsilons(self) -> Path:
+        """Proved and measured epsilon of each client with canaries, and each defense that they measure."""
+        return self.path / "empirical-epsilon.csv"
 
     @property
     def report(self) -> Path:
