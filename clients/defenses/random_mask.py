@@ -43,7 +43,7 @@ class RandomMask(Defense):
     error_feedback: bool = False
 
     against: ClassVar[str] = (
-        "a server that inverts the update and takes zeros for zeros; many rounds show it all numbers, one after the other"
+        "a server that inverts the update and takes zeros for zeros; many rounds show it all numbers"
     )
     cost: ClassVar[str] = "accuracy or rounds, less with error feedback; saves bytes where less than half is sent"
     encodes: ClassVar[bool] = True

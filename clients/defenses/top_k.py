@@ -41,7 +41,7 @@ class TopK(Defense):
     error_feedback: bool = False
 
     against: ClassVar[str] = (
-        "a server that inverts the update and takes zeros for zeros; what is sent, which is the largest, it sees as it is"
+        "a server that inverts the update and takes zeros for zeros; the largest numbers it sees as they are"
     )
     cost: ClassVar[str] = "accuracy or rounds, less with error feedback; saves bytes where less than half is sent"
     encodes: ClassVar[bool] = True

@@ -78,8 +78,8 @@ class UpdateNoise(Defense):
     bit_noise: float = 0.0
 
     promise: ClassVar[str] = (
-        "(epsilon, delta)-differential privacy of a client's whole data over all its rounds, pure with Laplace noise; "
-        "no formal guarantee where noise_multiplier is 0, or C follows the norms without bit_noise"
+        "(epsilon, delta)-differential privacy of a client's whole data, over all rounds; nothing where "
+        "noise_multiplier is 0, or where C follows the norms and bit_noise is 0"
     )
     against: ClassVar[str] = (
         "the server and all who see what a client sends; all of them still see N, the metrics, and who takes part"

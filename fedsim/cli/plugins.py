@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ from fedsim.plugins.descriptions import described
 def list_plugins(
     group: Annotated[str | None, typer.Argument(help=f"{', '.join(registry.GROUPS)}; else all.")] = None,
 ) -> None:
-    """List registered plug-ins, one a line, name first."""
+    """List registered plug-ins, one a line, name first; defenses, where only these, with what each promises."""
     if group is not None and group not in registry.GROUPS:
         raise ConfigError(f"list: nothing is called '{group}', {did_you_mean(group, registry.GROUPS)}")
     chosen = [known for known in registry.GROUPS if group in (None, known)]
@@ -27,7 +28,8 @@ def list_plugins(
         names = registry.names(known)
         width = max(map(len, names))
         for name in names:
-            print(f"{name:<{width}}  {_one_line(known, name)}")  # noqa: T201
+            stated = "" if group is None else _stated(known, name)
+            print(f"{name:<{width}}  {_one_line(known, name)}{stated}")  # noqa: T201
 
 
 def _one_line(group: registry.Group, name: str) -> str:
@@ -36,6 +38,13 @@ def _one_line(group: registry.Group, name: str) -> str:
     except FedsimError as error:
         return f"does not load: {error}"
     return f"{f'{found.cited}. ' if found.cited else ''}{found.text.splitlines()[0]}  [{_owner(group, name)}]"
+
+
+def _stated(group: registry.Group, name: str) -> str:
+    """What a defense says of itself; nothing of other plug-ins, and of one that does not load."""
+    with suppress(FedsimError):
+        return "".join(f" / {line}" for line in described(group, name).statement)
+    return ""
 
 
 def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) -> None:
@@ -52,6 +61,8 @@ def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) ->
         for row in found.settings:
             table.add_row(*map(escape, row))
         console.print(table if table.rows else "no settings")
+        for line in found.statement:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         if found.needs:
             console.print(f"needs: {', '.join(found.needs)}")
         if found.uses:

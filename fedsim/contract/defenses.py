@@ -13,6 +13,7 @@ from fedsim.contract import common
 from fedsim.contract.checks import Broken, DoesNotApply, Subject, expect
 from fedsim.defense import (
     HOOKS,
+    NO_GUARANTEE,
     Defense,
     Guarantee,
     Participation,
@@ -112,9 +113,11 @@ def memory_is_all_that_it_keeps(subject: Subject) -> None:
 
 
 def guarantee_is_one(subject: Subject) -> None:
-    """What it promises is a guarantee or nothing, and no smaller privacy loss after more rounds."""
+    """What it promises is a guarantee or nothing, as it says in words, and no less privacy loss after more rounds."""
     defense = _defense(subject)
     if not overrides(defense, "guarantee"):
+        said = "it says that something is proved, but overrides no 'guarantee'; override it, or leave 'promise' out"
+        expect(defense.promise == NO_GUARANTEE, said)
         raise DoesNotApply("it promises nothing")
     client = Participation(num_examples=100, batch_size=10, steps=10, rounds=10)
     few, many = (defense.guarantee(replace(client, rounds=rounds), _DELTA) for rounds in (10, 20))
@@ -124,6 +127,7 @@ def guarantee_is_one(subject: Subject) -> None:
         expect(got is None or got.epsilon > 0, f"it promises epsilon = {got.epsilon if got else 0}, expected above 0")
     if few and many:
         expect(few.epsilon <= many.epsilon, f"epsilon falls from {few.epsilon} to {many.epsilon} with more rounds")
+    expect(defense.promise != NO_GUARANTEE, "it has a guarantee, but says of itself that it has none; set 'promise'")
 
 
 def a_client_trains_under_it(subject: Subject) -> None:
@@ -223,7 +227,12 @@ def _cases(defense: Defense) -> list[_Case]:
 def _defense(subject: Subject) -> Defense:
     """As a client uses it that takes part in a few rounds."""
     client = Participation(
-        num_examples=_COUNT, batch_size=_BATCH, steps=_COUNT // _BATCH, rounds=_ROUNDS, num_classes=10
+        num_examples=_COUNT,
+        batch_size=_BATCH,
+        steps=_COUNT // _BATCH,
+        rounds=_ROUNDS,
+        num_classes=10,
+        value_range=((0.0,), (1.0,)),
     )
     return cast("Defense", subject.build()).of_client(client)
 

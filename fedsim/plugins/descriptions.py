@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from inspect import Parameter, formatannotation, getdoc
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from fedsim.errors import FedsimError
 from fedsim.files import cache_folder, in_one_step
@@ -37,6 +37,9 @@ class Description:
         uses: what an attack reads where it is granted.
         cited: the first author and the year of its paper; empty without one.
         paper: where the paper was published.
+        promises: what a defense proves; empty of any other plug-in.
+        against: against whom a defense is, where it says so.
+        costs: what a defense costs, where it says so.
     """
 
     text: str
@@ -45,6 +48,15 @@ class Description:
     uses: list[str]
     cited: str
     paper: str
+    promises: str
+    against: str
+    costs: str
+
+    @property
+    def statement(self) -> list[str]:
+        """What a defense says that it promises, against whom and at what cost, a line each, where it says so."""
+        said = {"promises": self.promises, "against": self.against, "costs": self.costs}
+        return [f"{word}: {told}" for word, told in said.items() if told]
 
 
 def described(group: registry.Group, name: str) -> Description:
@@ -77,7 +89,19 @@ def _imported(group: registry.Group, name: str) -> Description:
         uses=sorted(getattr(cls, "uses", None) or ()),
         cited=f"{paper.authors.split(',')[0]}{' et al.' * (',' in paper.authors)} {paper.year}" if paper else "",
         paper=f"{paper} {paper.url}" if paper else "",
+        promises=_promises(cls) if group == "defenses" else "",
+        against=getattr(cls, "against", "") if group == "defenses" else "",
+        costs=getattr(cls, "cost", "") if group == "defenses" else "",
     )
+
+
+def _promises(cls: Any) -> str:
+    """What a defense says that it proves; one that proves something without saying so tells of it in the report."""
+    from fedsim.defense import NO_GUARANTEE, Defense
+
+    told = str(getattr(cls, "promise", NO_GUARANTEE))
+    proves = getattr(cls, "guarantee", None) is not Defense.guarantee
+    return "a guarantee, which the report of a run states" if proves and told == NO_GUARANTEE else told
 
 
 def _kind(cls: type, key: str, parameter: Parameter) -> str:

@@ -263,6 +263,21 @@ class PromisesLess(Halves):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProvesInSilence(Halves):
+    """Have a guarantee, and say that there is none."""
+
+    def guarantee(self, participation: Participation, delta: float) -> Guarantee:
+        return Guarantee(epsilon=1.0, delta=delta, neighbours="none", accountant="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaysTooMuch(Halves):
+    """Say that something is proved."""
+
+    promise: ClassVar[str] = "perfect secrecy"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Breaks(Defense):
     """Return another shape."""
 
@@ -441,6 +456,8 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (defenses.hooks_return_what_fits, "defenses", Breaks, {}, "expected 'a' as a floating tensor of shape"),
     (defenses.memory_is_all_that_it_keeps, "defenses", KeepsElsewhere, {}, "so it keeps something elsewhere"),
     (defenses.guarantee_is_one, "defenses", PromisesLess, {}, "epsilon falls"),
+    (defenses.guarantee_is_one, "defenses", ProvesInSilence, {}, "says of itself that it has none; set 'promise'"),
+    (defenses.guarantee_is_one, "defenses", SaysTooMuch, {}, "overrides no 'guarantee'"),
     (defenses.a_client_trains_under_it, "defenses", Breaks, {}, "expected 'network.1.weight'|floating tensor of shape"),
     (datasets.inputs_are_in_their_range, "datasets", Dots, {"level": 2.0}, "go from 0.0 to 2.0"),
     (datasets.labels_fit, "datasets", Dots, {"labels": 4}, "labels go from 0 to 4, expected several from 0 to 1"),

@@ -74,6 +74,10 @@ def test_a_plugin_of_ours_is_in_the_style_of_the_house(group: registry.Group, na
     if group in ("attacks", "defenses"):
         assert "Differs:" in inspect.getdoc(cls)
         assert 1980 < cls.paper.year < 2100
+    if group == "defenses":
+        assert cls.promise, "what it proves, or the words 'no formal guarantee'"
+        assert cls.against, "against whom it defends"
+        assert cls.cost, "what it costs"
 
 
 def test_a_plugin_is_named_in_a_file_and_found(tmp_path: Path) -> None:

@@ -158,7 +158,11 @@ def test_an_attack_file_with_a_misspelt_table_says_so(call: Call, tmp_path: Path
             ["attacks, from fedsim-curious", "alpha_step_size", "0.001", "needs: input_shape, loss, model", "ICML"],
         ),
         ("inverting-gradients", ["attacks", "tv_weight", "References:", "NeurIPS"]),
-        ("update-noise", ["defenses", "noise_multiplier", "References:"]),
+        (
+            "update-noise",
+            ["defenses", "noise_multiplier", "References:", "promises: (epsilon", "against: the server", "costs: acc"],
+        ),
+        ("top-k", ["promises: no formal guarantee", "against: a server that", "costs: "]),
         ("digits", ["datasets", "no settings", "1797"]),
         ("mlp", ["models", "hidden", "tuple[int, ...]", "(200,)"]),
         ("fedadam", ["strategies", "tau", "eta"]),
