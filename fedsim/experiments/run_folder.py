@@ -29,7 +29,8 @@ from fedsim.recording import manifest
 
 _MADE = (
     "experiment.toml", "versions.json", manifest.NAME, manifest.GUARD, lock.NAME, "log.txt", "metrics.csv",
-    "scores.csv", "image-scores.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv", "geometry-ratios.png",
+    "scores.csv", "image-scores.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html",
+    "geometry.csv", "geometry-ratios.png",
     "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
     "findings/*/*.safetensors", "findings/*/*.png",
     "states/*.safetensors", "states/manifest.json", "optima/*/client-*.safetensors", "deployment/*",
