@@ -22,16 +22,16 @@ class InstaHide(Mixing):
     """Mix each image of a batch with k - 1 others by random weights, then flip the sign of each of its values or not.
 
     Labels are mixed by the same weights and become probabilities of classes. In a batch of fewer than k images, all of
-    them are mixed; one that is alone has only its signs flipped. Signs are flipped around 0 in model units. That hides
-    something only where 0 is in the middle of the values, as with `standardise = true`, the default of `[data]`; values
-    that are never negative, as those in [0, 1], are read off by their absolute values. No formal guarantee.
+    them are mixed; one that is alone has only its signs flipped. Signs are flipped around 0 in model units, which has
+    to be among the values, as with `standardise = true`, the default of `[data]`: of values that are never negative, as
+    those in [0, 1], absolute values would undo the flips. No formal guarantee.
 
     Args:
         k: images in a mixture, at least 2.
 
     Raises:
-        ConfigError: `k` is out of range, larger than a batch or what a client holds, or the data are no images with
-            classes.
+        ConfigError: `k` is out of range, larger than a batch or what a client holds, the data are no images with
+            classes, or their values are of one sign.
 
     References:
         Huang, Song, Li, Arora: InstaHide: Instance-hiding Schemes for Private Distributed Learning, ICML 2020
@@ -67,6 +67,12 @@ class InstaHide(Mixing):
         """See Defense."""
         if setting.task.kind != "image" or not setting.task.num_classes:
             raise ConfigError("it hides images with classes, and the data set has none; leave it out, or use mixup")
+        low, high = setting.value_range or ((-1.0,), (1.0,))
+        if min(low) >= 0 or max(high) <= 0:
+            raise ConfigError(
+                "data.standardise: signs are flipped around 0, but all values are on one side of it, so that the flips "
+                "hide nothing; set it to true"
+            )
         super().check(setting)
 
     def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
