@@ -163,14 +163,26 @@ class Scene:
         return list(torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True))
 
     def defended(self, gradient: Sequence[Tensor]) -> list[Tensor]:
-        """What the known defenses would make of the gradient of dummy data, in the order of `names`."""
+        """What the known defenses would make of the gradient of dummy data, in the order of `names`.
+
+        They are shown eta T times it, which is in the unit of what was sent, where eta and T are granted.
+        """
         if not self.defenses:
             return list(gradient)
-        seen: State = dict(zip(self.names, gradient, strict=True))
+        unit = self._stride
+        seen: State = {name: unit * tensor for name, tensor in zip(self.names, gradient, strict=True)}
         sent = dict(zip(self.names, self.direction, strict=True))
         for defense in self.defenses:
             seen = defense.adversary_view(seen, sent)
-        return [seen[name] for name in self.names]
+        return [seen[name] / unit for name in self.names]
+
+    @property
+    def _stride(self) -> float:
+        """How much of the mean gradient was sent: eta T of weights, where that is known, otherwise 1."""
+        steps = known_steps(self, self.num_examples)
+        if self.sent is not None or self.learning_rate is None or steps is None:
+            return 1.0
+        return self.learning_rate * steps
 
 
 def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) -> Scene:

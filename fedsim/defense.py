@@ -305,7 +305,7 @@ class Defense(ABC):
         nothing, and takes the expectation over what it cannot know. The default is the identity.
 
         Args:
-            gradient: by name, of dummy data.
+            gradient: by name, of dummy data, in the unit of `sent` where the attack is granted what tells it.
             sent: by name, the defended update that was seen, as a pseudo-gradient: which numbers of it are zero, for
                 example, tells the mask of a sparsification.
 

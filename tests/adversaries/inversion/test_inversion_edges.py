@@ -20,6 +20,7 @@ from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.long_strides import LongStrides
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.scene import scene_of
+from clients.defenses.update_noise import UpdateNoise
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.findings import Reconstruction
@@ -214,6 +215,24 @@ def test_the_kernel_with_weights_is_their_weighted_mean() -> None:
     whole = GaussianKernel(layers=(1.0, 2.0, 3.0, 4.0))(gradient, scene.mean_gradient)
     torch.testing.assert_close(whole, sum(w * v for w, v in zip((0.1, 0.2, 0.3, 0.4), one_by_one, strict=True)))
     torch.testing.assert_close(GaussianKernel()(gradient, scene.mean_gradient), torch.stack(one_by_one).mean())
+
+
+# Defenses that the adversary knows.
+
+
+def test_a_clip_is_undone_in_the_unit_of_what_was_sent() -> None:
+    """At the true data the defended gradient is the one that was seen, though eta T of it was sent and clipped."""
+    update, knowledge = sent()
+    delta = {name: -tensor for name, tensor in update.pseudo_gradient.items()}
+    length = math.sqrt(sum(tensor.square().sum().item() for tensor in delta.values()))
+    defense = UpdateNoise(clip=0.3 * length)
+    clipped = defense.on_update(delta, rng=generator(0), memory={})
+    seen = dataclasses.replace(update, payload=Payload.dense(clipped, "delta"))
+    scene = dataclasses.replace(scene_of(seen, knowledge), defenses=(defense,))
+    gradient = scene.gradient(scene.before, DATA, LABELS)
+    for known, true, recorded in zip(scene.defended(gradient), gradient, scene.mean_gradient, strict=True):
+        torch.testing.assert_close(known, recorded, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(0.3 * true, recorded, rtol=1e-3, atol=1e-6)
 
 
 # What settings make of a recipe.
