@@ -69,7 +69,7 @@ class LocalUpdates:
 
     def named(self, model: Tensor) -> dict[str, Tensor]:
         """Views of `parameter`, under the names and in the shapes of the messages; of trained parameters only."""
-        shapes = {name: self.last.after[name].shape for name in _trained(self.last)}
+        shapes = {name: self.last.after[name].shape for name in trained(self.last)}
         pieces = torch.split(model, [shape.numel() for shape in shapes.values()])
         return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
@@ -91,10 +91,10 @@ def read_updates(transcript: Transcript, client: int, *, fewest: int, remedy: st
     tables: dict[str, Tensor] = {}
     update = None
     for place, number in enumerate(rounds):
-        update = _checked(transcript.update(number, client), update)
-        rows = {"before": _flat(update, update.before), "after": _flat(update, update.after)}
+        update = checked(transcript.update(number, client), update)
+        rows = {"before": flat(update, update.before), "after": flat(update, update.after)}
         if update.sends_delta:
-            rows["deltas"] = -_flat(update, update.pseudo_gradient)
+            rows["deltas"] = -flat(update, update.pseudo_gradient)
         tables = tables or {name: torch.empty((len(rounds), len(row)), dtype=row.dtype) for name, row in rows.items()}
         for name, row in rows.items():
             tables[name][place] = row
@@ -130,14 +130,19 @@ def rounds_of(transcript: Transcript, client: int, *, in_groups: bool = False) -
     return rounds
 
 
-def _checked(update: Update, previous: Update | None) -> Update:
+def checked(update: Update, previous: Update | None) -> Update:
+    """`update`, if it is weights or a delta of the same model as those of the `previous` one.
+
+    Raises:
+        AttackError: it is not, or holds NaN or infinite values.
+    """
     where = f"round {update.round}, client {update.client}"
     if update.gradient is not None:
         raise AttackError(
             f"{where}: it sent a gradient, from which no local model is learnt this way; attack a recording of "
             "clients that send weights (strategy fedavg)"
         )
-    names = _trained(update)
+    names = trained(update)
     if not names:
         raise AttackError(f"{where}: the message holds no floating-point parameters; choose other rounds")
     shapes = {name: update.after[name].shape for name in names}
@@ -148,7 +153,7 @@ def _checked(update: Update, previous: Update | None) -> Update:
             f"{where}: it sent {update.payload.kind}, in round {previous.round} {previous.payload.kind}; choose rounds "
             "in which it sent one of them"
         )
-    if previous is not None and shapes != {name: previous.after[name].shape for name in _trained(previous)}:
+    if previous is not None and shapes != {name: previous.after[name].shape for name in trained(previous)}:
         raise AttackError(
             f"{where}: the model is another one than in round {previous.round}; choose rounds of one model"
         )
@@ -158,7 +163,7 @@ def _checked(update: Update, previous: Update | None) -> Update:
     return update
 
 
-def _trained(update: Update) -> list[str]:
+def trained(update: Update) -> list[str]:
     """Names of what is trained: floating-point tensors that are no running statistics."""
     return [
         name
@@ -167,8 +172,9 @@ def _trained(update: Update) -> list[str]:
     ]
 
 
-def _flat(update: Update, state: State) -> Tensor:
-    return torch.cat([state[name].reshape(-1) for name in _trained(update)])
+def flat(update: Update, state: State) -> Tensor:
+    """`parameter`, all that is trained of `state`, one tensor after the other."""
+    return torch.cat([state[name].reshape(-1) for name in trained(update)])
 
 
 class Span:
