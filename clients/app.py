@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import platform
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from fedsim.engines.node import play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
 from fedsim.errors import FedsimError, RunError, what_it_said
 from fedsim.experiments.build import Experiment
-from fedsim.randomness import generator, numpy_generator, one_thread
+from fedsim.randomness import generator, one_thread
 from fedsim.training.cohort import Share, local_updates, pays
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.sampling import batches_of_round
@@ -62,10 +61,10 @@ def train(message: Message, context: Context) -> Message:
     """Train on the client's data and return (w_T, N), or a gradient and N, unless the client straggles this round."""
     experiment = _experiment(message)
     client = int(context.node_config["partition-id"])
-    if _straggles(experiment, message, client):
+    if experiment.straggles(client, _round(message)):
         raise RunError(f"straggler: did not return in round {_round(message)}")
     model, device = _placed(experiment)
-    settings = _settings(message)
+    settings = LocalTraining.told(message.content["config"])
     (share,) = _shares(experiment, message, [client], settings)
     if settings.sends == "gradient":
         reply = _gradient(experiment, message, client, share, settings, context.state)
@@ -118,11 +117,11 @@ def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mappi
     experiment = _experiment(message)
     if experiment.together == 1:
         return {}
-    present = [client for client in states if not _straggles(experiment, message, client)]
+    present = [client for client in states if not experiment.straggles(client, _round(message))]
     if not present:
         return {}
     try:
-        settings = _settings(message)
+        settings = LocalTraining.told(message.content["config"])
         if settings.sends == "gradient":
             return {}
         shares = _shares(experiment, message, present, settings)
@@ -171,13 +170,6 @@ def _placed(experiment: Experiment) -> tuple[nn.Module, torch.device]:
     device = experiment.device()
     # Built on the CPU, and there asking each of its layers takes as long as a step.
     return experiment.model if device.type == "cpu" else experiment.model.to(device), device
-
-
-def _straggles(experiment: Experiment, message: Message, client: int) -> bool:
-    probability = experiment.config.federation.straggler_probability
-    if not probability:
-        return False
-    return numpy_generator(*_key(experiment, message, client), "straggler").random() < probability
 
 
 def _shares(experiment: Experiment, message: Message, clients: Sequence[int], settings: LocalTraining) -> list[Share]:
@@ -229,10 +221,3 @@ def _reply(
             payload = defended(defense, _state(message), payload, rng, memory, common)
     metrics = MetricRecord({"num-examples": len(share.labels), "train_loss": loss})
     return {"arrays": record_of(payload.arrays()), "metrics": metrics}
-
-
-def _settings(message: Message) -> LocalTraining:
-    """The protocol facts that the server sent; FedProx's server adds `proximal-mu`, FedSGD's `sends`."""
-    sent = {key.replace("-", "_"): value for key, value in message.content["config"].items()}
-    known = {item.name for item in dataclasses.fields(LocalTraining)}
-    return LocalTraining(**{key: value for key, value in sent.items() if key in known})  # type: ignore[arg-type]

@@ -30,14 +30,16 @@ from fedsim.errors import PayloadError, RunError, one_line, what_it_said
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import FederationTable
 from fedsim.experiments.reading import load_config
-from fedsim.experiments.run_folder import RunFolder, measurements
+from fedsim.experiments.run_folder import RunFolder, measurements, spendings
 from fedsim.experiments.settings import made_with
 from fedsim.experiments.simulation import begin
 from fedsim.experiments.states import States
+from fedsim.privacy.ledger import COLUMNS, Ledger, sentences
 from fedsim.progress import ROUNDS, tell, tracked
 from fedsim.randomness import seeded
 from fedsim.recording.recorder import Plan, Recorder
 from fedsim.training.loop import evaluate
+from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import misfit
 from fedsim.wire.payloads import Payload
 from strategies.checkpoint import Checkpoint, opaque
@@ -110,6 +112,9 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     done = start.round if start else 0
     arrays = start.arrays if start else record_of(experiment.initial_state())
     rows = [row for row in measurements(folder) if int(row["round"]) <= done] if start else []
+    ledger = Ledger(experiment.setting, experiment.defenses_of, [table.name for table in config.defense])
+    if start:
+        ledger.resume(spendings(folder), done, str(folder.ledger))
     keep = _keeper(experiment, folder)
     if not done:
         keep(0, arrays, {})
@@ -120,9 +125,9 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     with little_garbage() as settle, _attacker(experiment, folder) as attack:
         for number in range(done + 1, config.federation.rounds + 1):
             tell("rounds", number - 1, config.federation.rounds)
-            arrays, measured = _round(experiment, strategy, logical, number, arrays)
+            arrays, measured = _round(experiment, strategy, logical, number, arrays, ledger, folder)
             rows += measured
-            folder.write_table(folder.metrics, METRICS, rows)
+            folder.write_table(folder.metrics, (*METRICS, *ledger.columns), rows)
             keep(number, arrays, measured[0])
             reached = Checkpoint.of(number, arrays, strategy.strategy, fresh, logical.memory.kept)
             reached.save(folder.checkpoint, recording.fsync, partial(folder.announce, folder.checkpoint))
@@ -134,6 +139,9 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
             if number == done + 1:
                 settle()  # what the first round made for good; looking through it takes longer than a small round
         tell("rounds", config.federation.rounds, config.federation.rounds)
+    attacked = config.adversary.victims if isinstance(config.adversary.victims, list) else []
+    for sentence in sentences(ledger.rows, attacked):
+        log.info("privacy: %s", sentence)
     folder.settle()
 
 
@@ -164,13 +172,22 @@ def _logical(experiment: Experiment, folder: RunFolder, grid: Grid, expected: in
 
 
 def _round(
-    experiment: Experiment, strategy: Curious, grid: CohortGrid, number: int, arrays: ArrayRecord
+    experiment: Experiment,
+    strategy: Curious,
+    grid: CohortGrid,
+    number: int,
+    arrays: ArrayRecord,
+    ledger: Ledger,
+    folder: RunFolder,
 ) -> tuple[ArrayRecord, list[dict[str, Any]]]:
     started = time.monotonic()
     federation = experiment.config.federation
     with seeded(experiment.seed, "server", number):
         messages = list(strategy.configure_train(number, arrays, _protocol(experiment), grid))
         _check_asked(messages, experiment)
+        if ledger:
+            ledger.note(number, _asked(messages, experiment, number))
+            folder.write_table(folder.ledger, COLUMNS, ledger.rows)
         failed: set[int] = set()
         answers = grid.send_and_receive(messages, timeout=federation.timeout)
         protocol = SecureSum.of(experiment)
@@ -188,8 +205,9 @@ def _round(
         measured = _evaluate(experiment, strategy, grid, number, aggregate) if due else []
     seconds = time.monotonic() - started
     server = next((row for row in measured if row["client"] == "server"), {"round": number, "client": "server"})
-    server |= {"failed": len(failed), "seconds": round(seconds, 3)}
-    text = "".join(f"{name} {server[name]:.3f}, " for name in ("accuracy", "loss") if name in server)
+    server |= {"failed": len(failed), "seconds": round(seconds, 3), **ledger.measured()}
+    named = ("accuracy", "loss", *ledger.columns)
+    text = "".join(f"{name} {server[name]:.3f}, " for name in named if name in server)
     rounds.info(
         "round %d/%d: %s%d of %d clients returned, %.1f s",
         number,
@@ -218,6 +236,16 @@ def _check_asked(messages: Iterable[Message], experiment: Experiment) -> None:
                     f"strategy '{name}' asks clients for {asked!r}, but its class declares {sends!r}; declare what it "
                     "asks for, as in sends: ClassVar[str] = 'gradient'"
                 )
+
+
+def _asked(messages: Iterable[Message], experiment: Experiment, number: int) -> dict[int, LocalTraining | None]:
+    """By client, how it is asked to train in round `number`; None for one that straggles."""
+    asked: dict[int, LocalTraining | None] = {}
+    for message in messages:
+        client = message.metadata.dst_node_id
+        late = experiment.straggles(client, number)
+        asked[client] = None if late else LocalTraining.told(message.content["config"])
+    return asked
 
 
 def _checked(

@@ -26,7 +26,7 @@ from fedsim.models.checks import a_network, check_model, drawn_anew, within_memo
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.objects import given, is_object
-from fedsim.randomness import seeded
+from fedsim.randomness import numpy_generator, seeded
 from fedsim.task import Loss, smoothed
 from fedsim.training.canaries import Canaries, audited_at
 from fedsim.training.cohort import fits, group_size
@@ -65,7 +65,7 @@ class Experiment:
     def check(self) -> None:
         """Make everything once, so that every error in the file shows before work starts."""
         build_attacks(self.config)
-        parts = (self.loss, self.data.train(0), self.new_strategy())
+        parts = (self.loss, self.data.train(0), self.new_strategy(), self.initial_state())
         del parts
         self._check_secure_aggregation()
         self._check_defenses()
@@ -282,6 +282,13 @@ class Experiment:
         order = batches_of_round(len(labels), self.training, seed=self.seed, client=client, number=number)
         assert order is not None
         return inputs[order[0]], labels[order[0]]
+
+    def straggles(self, client: int, number: int) -> bool:
+        """Whether `client` does not answer in round `number`."""
+        probability = self.config.federation.straggler_probability
+        if not probability:
+            return False
+        return float(numpy_generator(self.seed, "train", number, client, "straggler").random()) < probability
 
     def device(self) -> torch.device:
         """Where clients train.

@@ -25,11 +25,12 @@ from fedsim.experiments.settings import MAY_CHANGE, REBUILT, code_of, differing,
 from fedsim.experiments.trust import check_trust
 from fedsim.files import hash_file, remove_leftovers, write_text
 from fedsim.plugins.objects import is_gone
+from fedsim.privacy.ledger import NUMBERS
 from fedsim.recording import manifest
 
 _MADE = (
     "experiment.toml", "versions.json", manifest.NAME, manifest.GUARD, lock.NAME, "log.txt", "metrics.csv",
-    "scores.csv", "image-scores.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html",
+    "ledger.csv", "scores.csv", "image-scores.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html",
     "geometry.csv", "geometry-ratios.png",
     "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
     "findings/*/*.safetensors", "findings/*/*.png",
@@ -89,6 +90,11 @@ class RunFolder:
     def epsilons(self) -> Path:
         """Proved and measured epsilon of each client with canaries, and each defense that they measure."""
         return self.path / "empirical-epsilon.csv"
+
+    @property
+    def ledger(self) -> Path:
+        """What each client did in each round, and the privacy loss that is proved of it so far."""
+        return self.path / "ledger.csv"
 
     @property
     def report(self) -> Path:
@@ -274,7 +280,7 @@ class RunFolder:
         """Raise RunError where what a run resumes from is not what it wrote last."""
         if not self.manifest.is_file():
             return
-        for path in (self.checkpoint, self.metrics):
+        for path in (self.checkpoint, self.metrics, self.ledger):
             if path.is_file() and not manifest.is_noted(self.path, path):
                 raise RunError(
                     f"{path}: is not what this run wrote, so going on from it would give another run; "
@@ -396,4 +402,17 @@ def measurements(folder: RunFolder) -> list[dict[str, str]]:
     rows = read_rows(folder.metrics, ("round", "client"), ("accuracy", "loss", "num_examples", "seconds"))
     if odd := [row["round"] for row in rows if not row["round"].isdecimal()]:
         raise RunError(f"{folder.metrics}: has a round {one_line(odd[0])!r}; remove it, and resume the run")
+    return rows
+
+
+def spendings(folder: RunFolder) -> list[dict[str, str]]:
+    """The rows of `ledger.csv`, none where no defense proves anything.
+
+    Raises:
+        RunError: they are not such as a run writes.
+    """
+    rows = read_rows(folder.ledger, ("round", "client", "defense", "counts", *NUMBERS), NUMBERS)
+    for row in rows:
+        if odd := [row[name] for name in ("round", "client", "counts") if not row[name].isdecimal()]:
+            raise RunError(f"{folder.ledger}: has {one_line(odd[0])!r} in place of a count; put the file back")
     return rows

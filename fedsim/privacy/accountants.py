@@ -67,7 +67,7 @@ def noise_multiplier_for(
     """
     from opacus.accountants.utils import get_noise_multiplier
 
-    settings: dict[str, Any] = {"alphas": _orders()} if accountant == "rdp" else {"eps_error": epsilon / 100}
+    settings: dict[str, Any] = {"alphas": _orders()} if accountant == "rdp" else {"eps_error": min(0.01, epsilon / 100)}
     try:
         with _quiet():
             return float(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 from fedsim.errors import ConfigError
 
@@ -55,6 +57,16 @@ class LocalTraining:
     label_smoothing: float = 0.0
     proximal_mu: float = 0.0
     sends: Literal["weights", "gradient"] = "weights"
+
+    @classmethod
+    def told(cls, config: Mapping[str, Any]) -> Self:
+        """As the server's message says; FedProx's server adds `proximal-mu`, FedSGD's `sends`.
+
+        Raises:
+            ConfigError: the settings do not go together.
+        """
+        sent = {key.replace("-", "_"): value for key, value in config.items()}
+        return cls(**{field.name: sent[field.name] for field in dataclasses.fields(cls) if field.name in sent})
 
     def __post_init__(self) -> None:
         if self.sends == "gradient":

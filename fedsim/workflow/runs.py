@@ -17,7 +17,7 @@ from fedsim.auditing.plan import Job
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments.config import AttackFile, Config
 from fedsim.experiments.reading import config_of, put, read_toml
-from fedsim.experiments.run_folder import RunFolder, default_folder, measurements, read_rows
+from fedsim.experiments.run_folder import RunFolder, default_folder, measurements, read_rows, spendings
 from fedsim.experiments.trust import check_trust, is_in_a_run
 from fedsim.findings import Finding
 from fedsim.plugins.frozen import plain
@@ -141,6 +141,15 @@ class Run:
             RunError: the table is damaged.
         """
         return _frame(self._folder, self._folder.metrics, lambda: measurements(self._folder), texts=("client",))
+
+    @property
+    def ledger(self) -> pd.DataFrame:
+        """What each client did in each round and has spent of its privacy; empty where no defense proves anything.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        return _frame(self._folder, self._folder.ledger, lambda: spendings(self._folder), texts=("defense",))
 
     @property
     def scores(self) -> pd.DataFrame:
