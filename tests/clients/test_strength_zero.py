@@ -1,0 +1,122 @@
+"""Each built-in defense at strength zero leaves the recording as it is without it, to the bit, or refuses to be so."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.errors import ConfigError
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.plugins import registry
+
+Tiny = Callable[..., Config]
+Run = Callable[..., RunFolder]
+
+ZERO: list[tuple[str, dict[str, Any]]] = [
+    ("augmentation", {"padding": 0, "flip": 0.0}),
+    ("gradient-prune", {"pruned": 0.0}),
+    ("mixup", {"alpha": 0.0}),
+    ("outpost", {"noise_scale": 0.0, "pruned": 0.0}),
+    ("outpost", {"noised": 0.0, "pruned": 0.0}),
+    ("random-mask", {"masked": 0.0}),
+    ("random-mask", {"masked": 0.0, "error_feedback": True}),
+    ("soteria", {"pruned": 0.0}),
+    ("top-k", {"fraction": 1.0}),
+    ("top-k", {"fraction": 1.0, "error_feedback": True}),
+    ("update-noise", {"clip": 1e6, "noise_multiplier": 0.0}),
+    ("update-noise", {"clip": 1e6, "noise_multiplier": 0.0, "noise": "laplace"}),
+    ("update-noise", {"clip": 1e6, "noise_multiplier": 0.0, "quantile": 0.9}),
+]
+"""A defense, and settings with which it does nothing."""
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("dp-sgd", {"noise_multiplier": 0.0}, "noise_multiplier: expected a finite value above 0, got 0.0"),
+    ("instahide", {"k": 1}, "k: a mixture is of at least 2 images, got 1"),
+    ("layer-freeze", {"layers": []}, "layers: nothing is named"),
+    ("quantise", {"bits": 32}, "bits: expected 2 to 16"),
+]
+"""A defense that always does something, the settings that would mean that it does not, and how it refuses them."""
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "fedavg": {"strategy": {"name": "fedavg"}},
+    "fedsgd": {
+        "strategy": {"name": "fedsgd", "learning_rate": 0.1},
+        "training": {"local_epochs": None, "local_steps": 1, "learning_rate": None},
+    },
+}
+
+
+def defended(tiny_config: Tiny, strategy: str, *defenses: dict[str, Any]) -> Config:
+    """Clients train in loops of their own, as they do beside a defense that acts inside local training."""
+    return tiny_config(federation={"vectorise": False}, defense=list(defenses), **STRATEGIES[strategy])
+
+
+def recorded(folder: RunFolder) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def undefended(
+    tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, str]]:
+    @cache
+    def of(strategy: str) -> dict[str, str]:
+        return recorded(serial_run(defended(tiny_config, strategy), tmp_path_factory.mktemp(strategy) / "run"))
+
+    return of
+
+
+def test_each_defense_is_here() -> None:
+    ours = {
+        name
+        for name in registry.names("defenses")
+        if (owner := registry.entry("defenses", name).dist) and owner.name == "fedsim-curious"
+    }
+    assert {name for name, _ in ZERO} | {name for name, _, _ in REFUSED} == ours
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("name", "settings"), ZERO)
+def test_strength_zero_leaves_the_recording_as_it_is(
+    name: str,
+    settings: dict[str, Any],
+    strategy: str,
+    tiny_config: Tiny,
+    serial_run: Run,
+    undefended: Callable[[str], dict[str, str]],
+    tmp_path: Path,
+) -> None:
+    config = defended(tiny_config, strategy, {"name": name, **settings})
+    found = recorded(serial_run(config, tmp_path / "run"))
+    assert len(found) == 2
+    assert found == undefended(strategy)
+
+
+@pytest.mark.parametrize(("name", "settings", "expected"), REFUSED)
+def test_a_defense_that_always_does_something_refuses_strength_zero(
+    name: str, settings: dict[str, Any], expected: str, tiny_config: Tiny
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Experiment(defended(tiny_config, "fedavg", {"name": name, **settings})).check()
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_little_strength_is_seen(
+    strategy: str,
+    tiny_config: Tiny,
+    serial_run: Run,
+    undefended: Callable[[str], dict[str, str]],
+    tmp_path: Path,
+) -> None:
+    """Else equal recordings would say nothing."""
+    noise = {"name": "update-noise", "clip": 1e6, "noise_multiplier": 1e-9}
+    found = recorded(serial_run(defended(tiny_config, strategy, noise), tmp_path / "run"))
+    assert found.keys() == undefended(strategy).keys()
+    assert not found.items() & undefended(strategy).items()
