@@ -46,5 +46,5 @@ def attack(
 
     with shown(quiet, verbose) as follow:
         done = work.attack(run, adversary, trust=trust, follow=follow)
-    show_scores(done.lines)
+    show_scores(done)
     told_report(done, quiet)

@@ -46,5 +46,5 @@ def run(
         else:
             assert resume is not None
             done = work.resume(RunFolder(resume), trust=trust, follow=follow)
-    show_scores(done.lines)
+    show_scores(done)
     told_report(done, quiet)

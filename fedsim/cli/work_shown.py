@@ -21,6 +21,7 @@ from fedsim.workflow.logs import Once, listening
 if TYPE_CHECKING:
     from fedsim.auditing.plan import Job
     from fedsim.reporting.summary import Line
+    from fedsim.workflow.work import Done
 
 _STYLES = {"leaks": "bold red", "undecided": "yellow", "beyond the floor": "yellow"}
 
@@ -48,10 +49,12 @@ def shown(quiet: bool = False, verbose: bool = False) -> Iterator[Callable[[Job,
         yield follow
 
 
-def show_scores(lines: Sequence[Line]) -> None:
-    """Print a table for each attack."""
-    for attack, found in groupby(lines, key=lambda line: line.summary.attack):
+def show_scores(done: Done) -> None:
+    """Print a table for each attack, and what the clients' defense is worth against each."""
+    for attack, found in groupby(done.lines, key=lambda line: line.summary.attack):
         console.print(score_table(attack, list(found)))
+    for remark in done.remarks:
+        console.print(remark, markup=False, highlight=False)
 
 
 def score_table(attack: str, found: Sequence[Line]) -> Table:

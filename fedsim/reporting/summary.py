@@ -84,6 +84,9 @@ class Summary:
         gain: mean advantage over the floor, counted towards leakage.
         ahead: how many of `count` are beyond their floor.
         ceiling: mean score of perfect findings, NaN where there is no bound.
+        values: the score of each of `count`, by what is counted.
+        settings: those that differ from the attack's defaults, as JSON.
+        granted: names of the facts that the attack was handed.
     """
 
     attack: str
@@ -102,6 +105,14 @@ class Summary:
     ceiling: float
     higher_is_better: bool
     missing: str
+    values: Mapping[str, float]
+    settings: str
+    granted: frozenset[str]
+
+    @property
+    def knows_defenses(self) -> bool:
+        """Whether it is an adaptive attack, which was handed the defenses of the clients."""
+        return "defenses" in self.granted
 
     @property
     def name(self) -> str:
@@ -111,12 +122,7 @@ class Summary:
     @property
     def interval_text(self) -> str:
         """`mean ± margin`, or `mean [low, high]` where the interval is not symmetric about the mean."""
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            return f"{self.mean:.4g}"
-        below, above = self.mean - self.low, self.high - self.mean
-        if math.isclose(below, above, rel_tol=1e-6, abs_tol=1e-12):
-            return f"{self.mean:.4g} ± {above:.2g}"
-        return f"{self.mean:.4g} [{self.low:.2g}, {self.high:.2g}]"
+        return interval_text(self.mean, self.low, self.high)
 
     @property
     def count_text(self) -> str:
@@ -331,7 +337,8 @@ def summarise(rows: Iterable[Mapping[str, Any]], names: Mapping[tuple[str, str],
 
 def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summary:
     computed = [row for row in group if not row["missing"]]
-    (unit, values), (_, floors) = _units(computed, "value"), _units(computed, "floor")
+    unit, by_unit = _units(computed, "value")
+    values, floors = _array(by_unit), _array(_units(computed, "floor")[1])
     guesses = [str(row["floor_guess"]) for row in computed]
     higher = str(group[0]["higher_is_better"]) == "True"
     low, high = interval(metric, values)
@@ -347,30 +354,59 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         high=high,
         floor=statistics.mean(floors),
         floor_guess=max(guesses, key=guesses.count, default=""),
-        nearest=statistics.mean(_units(computed, "nearest_public")[1]),
+        nearest=statistics.mean(_array(_units(computed, "nearest_public")[1])),
         gain=statistics.mean(gains),
         ahead=int((gains > 0).sum()),
         ceiling=float(np.mean([float(row["ceiling"]) if row["ceiling"] != "" else math.nan for row in group])),
         higher_is_better=higher,
         missing="" if len(values) else str(group[0]["missing"]),
+        values=by_unit,
+        settings=str(group[0]["settings"]),
+        granted=frozenset(str(group[0]["granted"]).split()),
     )
 
 
-def _units(rows: list[Mapping[str, Any]], column: str) -> tuple[str, NDArray[np.float64]]:
+def _units(rows: list[Mapping[str, Any]], column: str) -> tuple[str, dict[str, float]]:
     """What is counted, and a value for each: victims; of one victim its rounds; of one update its random starts."""
     victims: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         victims[str(row["victim"])][str(row["round"])].append(float(row[column]))
-    means = [[np.mean(starts) for starts in updates.values()] for updates in victims.values()]
+    means = {
+        victim: {number: float(np.mean(starts)) for number, starts in updates.items()}
+        for victim, updates in victims.items()
+    }
     if len(means) > 1:
-        return "victim", np.array([np.mean(updates) for updates in means])
-    if means and len(means[0]) > 1:
-        return "round", np.array(means[0])
-    starts = np.array([start for updates in victims.values() for starts in updates.values() for start in starts])
-    return "start" if len(starts) > 1 else "victim", starts
+        return "victim", {victim: float(np.mean(list(updates.values()))) for victim, updates in means.items()}
+    for rounds in means.values():
+        if len(rounds) > 1:
+            return "round", rounds
+    starts = [start for updates in victims.values() for starts in updates.values() for start in starts]
+    return "start" if len(starts) > 1 else "victim", {str(place): start for place, start in enumerate(starts)}
+
+
+def _array(by_unit: Mapping[str, float]) -> NDArray[np.float64]:
+    return np.array(list(by_unit.values()))
 
 
 def interval(metric: str, values: NDArray[np.float64]) -> tuple[float, float]:
     """The 95 % confidence interval of a metric's mean, see `fedsim.evaluation.statistics.interval`."""
     lowest, highest = _RANGES.get(metric, (-math.inf, math.inf))
     return statistics.interval(values, share=metric in _SHARES, lowest=lowest, highest=highest)
+
+
+def difference_interval(metric: str, values: NDArray[np.float64]) -> tuple[float, float]:
+    """The same of the mean of paired differences of a metric."""
+    if metric not in _SHARES:
+        return statistics.interval(values)
+    low, high = statistics.interval((values + 1) / 2, share=True)  # differences of shares lie in [-1, 1]
+    return 2 * low - 1, 2 * high - 1
+
+
+def interval_text(mean: float, low: float, high: float) -> str:
+    """`mean ± margin`, or `mean [low, high]` where that is not symmetric, or the mean alone where there is none."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"{mean:.4g}"
+    below, above = mean - low, high - mean
+    if math.isclose(below, above, rel_tol=1e-6, abs_tol=1e-12):
+        return f"{mean:.4g} ± {above:.2g}"
+    return f"{mean:.4g} [{low:.2g}, {high:.2g}]"

@@ -20,7 +20,7 @@ from fedsim.experiments.integrity import adopt
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.experiments.simulation import federate
 from fedsim.reporting.evidence import kinds
-from fedsim.reporting.page import write_report
+from fedsim.reporting.page import worth_of_defenses, write_report
 from fedsim.reporting.summary import Line, lines
 from fedsim.workflow.adversaries import Adversary
 from fedsim.workflow.logs import kept
@@ -35,11 +35,13 @@ class Done:
     Attributes:
         folder: the run.
         lines: each attack's scores over its victims, as in the report; empty without attacks.
+        remarks: what the clients' defense is worth, as in the report; empty where they have none.
         failures: one sentence for each attack, score or picture that failed.
     """
 
     folder: RunFolder
     lines: Sequence[Line] = ()
+    remarks: Sequence[str] = ()
     failures: list[str] = field(default_factory=list)
 
 
@@ -140,7 +142,8 @@ def make_ready(audit: Audit) -> None:
 def _audited(audit: Audit, follow: ProgressOf | None) -> Done:
     failures = audit.run(follow)
     rows: list[Mapping[str, Any]] = list(audit.score(failures))
-    return Done(folder=audit.folder, lines=lines(rows, kinds(audit.folder, audit)), failures=failures)
+    found = lines(rows, kinds(audit.folder, audit))
+    return Done(folder=audit.folder, lines=found, remarks=worth_of_defenses(found, audit), failures=failures)
 
 
 def _stamps(folder: RunFolder) -> dict[Path, int]:

@@ -1,0 +1,180 @@
+"""An attack made twice, without and with knowledge of the clients' defenses, and what these are worth against it.
+
+A defense that holds off an adversary who does not know it may do nothing against one who does. What is said here
+follows from the readings of `fedsim.reporting.summary`, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.auditing.plan import ADAPTIVE
+from fedsim.reporting.summary import (
+    FEWEST,
+    LEAKS,
+    NOT_JUDGED,
+    Line,
+    Summary,
+    difference_interval,
+    interval_text,
+    listed,
+)
+
+HOLDS, ONLY_NAIVE, FAILS, OPEN = "holds", "beats only the naive attack", "does not hold", "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One metric of one attack, by an adversary who does not know the defenses and by one who does."""
+
+    naive: Line
+    adaptive: Line
+
+    @property
+    def outcome(self) -> str:
+        """What the defense is worth against this attack, by this metric.
+
+        It `holds` where the scores of both are at or below the floor with the whole of their 95 % intervals, and it
+        `does not hold` where either leaks, because the adversary may choose. It `beats only the naive attack` where
+        that stays at the floor and the adaptive one leaks. All else is undecided; empty where a score has no
+        verdict.
+        """
+        sides = (self.naive, self.adaptive)
+        if not all(is_judged(side) for side in sides):
+            return ""
+        if self.adaptive.verdict == LEAKS and at_floor(self.naive.summary):
+            return ONLY_NAIVE
+        if any(side.verdict == LEAKS for side in sides):
+            return FAILS
+        return HOLDS if all(at_floor(side.summary) for side in sides) else OPEN
+
+    @property
+    def css(self) -> str:
+        """Name of the style of its outcome on the page, which is that of readings."""
+        return {FAILS: "leaks", ONLY_NAIVE: "leaks", OPEN: "undecided"}.get(self.outcome, "")
+
+    @property
+    def differences(self) -> list[float]:
+        """Adaptive less naive score of each victim (round, start) that both attacked."""
+        naive, adaptive = self.naive.summary.values, self.adaptive.summary.values
+        return [adaptive[unit] - naive[unit] for unit in naive if unit in adaptive]
+
+    @property
+    def difference_text(self) -> str:
+        """Their mean, with its 95 % interval where there is one."""
+        found = np.array(self.differences)
+        if not len(found) or not np.isfinite(found).all():
+            return "–"
+        return interval_text(float(found.mean()), *difference_interval(self.naive.summary.metric, found))
+
+    @property
+    def floor_text(self) -> str:
+        """The floor of both; that of either where they differ, as guesses for claimed labels do."""
+        texts = [side.summary.floor_text for side in (self.naive, self.adaptive)]
+        return " / ".join(dict.fromkeys(filter(None, texts)))
+
+    @property
+    def sentence(self) -> str:
+        """What the defense is worth, and by which scores."""
+        item, name = self.naive.summary, self.naive.summary.name.split(",")[0]
+        scores = (
+            f"{item.interval_text} naive, {self.adaptive.summary.interval_text} adaptive, floor {item.floor:.4g}, "
+            f"{item.count_text}"
+        )
+        what = {
+            HOLDS: "holds: neither the naive nor the adaptive attack is beyond the floor",
+            ONLY_NAIVE: "beats only the adversary who does not know it: the naive attack stays at the floor, the "
+            "adaptive one leaks",
+            FAILS: f"does not hold: {self._leaking}",
+            OPEN: f"is undecided: {self._doubt}",
+        }[self.outcome]
+        same = "; knowing the defense changes nothing" if self.differences and not any(self.differences) else ""
+        return f"Against {item.attack}, by {name}, the clients' defense {what} ({scores}){same}."
+
+    @property
+    def _leaking(self) -> str:
+        named = {"naive": self.naive, "adaptive": self.adaptive}
+        leaking = [name for name, side in named.items() if side.verdict == LEAKS]
+        return "both attacks leak" if len(leaking) == 2 else f"the {leaking[0]} attack leaks"
+
+    @property
+    def _doubt(self) -> str:
+        most = max(side.summary.count if side.summary.unit == "victim" else 1 for side in (self.naive, self.adaptive))
+        if most < FEWEST:
+            return f"from fewer than {FEWEST} victims nothing is concluded"
+        return "neither attack leaks, but not all of the scores' intervals is at or below the floor"
+
+
+def at_floor(item: Summary) -> bool:
+    """Whether the whole 95 % interval of the score is at or below its floor, of enough victims to conclude from."""
+    if item.missing or item.unit != "victim" or item.count < FEWEST or not math.isfinite(item.floor):
+        return False
+    return item.high <= item.floor if item.higher_is_better else item.low >= item.floor
+
+
+def pairs(found: Sequence[Line]) -> list[Pair]:
+    """Each attack and metric that was made both ways, with the same settings and otherwise the same knowledge."""
+    naive = [line for line in found if not line.summary.knows_defenses]
+    return [
+        Pair(naive=one, adaptive=other)
+        for one in naive
+        for other in found
+        if other.summary.knows_defenses and _alike(one.summary, other.summary)
+    ]
+
+
+def _alike(naive: Summary, adaptive: Summary) -> bool:
+    return (
+        adaptive.made[0] == f"{naive.made[0]} {ADAPTIVE}"
+        and adaptive.metric == naive.metric
+        and adaptive.settings == naive.settings
+        and adaptive.granted - {"defenses"} == naive.granted
+    )
+
+
+def remarks(found: Sequence[Line], *, defended: bool, granted: bool) -> list[str]:
+    """What the clients' defense is worth, a sentence for each attack, and who did not try to get past it.
+
+    An attack is judged by its first metric that has a verdict; a further metric by which the defense is worth less is
+    told besides.
+
+    Args:
+        defended: whether the clients of the run have defenses.
+        granted: whether the adversary knows them.
+    """
+    judged = [pair for pair in pairs(found) if is_judged(pair.naive) and is_judged(pair.adaptive)]
+    sentences = []
+    for name in dict.fromkeys(pair.naive.summary.attack for pair in judged):
+        first, *others = (pair for pair in judged if pair.naive.summary.attack == name)
+        worse = (pair for pair in others if _WORTH[pair.outcome] < _WORTH[first.outcome] and pair.outcome != OPEN)
+        sentences += [first.sentence, *(pair.sentence for pair in worse)]
+    return sentences + (_naive_alone(found, granted=granted) if defended else [])
+
+
+_WORTH = {FAILS: 0, ONLY_NAIVE: 1, OPEN: 2, HOLDS: 3}
+
+
+def is_judged(line: Line) -> bool:
+    """Whether it is an attack's and has a verdict."""
+    return line.verdict not in ("", NOT_JUDGED) and not line.baseline
+
+
+def _naive_alone(found: Sequence[Line], *, granted: bool) -> list[str]:
+    """Which attacks were made without knowledge of the defenses alone."""
+    both = {pair.naive.summary.attack for pair in pairs(found)}
+    attacks = [line.summary for line in found if not line.baseline]
+    alone = list(dict.fromkeys(i.attack for i in attacks if not i.knows_defenses and i.attack not in both))
+    if not alone:
+        return []
+    if granted:
+        return [f"Made by the naive adversary alone, because they read no defenses: {listed(alone)}."]
+    return [
+        "The clients defend themselves, and only naive attacks were made: the adversary is not granted the defenses "
+        "([adversary.knowledge] defenses = true), so nothing is said of one who knows them."
+        if not both
+        else f"Made by the naive adversary alone: {listed(alone)}."
+    ]
