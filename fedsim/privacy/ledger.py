@@ -7,12 +7,13 @@ rounds are. Going on after an interruption sends the same bytes again, which rev
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedsim.defense import Defense, Participation, Setting, overrides
+from fedsim.defense import Defense, Guarantee, Participation, Setting, overrides
 from fedsim.errors import RunError
 from fedsim.training.settings import LocalTraining
 
@@ -32,7 +33,7 @@ COLUMNS = (
     "delta",
 )
 NUMBERS = ("num_examples", "batch_size", "steps", "rate", "noise_multiplier", "epsilon", "delta")
-_CHECKED = ("num_examples", "rate", "noise_multiplier", "delta")
+_CHECKED = ("num_examples", "rate", "noise_multiplier")
 """What must not have changed when a run goes on."""
 
 _SHOWN = 5
@@ -131,6 +132,7 @@ class Ledger:
         rounds = self._done.setdefault((label, client), Counter())
         if counts:
             rounds[done] += 1
+        proved = _proved(defense, rounds)
         sampled = defense.sampling(done.num_examples, done.batch_size)
         return {
             "round": number,
@@ -142,8 +144,8 @@ class Ledger:
             "rate": "" if sampled is None else sampled.rate,
             "noise_multiplier": getattr(defense, "noise_multiplier", None) or "",
             "counts": int(counts),
-            "epsilon": _epsilon(defense, rounds),
-            "delta": delta_of(defense),
+            "epsilon": proved.epsilon if proved else math.inf if rounds else 0.0,
+            "delta": proved.delta if proved else delta_of(defense),
         }
 
     @staticmethod
@@ -227,9 +229,7 @@ def delta_of(defense: Defense) -> float:
     return own if isinstance(own, float) and 0 < own < 1 else DELTA
 
 
-def _epsilon(defense: Defense, rounds: Counter[Participation]) -> float:
-    """Of all these rounds together."""
-    if not rounds:
-        return 0.0
-    proved = defense.composed([replace(done, rounds=count) for done, count in rounds.items()], delta_of(defense))
-    return float("inf") if proved is None else proved.epsilon
+def _proved(defense: Defense, rounds: Counter[Participation]) -> Guarantee | None:
+    """Of all these rounds together; None where nothing is proved of them, or there are none."""
+    done = [replace(some, rounds=count) for some, count in rounds.items()]
+    return defense.composed(done, delta_of(defense)) if done else None

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedsim.attacks import Paper
 from fedsim.auditing.audit import Audit
-from fedsim.defense import Defense, Participation
+from fedsim.defense import NO_GUARANTEE, Defense, Participation, overrides
 from fedsim.errors import ConfigError, FedsimError
+from fedsim.evaluation.empirical_epsilon import written
 from fedsim.evaluation.examples import IMAGES
 from fedsim.evaluation.texts import TEXTS, WORDS
+from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, PluginTable, SecureAggregationTable
 from fedsim.experiments.integrity import held_against_manifest
-from fedsim.experiments.run_folder import RunFolder, measurements
+from fedsim.experiments.run_folder import RunFolder, measurements, spendings
 from fedsim.files import write_text
 from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
+from fedsim.privacy.ledger import Spent, delta_of, labels, most_spent, spent, told
 from fedsim.reporting import adaptive, figures
 from fedsim.reporting.evidence import (
     Found,
@@ -46,8 +51,6 @@ log = logging.getLogger(__name__)
 
 PICTURES, ROUNDS = 12, 200
 """Most findings shown, and most rounds listed."""
-DELTA = 1e-5
-"""The delta at which a defense's guarantee is stated."""
 _STEPPING = ("learning_rate", "momentum", "weight_decay")
 
 
@@ -73,6 +76,8 @@ def write_report(
     recording = read_recording(folder, notes)
     failures = [] if failures is None else failures
     failures += [why for why in recording.damaged.values() if not any(why in told for told in failures)]
+    audited = written(folder)
+    failures += [item.sentence for item in audited if item.broken]
     found = read_findings(folder, audit, notes, failures, trust=trust)
     attacks = attack_classes(audit, found, trust=trust)
     leaks, measured = lines(scored(folder), kinds(folder, audit, trust=trust)), measurements(folder)
@@ -84,16 +89,21 @@ def write_report(
         name=path.resolve().name,
         path=path,
         facts=_facts(audit, recording, notes)
+        | _defenses(folder, audit, found, notes)
         | {"Versions": _versions(folder), "Integrity": _integrity(path, notes, failures)},
         notes=notes,
         leaks={leak.summary.attack: [o for o in leaks if o.summary.attack == leak.summary.attack] for leak in leaks},
         fewest=FEWEST if most_victims(leaks) < FEWEST else 0,
         groups=any(item.about["members"] for item in found),
         headline=headline(leaks),
-        pairs={pair.naive.summary.attack: [o for o in both if o.naive.summary.attack == pair.naive.summary.attack]
-               for pair in both},
+        pairs={
+            pair.naive.summary.attack: [o for o in both if o.naive.summary.attack == pair.naive.summary.attack]
+            for pair in both
+        },
         remarks=worth_of_defenses(leaks, audit),
         accuracy=_final_accuracy(measured, audit),
+        epsilons=audited,
+        inf=math.inf,
         threats=threats,
         truths=[of for item in threats if item["granted"] and (of := FACTS[item["name"]].victims)],
         made=_made(found),
@@ -237,15 +247,11 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
         "Model": _described(config.model),
         "Federation": f"{federation.clients} clients, {federation.rounds} rounds, {_described(config.strategy)}",
         "Local training": ", ".join(_local_training(config)),
-        "Defenses": "; ".join(map(_described, config.defense)) or "none",
+        "Defenses": "none",
         "Secure aggregation": _secure(config.secure_aggregation),
         "Seed, engine": f"{federation.seed}, {federation.engine}",
     }
     try:
-        if config.defense:
-            pairs = zip(config.defense, experiment.defenses, strict=True)
-            client = experiment.setting.participation(0)
-            facts["Defenses"] = "; ".join(_defense(table, defense, client) for table, defense in pairs)
         data, shape = experiment.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
         axes = {"image": "channel × height × width", "table": "features", "text": "tokens"}[data.task.kind]
         goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
@@ -299,12 +305,50 @@ def _described(table: PluginTable) -> str:
     return f"{table.name} ({settings})" if settings else table.name
 
 
-def _defense(table: PluginTable, defense: Defense, client: Participation) -> str:
-    proved = defense.of_client(client).guarantee(client, DELTA)
+def _defenses(folder: RunFolder, audit: Audit | None, found: Sequence[Found], notes: list[str]) -> dict[str, str]:
+    """What each defense promises, with what the privacy ledger says was spent: by all clients, and by the victims."""
+    if audit is None or audit.experiment is None or not audit.experiment.config.defense:
+        return {}
+    tables = audit.experiment.config.defense
+    try:
+        rows, defenses = spendings(folder), audit.experiment.defenses
+        victims = sorted({int(str(item.about["victim"])) for item in found})
+        promised = [
+            f"{_described(table)}: {_promise(audit.experiment, defense, spent(rows, label), victims)}"
+            for table, defense, label in zip(tables, defenses, labels([t.name for t in tables]), strict=True)
+        ]
+    except FedsimError as error:
+        notes.append(f"Not everything about the defenses can be told: {error}.")
+        promised = [_described(table) for table in tables]
+    return {"Defenses": "; ".join(promised)}
+
+
+def _promise(
+    experiment: Experiment, defense: Defense, clients: Mapping[int, Spent], victims: Sequence[int] = ()
+) -> str:
+    """In figures where the ledger has them, otherwise of the first client in all rounds."""
+    try:
+        planned = experiment.setting.participation(0)
+    except FedsimError:  # the data set is missing, so nobody knows what clients hold
+        planned = None
+    done = most_spent(clients).participation if clients else planned
+    if done is None:
+        return _promise_without_data(experiment, defense)
+    own = defense.of_client(replace(done, rounds=experiment.config.federation.rounds))
+    proved = own.guarantee(replace(done, rounds=max(1, done.rounds)), delta_of(defense))
     if proved is None:
-        return f"{_described(table)}: no formal guarantee"
-    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {client.rounds} rounds"
-    return f"{_described(table)}: {privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
+        return NO_GUARANTEE
+    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {done.rounds} rounds"
+    privacy = told(clients, victims) if clients else privacy
+    return f"{privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
+
+
+def _promise_without_data(experiment: Experiment, defense: Defense) -> str:
+    """Without figures; whether anything is proved does not depend on how much a client holds."""
+    training = experiment.training
+    some = Participation(num_examples=training.batch_size, batch_size=training.batch_size, steps=1, rounds=1)
+    proved = overrides(defense, "guarantee") and defense.of_client(some).guarantee(some, delta_of(defense)) is not None
+    return f"{defense.promise}; how much depends on what clients hold" if proved else NO_GUARANTEE
 
 
 def _integrity(path: Path, notes: list[str], failures: list[str]) -> str:
