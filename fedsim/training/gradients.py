@@ -50,7 +50,7 @@ def put_gradient(
         mean = _put_from_examples(model, inputs, labels, loss, hooks)
         _backward(penalties())
     elif len(inputs):
-        objective = loss(forward(model, inputs), labels)
+        objective = loss(hooks.outputs(model, inputs), labels)
         mean = objective.detach()
         if hooks.sampling is not None:
             objective = objective * (len(inputs) / hooks.expected(len(inputs)))

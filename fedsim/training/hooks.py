@@ -7,11 +7,22 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedsim.defense import Defense, Poisson, keyed, kind, of_examples, overrides, replaced_batch, replaced_gradient
+from fedsim.defense import (
+    Defense,
+    Poisson,
+    keyed,
+    kind,
+    of_examples,
+    overrides,
+    replaced_batch,
+    replaced_features,
+    replaced_gradient,
+)
 from fedsim.errors import ConfigError, RunError
 from fedsim.randomness import generator
 from fedsim.training.canaries import Canaries, Insertion
-from fedsim.training.modes import mixing_layer
+from fedsim.training.features import last_linear, outputs_with_features
+from fedsim.training.modes import forward, mixing_layer
 from fedsim.training.sampling import batches, poisson_batches
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
@@ -42,7 +53,7 @@ class Hooks:
         """
         self._settings, self._count, self._key, self._step = settings, count, key, 0
         self._on: dict[str, list[tuple[Defense, torch.Generator]]] = {
-            hook: [] for hook in ("on_batch", "on_examples", "on_gradient")
+            hook: [] for hook in ("on_batch", "on_features", "on_examples", "on_gradient")
         }
         for defense, own in keyed(defenses):
             for hook, users in self._on.items():
@@ -50,6 +61,7 @@ class Hooks:
                     users.append((defense, generator(*key, "defense", hook, *own)))
         self.sees_examples = bool(self._on["on_examples"])
         self._check_examples(model)
+        self._check_features(model)
         self._asker, self.sampling = _asked(defenses, count, settings.batch_size)
         self._check_drawn(drawn=not settings.goes_on)
         self._canaries = None if canaries is None else Insertion(canaries, count)
@@ -93,6 +105,22 @@ class Hooks:
                 )
         return inputs, labels
 
+    def outputs(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """The outputs of `model`; the gradient of its last linear layer's weights is of what defenses make of features.
+
+        Raises:
+            RunError: a defense returned no features, or the model has none to replace.
+        """
+        if not self._on["on_features"]:
+            return forward(model, inputs)
+
+        def replace(features: Tensor, inputs: Tensor) -> Tensor:
+            for defense, rng in self._on["on_features"]:
+                features = replaced_features(defense, features, inputs, rng)
+            return features
+
+        return outputs_with_features(model, inputs, replace)
+
     def examples(self, gradients: State, parameters: State) -> State:
         """The gradient that the one defense that sees those of single examples makes of them."""
         ((defense, rng),) = self._on["on_examples"]
@@ -123,6 +151,20 @@ class Hooks:
         else:
             how = "the batches of each step are given; give none"
         raise ConfigError(f"defense: {self._asker} asks for Poisson sampling, but {how}, or leave the defense out")
+
+    def _check_features(self, model: nn.Module) -> None:
+        replacing = [type(defense).__name__ for defense, _ in self._on["on_features"]]
+        if replacing and self.sees_examples:
+            seeing = type(self._on["on_examples"][0][0]).__name__
+            raise ConfigError(
+                f"defense: {replacing[0]} replaces the features of a whole batch, and {seeing} sees the gradient of "
+                "each example by itself; leave one of them out"
+            )
+        if replacing and last_linear(model) is None:
+            raise ConfigError(
+                f"defense: {replacing[0]} replaces the features that the model's last linear layer is given, but the "
+                "model has no linear layer; choose another model, or leave the defense out"
+            )
 
     def _check_canaries(self, defenses: Sequence[Defense]) -> None:
         if not self.sees_examples or self.sampling is None:
