@@ -17,19 +17,13 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import subprocess
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedsim.evaluation.statistics import mean_text
-from fedsim.experiments.run_folder import RunFolder, read_rows
+from kept_scores import Scores, cell, read, scored, write
+from lmra_sweeps import ATTRIBUTE, FACES, HERE, fedsim
 
-HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "lmra-defenses.csv"
-COLUMNS = ("run", "attack", "metric", "what", "clients 0, 1, ...")
-FACES = "att-faces"
-ATTRIBUTE = {"adult": "sex", "leaf-synthetic": "sensitive", "flight-prices": "stops"}
 SMALLER = {
     "adult": {"partition.examples": 3075},
     "leaf-synthetic": {"partition.samples_per_client": 500},
@@ -64,14 +58,6 @@ TABLES = (
     ("SRA, SSIM", "class_ssim", "sra-gradient", "sra, lmra", "sra, dummy data"),
 )
 """The metric of each attack of the paper, its baseline, then attacks on decoded models."""
-Scores = dict[tuple[str, str, str, str], list[float | None]]
-
-
-def fedsim(*arguments: str, may_fail: bool = False) -> None:
-    """Run the command, or end with its exit code; 1 is an attack that failed on some client, which may be."""
-    done = subprocess.run([sys.executable, "-c", "from fedsim.cli.main import main; main()", *arguments], check=False)
-    if done.returncode and not (may_fail and done.returncode == 1):
-        sys.exit(done.returncode)
 
 
 def changed(data: str, defenses: Sequence[str]) -> list[str]:
@@ -97,52 +83,13 @@ def measure(data: str, defense: str, folder: Path, data_dir: str) -> Path:
     return run
 
 
-def scored(data: str, defense: str, run: Path) -> Scores:
-    """What each client of a run scored and the best guess, None where an attack failed, and how well it learned."""
-    rows, name = read_rows(RunFolder(run).scores), f"{data}, {defense}"
-    clients = 1 + max(int(row["victim"]) for row in rows)
-    found: Scores = {}
-    for row in rows:
-        for what in ("value", "floor"):
-            values = found.setdefault((name, row["attack"], row["metric"], what), [None] * clients)
-            if not row["missing"] and row[what]:
-                values[int(row["victim"])] = float(row[what])
+def learned(name: str, run: Path) -> Scores:
+    """How well the federation of a run learned, on test data."""
     with (run / "metrics.csv").open() as file:
         *_, last = [row for row in csv.DictReader(file) if row["client"] == "server" and row["loss"]]
-    for metric in ("accuracy", "loss"):
-        if last[metric]:
-            found[name, "federation", metric, "value"] = [float(last[metric])]
-    return found
-
-
-def saved() -> Scores:
-    """What has been measured so far."""
-    if not RESULTS.exists():
-        return {}
-    with RESULTS.open() as file:
-        rows = [[row[column] for column in COLUMNS] for row in csv.DictReader(file)]
     return {
-        (run, attack, metric, what): [None if text == "-" else float(text) for text in values.split()]
-        for run, attack, metric, what, values in rows
+        (name, "federation", metric, "value"): [float(last[metric])] for metric in ("accuracy", "loss") if last[metric]
     }
-
-
-def save(scores: Scores) -> None:
-    """Write everything measured so far."""
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for key, values in scores.items():
-            writer.writerow([*key, " ".join("-" if value is None else f"{value:.4g}" for value in values)])
-
-
-def cell(values: Iterable[float | None]) -> str:
-    """Mean and interval over clients, and over how many if an attack failed on some."""
-    every = list(values)
-    known = {(str(client), ""): value for client, value in enumerate(every) if value is not None}
-    if not known:
-        return "refused" if every else "-"
-    return mean_text(known) + (f" ({len(known)} of {len(every)})" if len(known) < len(every) else "")
 
 
 def print_tables(scores: Scores) -> None:
@@ -175,10 +122,11 @@ def main() -> None:
         parser.error(f"data: expected {', '.join([*SMALLER, FACES])}, got {', '.join(sorted(strange))}")
     for data in options.data:
         for defense in DEFENSES:
-            if not any(run == f"{data}, {defense}" for run, *_ in saved()):
+            name, kept = f"{data}, {defense}", read(RESULTS)
+            if not any(run == name for run, *_ in kept):
                 run = measure(data, defense, options.folder, options.data_dir)
-                save(saved() | scored(data, defense, run))
-    print_tables(saved())
+                write(RESULTS, kept | scored(name, run) | learned(name, run))
+    print_tables(read(RESULTS))
 
 
 if __name__ == "__main__":
