@@ -36,7 +36,8 @@ def run(
     config = None if file is None else load_config(file, overrides or [], trust=trust)
 
     # What follows takes seconds to import, so a mistyped key is told of before.
-    from fedsim.cli.work_shown import show_scores, shown
+    from fedsim.cli.work_shown import show_epsilons, show_scores, shown
+    from fedsim.evaluation.empirical_epsilon import written
     from fedsim.workflow import work
 
     with shown(quiet, verbose) as follow:
@@ -47,4 +48,5 @@ def run(
             assert resume is not None
             done = work.resume(RunFolder(resume), trust=trust, follow=follow)
     show_scores(done)
+    show_epsilons(written(done.folder))
     told_report(done, quiet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -20,6 +21,7 @@ from fedsim.workflow.logs import Once, listening
 
 if TYPE_CHECKING:
     from fedsim.auditing.plan import Job
+    from fedsim.evaluation.empirical_epsilon import Epsilons
     from fedsim.reporting.summary import Line
     from fedsim.workflow.work import Done
 
@@ -55,6 +57,22 @@ def show_scores(done: Done) -> None:
         console.print(score_table(attack, list(found)))
     for remark in done.remarks:
         console.print(remark, markup=False, highlight=False)
+
+
+def show_epsilons(found: Sequence[Epsilons]) -> None:
+    """Print what is proved and what is measured of the privacy of clients with canaries, if there are any."""
+    if not found:
+        return
+    columns = "client", "defense", "proved: at most", "measured: at least", "right guesses"
+    table = Table(*columns, title="Epsilon", box=SIMPLE_HEAD)
+    for item in found:
+        proved = f"{item.proved:.4g}" if math.isfinite(item.proved) else "nothing"
+        style = "bold red" if item.broken else "default"
+        guesses = f"{item.measured.right} of {item.measured.guesses}"
+        table.add_row(
+            str(item.client), escape(item.defense), proved, f"[{style}]{item.measured.epsilon:.4g}[/]", guesses
+        )
+    console.print(table)
 
 
 def score_table(attack: str, found: Sequence[Line]) -> Table:

@@ -16,15 +16,19 @@ the hardest to make alike; the coin chooses between an update and its negative. 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsim.defense import Defense, agrees, keyed, remembers, replaced_update
+from fedsim.defense import Defense, agrees, remembers, replaced_update
 from fedsim.experiments.build import Experiment
+from fedsim.experiments.run_folder import RunFolder, read_rows, spendings
 from fedsim.privacy.auditing import Measured, measured
+from fedsim.privacy.ledger import Row, delta_of, labels, spent
 from fedsim.progress import tracked
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
@@ -35,15 +39,21 @@ from fedsim.wire.payloads import Payload, State
 log = logging.getLogger(__name__)
 
 
+COLUMNS = (
+    "client", "defense", "rounds", "proved", "delta", "measured", "canaries", "guesses", "right", "confidence",
+)  # fmt: skip
+_NUMBERS = tuple(name for name in COLUMNS if name != "defense")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Epsilons:
     """Proved and measured epsilon of one defense of one client.
 
     Attributes:
         client: its id.
-        defense: class of the defense.
-        rounds: in which the client took part.
-        proved: upper bound; None where nothing is proved.
+        defense: what the ledger calls it.
+        rounds: in which the client sent, or may have.
+        proved: upper bound, of the ledger; infinite where nothing is proved.
         delta: of both.
         measured: lower bound.
         confidence: with which all lower bounds of the run hold together.
@@ -52,7 +62,7 @@ class Epsilons:
     client: int
     defense: str
     rounds: int
-    proved: float | None
+    proved: float
     delta: float
     measured: Measured
     confidence: float
@@ -60,7 +70,7 @@ class Epsilons:
     @property
     def broken(self) -> bool:
         """Whether the defense does not keep its promise."""
-        return self.proved is not None and self.measured.epsilon > self.proved
+        return self.measured.epsilon > self.proved
 
     @property
     def sentence(self) -> str:
@@ -68,48 +78,117 @@ class Epsilons:
         return (
             f"client {self.client}: {self.defense} does not keep its promise: epsilon = {self.proved:.4g} is proved, "
             f"but at least {self.measured.epsilon:.4g} was measured ({self.measured.right} of {self.measured.guesses} "
-            f"guesses right; by chance in at most {1 - self.confidence:.2g} of runs); look for noise that is too small "
-            "or added too early, and for another sampling rate than the proof has"
+            f"guesses right; in at most {1 - self.confidence:.2g} of runs this happens by chance); look for noise that "
+            "is too small or added too early, and for another sampling rate than the proof has"
         )
 
+    @property
+    def row(self) -> dict[str, Any]:
+        """By `COLUMNS`."""
+        own = {name: getattr(self, name) for name in ("client", "defense", "rounds", "proved", "delta", "confidence")}
+        of = self.measured
+        return own | {"measured": of.epsilon, "canaries": of.canaries, "guesses": of.guesses, "right": of.right}
 
-def epsilons(experiment: Experiment, transcript: Transcript, delta: float) -> list[Epsilons]:
+
+def written(folder: RunFolder) -> list[Epsilons]:
+    """What `empirical-epsilon.csv` says; nothing where there is none.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    return [
+        Epsilons(
+            client=int(row["client"]),
+            defense=row["defense"],
+            rounds=int(row["rounds"]),
+            proved=float(row["proved"]),
+            delta=float(row["delta"]),
+            measured=Measured(
+                epsilon=float(row["measured"]),
+                canaries=int(row["canaries"]),
+                guesses=int(row["guesses"]),
+                right=int(row["right"]),
+            ),
+            confidence=float(row["confidence"]),
+        )
+        for row in read_rows(folder.epsilons, COLUMNS, _NUMBERS)
+    ]
+
+
+def measure(folder: RunFolder, experiment: Experiment) -> None:
+    """Measure epsilon of the run in `folder`, if `experiment` has canaries, and write down what was found.
+
+    Raises:
+        TranscriptError: a round is damaged.
+        RunError: the ledger is, or a defense failed.
+    """
+    if experiment.config.canaries is None:
+        return
+    found = epsilons(experiment, Transcript(folder.path), spendings(folder))
+    folder.write_table(folder.epsilons, COLUMNS, [item.row for item in found])
+    folder.settle()
+    for item in found:
+        proved = f"{item.proved:.4g} proved" if math.isfinite(item.proved) else "none proved"
+        log.info(
+            "privacy: client %d, %s: epsilon of at least %.4g measured, %s",
+            item.client, item.defense, item.measured.epsilon, proved,
+        )  # fmt: skip
+
+
+def epsilons(experiment: Experiment, transcript: Transcript, ledger: Sequence[Row]) -> list[Epsilons]:
     """Of each client with canaries that sent something, and each of its defenses that canaries measure.
 
     Args:
         transcript: of all that was recorded of the run.
-        delta: at which epsilon is stated.
+        ledger: what clients did and what is proved of that, see `fedsim.privacy.ledger`.
     """
-    table, seen = experiment.config.canaries, _rounds_of(transcript)
+    table = experiment.config.canaries
     assert table is not None
-    audits = []
+    seen = {client for number in transcript.rounds for client in transcript.clients(number)}
+    audits, called = [], labels([defense.name for defense in experiment.config.defense])
     for client in experiment.config.carriers:
         if client not in seen:
             log.warning("client %d: nothing that it sent is recorded, so its canaries measure nothing", client)
             continue
-        audits += [(client, *named) for named in keyed(experiment.defenses_of(client)) if audited_at(named[0])]
-    found, each = [], 1 - (1 - table.confidence) / max(1, len(audits))
-    for client, defense, own in tracked(audits, "canaries", len(audits)):
-        done = experiment.setting.participation(client, _taken(experiment, seen[client]))
-        proved = defense.guarantee(done, delta)
-        canaries = Canaries(seed=experiment.seed, client=client, count=table.count)
-        if audited_at(defense) == "on_examples":
-            scores = scores_of_updates(experiment, transcript, canaries)
-        else:
-            scores = scores_of_shadows(defense, own, canaries, experiment.setting.update, done.rounds)
-        at = delta if proved is None else proved.delta
-        found.append(
-            Epsilons(
-                client=client,
-                defense=type(defense).__name__,
-                rounds=done.rounds,
-                proved=None if proved is None else proved.epsilon,
-                delta=at,
-                measured=measured(scores, canaries.inside, at, each),
-                confidence=table.confidence,
-            )
-        )
-    return found
+        named = zip(called, experiment.defenses_of(client), strict=True)
+        audits += [(client, label, defense) for label, defense in named if audited_at(defense)]
+    each = 1 - (1 - table.confidence) / max(1, len(audits))
+    return [
+        _audited(experiment, transcript, ledger, *audit, confidence=each)
+        for audit in tracked(audits, "canaries", len(audits))
+    ]
+
+
+def _audited(
+    experiment: Experiment,
+    transcript: Transcript,
+    ledger: Sequence[Row],
+    client: int,
+    label: str,
+    defense: Defense,
+    *,
+    confidence: float,
+) -> Epsilons:
+    """Of one client and defense; `confidence` is that of this bound alone."""
+    table = experiment.config.canaries
+    assert table is not None
+    known = spent(ledger, label).get(client)
+    rounds = known.rounds if known else sum(client in transcript.clients(number) for number in transcript.rounds)
+    canaries = Canaries(seed=experiment.seed, client=client, count=table.count)
+    if audited_at(defense) == "on_examples":
+        scores = scores_of_updates(experiment, transcript, canaries)
+    else:
+        scores = scores_of_shadows(defense, label, canaries, experiment.setting.update, rounds)
+    delta = known.delta if known else delta_of(defense)
+    return Epsilons(
+        client=client,
+        defense=label,
+        rounds=rounds,
+        proved=known.epsilon if known else math.inf,
+        delta=delta,
+        measured=measured(scores, canaries.inside, delta, confidence),
+        confidence=table.confidence,
+    )
 
 
 def scores_of_updates(experiment: Experiment, transcript: Transcript, canaries: Canaries) -> Tensor:
@@ -122,26 +201,20 @@ def scores_of_updates(experiment: Experiment, transcript: Transcript, canaries: 
     return total
 
 
-def scores_of_shadows(
-    defense: Defense, own: Sequence[str | int], canaries: Canaries, zeros: State, rounds: int
-) -> Tensor:
+def scores_of_shadows(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int) -> Tensor:
     """`canary`, the number in which it differs from its negative, summed over what `on_update` makes of it each round.
 
     Args:
-        own: the end of the defense's key.
+        label: what the ledger calls the defense.
         zeros: in the form of an update.
-        rounds: in which the client took part.
+        rounds: in which the client sent.
     """
-    return torch.tensor([_shadow(defense, own, canaries, zeros, rounds, canary) for canary in range(canaries.count)])
+    return torch.tensor([_shadow(defense, label, canaries, zeros, rounds, canary) for canary in range(canaries.count)])
 
 
-def _shadow(
-    defense: Defense, own: Sequence[str | int], canaries: Canaries, zeros: State, rounds: int, canary: int
-) -> float:
-    key, shapes = (
-        (canaries.seed, "canary update", canaries.client, canary, *own),
-        {n: t.shape for n, t in zeros.items()},
-    )
+def _shadow(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int, canary: int) -> float:
+    key = canaries.seed, "canary update", canaries.client, label, canary
+    shapes = {name: tensor.shape for name, tensor in zeros.items()}
     numbers = sum(shape.numel() for shape in shapes.values())
     name, place = located(shapes, int(torch.randint(numbers, (), generator=generator(*key, "place"))))
     update = {name: tensor.clone() for name, tensor in zeros.items()}
@@ -154,18 +227,3 @@ def _shadow(
         values = sent.values("delta", zeros) if isinstance(sent, Payload) else sent
         total += values[name].flatten()[place].item()
     return total
-
-
-def _rounds_of(transcript: Transcript) -> dict[int, int]:
-    """By client, in how many recorded rounds it took part."""
-    seen: dict[int, int] = {}
-    for number in transcript.rounds:
-        for client in transcript.clients(number):
-            seen[client] = seen.get(client, 0) + 1
-    return seen
-
-
-def _taken(experiment: Experiment, recorded: int) -> int:
-    """In how many rounds a client took part at most, of which so many are recorded."""
-    plan = experiment.config.recording
-    return recorded if plan.rounds is None and plan.every == 1 else experiment.config.federation.rounds

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.auditing.audit import Audit, ProgressOf, open_audit
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, FedsimError
+from fedsim.evaluation.empirical_epsilon import measure
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
 from fedsim.experiments.integrity import adopt
@@ -78,8 +79,10 @@ def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, fo
         Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), beside=folder.path).check()
     with folder.held(), kept(folder.log):
         federate(config, folder, resume=resume, overwrite=overwrite)
+        failures = _measured(folder)
         # the code that the experiment names was accepted above
         done = _audited(open_audit(folder.path, None, trust=True), follow) if attacked else Done(folder=folder)
+        done.failures.extend(failures)
         write_report(folder.path, None, done.failures, trust=True)
     return done
 
@@ -144,6 +147,17 @@ def _audited(audit: Audit, follow: ProgressOf | None) -> Done:
     rows: list[Mapping[str, Any]] = list(audit.score(failures))
     found = lines(rows, kinds(audit.folder, audit))
     return Done(folder=audit.folder, lines=found, remarks=worth_of_defenses(found, audit), failures=failures)
+
+
+def _measured(folder: RunFolder) -> list[str]:
+    """Measure epsilon where clients carried canaries; a sentence where that failed."""
+    config = folder.read_experiment(trust=True)
+    assert config is not None
+    try:
+        measure(folder, Experiment(config))
+    except FedsimError as error:
+        return [f"epsilon was not measured: {error}"]
+    return []
 
 
 def _stamps(folder: RunFolder) -> dict[Path, int]:
