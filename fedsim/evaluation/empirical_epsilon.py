@@ -116,14 +116,12 @@ def written(folder: RunFolder) -> list[Epsilons]:
 
 
 def measure(folder: RunFolder, experiment: Experiment) -> None:
-    """Measure epsilon of the run in `folder`, if `experiment` has canaries, and write down what was found.
+    """Measure epsilon of the run in `folder`, whose clients carried canaries, and write down what was found.
 
     Raises:
         TranscriptError: a round is damaged.
         RunError: the ledger is, or a defense failed.
     """
-    if experiment.config.canaries is None:
-        return
     found = epsilons(experiment, Transcript(folder.path), spendings(folder))
     folder.write_table(folder.epsilons, COLUMNS, [item.row for item in found])
     folder.settle()

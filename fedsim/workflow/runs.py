@@ -15,6 +15,7 @@ from fedsim.attacks import Attack
 from fedsim.auditing.audit import Audit, open_audit
 from fedsim.auditing.plan import Job
 from fedsim.errors import ConfigError, RunError
+from fedsim.evaluation.empirical_epsilon import written
 from fedsim.experiments.config import AttackFile, Config
 from fedsim.experiments.reading import config_of, put, read_toml
 from fedsim.experiments.run_folder import RunFolder, default_folder, measurements, read_rows, spendings
@@ -150,6 +151,15 @@ class Run:
             RunError: the table is damaged.
         """
         return _frame(self._folder, self._folder.ledger, lambda: spendings(self._folder), texts=("defense",))
+
+    @property
+    def epsilons(self) -> pd.DataFrame:
+        """Proved and measured epsilon, a row for each client with canaries and defense; empty without canaries.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        return _frame(self._folder, self._folder.epsilons, lambda: written(self._folder), texts=("defense",))
 
     @property
     def scores(self) -> pd.DataFrame:

@@ -79,7 +79,7 @@ def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, fo
         Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), beside=folder.path).check()
     with folder.held(), kept(folder.log):
         federate(config, folder, resume=resume, overwrite=overwrite)
-        failures = _measured(folder)
+        failures = _measured(config, folder)
         # the code that the experiment names was accepted above
         done = _audited(open_audit(folder.path, None, trust=True), follow) if attacked else Done(folder=folder)
         done.failures.extend(failures)
@@ -149,12 +149,12 @@ def _audited(audit: Audit, follow: ProgressOf | None) -> Done:
     return Done(folder=audit.folder, lines=found, remarks=worth_of_defenses(found, audit), failures=failures)
 
 
-def _measured(folder: RunFolder) -> list[str]:
+def _measured(config: Config, folder: RunFolder) -> list[str]:
     """Measure epsilon where clients carried canaries; a sentence where that failed."""
-    config = folder.read_experiment(trust=True)
-    assert config is not None
+    if config.canaries is None:
+        return []
     try:
-        measure(folder, Experiment(config))
+        measure(folder, Experiment(resolve(config)))
     except FedsimError as error:
         return [f"epsilon was not measured: {error}"]
     return []

@@ -1,0 +1,226 @@
+"""Proved and measured epsilon in whole runs: beside each other, reproducible, and loud where a promise is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import fedsim
+from clients.defenses.dp_sgd import DpSgd
+from clients.defenses.update_noise import UpdateNoise
+from fedsim.attacks import Paper
+from fedsim.defense import Memory, Poisson
+from fedsim.errors import ConfigError, RunError
+from fedsim.evaluation.empirical_epsilon import Epsilons, written
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.messages import State
+
+DP_SGD: dict[str, Any] = {"name": "dp-sgd", "noise_multiplier": 1.0}
+PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
+
+
+def tables(*defenses: Any, **others: dict[str, Any]) -> dict[str, Any]:
+    """An experiment of three clients, of which the first carries canaries."""
+    found: dict[str, Any] = {
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "samples_per_client": 40},
+        "model": {"name": "mlp", "hidden": [32]},
+        "training": {"local_steps": 8, "batch_size": 4, "learning_rate": 0.1},
+        "federation": {"engine": "serial", "clients": 3, "rounds": 3, "seed": 1},
+        "defense": list(defenses),
+        "canaries": {"count": 1000},
+        "adversary": {"when": "never"},
+    }
+    return {name: found.get(name, {}) | others[name] if name in others else found[name] for name in found | others}
+
+
+def run(path: Path, *defenses: Any, **others: dict[str, Any]) -> list[Epsilons]:
+    fedsim.run(tables(*defenses, **others), out=path, overwrite=True)
+    return written(RunFolder(path))
+
+
+def test_proved_and_measured_epsilon_stand_side_by_side(tmp_path: Path) -> None:
+    noise = {"name": "update-noise", "clip": 1.0, "noise_multiplier": 4.0}
+    found = run(tmp_path / "run", DP_SGD, noise, canaries={"count": 500, "clients": [0, 2]})
+    assert [(item.client, item.defense, item.rounds) for item in found] == [
+        (client, name, 3) for client in (0, 2) for name in ("dp-sgd", "update-noise")
+    ]
+    for item in found:
+        assert item.measured.epsilon <= item.proved < 20
+        assert item.measured.canaries == 500
+        assert not item.broken
+    assert found[1].measured.epsilon > 0.2
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Proved and measured epsilon" in page
+    assert "Broken" not in page
+
+
+@pytest.mark.parametrize(("noise", "multiplier"), [("gaussian", 3.0), ("laplace", 4.0)])
+def test_noise_on_updates_keeps_its_promise_in_one_round(noise: str, multiplier: float, tmp_path: Path) -> None:
+    table = {"name": "update-noise", "noise": noise, "noise_multiplier": multiplier}
+    for seed in range(2):
+        (item,) = run(tmp_path / "run", table, federation={"rounds": 1, "seed": seed}, canaries={"count": 2000})
+        assert item.measured.epsilon <= item.proved
+        if noise == "laplace":
+            assert item.proved == pytest.approx(0.5)
+            assert item.measured.epsilon > 0.2  # one round of it is told apart as well as its epsilon allows
+
+
+def test_a_clip_that_follows_the_norms_keeps_its_promise(tmp_path: Path) -> None:
+    table = {"name": "update-noise", "noise_multiplier": 4.0, "quantile": 0.5, "bit_noise": 4.0}
+    (item,) = run(tmp_path / "run", table)
+    assert 0 < item.measured.epsilon <= item.proved
+
+
+def test_without_noise_the_measured_epsilon_is_large_and_nothing_is_proved(tmp_path: Path) -> None:
+    (item,) = run(tmp_path / "run", {"name": "update-noise", "noise_multiplier": 0.0})
+    assert item.proved == float("inf")
+    assert item.measured.epsilon > 4
+    assert not item.broken
+    (item,) = run(tmp_path / "run", {"name": "dp-sgd", "noise_multiplier": 0.01})
+    assert item.measured.epsilon > 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongRate(DpSgd):
+    """Samples more examples than the accountant is told."""
+
+    def sampling(self, num_examples: int, batch_size: int) -> Poisson:
+        return Poisson(rate=min(1.0, 8 * batch_size / num_examples))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFirst(DpSgd):
+    """Adds the noise before it clips."""
+
+    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+        assert self.noise_multiplier is not None
+        noisy = {
+            name: each + self.noise_multiplier * torch.randn(each.shape, generator=rng)
+            for name, each in gradients.items()
+        }
+        return {name: total / expected for name, total in self.clipped_sum(noisy).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseOfTheMean(UpdateNoise):
+    """Has too little noise by the number of tensors."""
+
+    paper: ClassVar[Paper] = PAPER
+
+    def on_update(self, update: State, *, rng: torch.Generator, memory: Memory) -> State:
+        sent = super().on_update(update, rng=rng, memory=memory)
+        clipped = UpdateNoise(clip=self.clip).on_update(update, rng=rng, memory={})
+        return {name: clipped[name] + (sent[name] - clipped[name]) / 8 for name in sent}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        WrongRate(noise_multiplier=2.0),
+        NoiseFirst(noise_multiplier=2.0),
+        NoiseOfTheMean(noise_multiplier=8.0),
+    ],
+    ids=lambda defense: type(defense).__name__,
+)
+def test_a_broken_promise_fails_the_run_and_is_told_of_again_by_each_report(broken: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"client 0: .* does not keep its promise: epsilon = .* is proved, but at least"):
+        fedsim.run(tables(broken), out=tmp_path / "run")
+    (item,) = written(RunFolder(tmp_path / "run"))
+    assert item.broken
+    assert "does not keep its promise" in (tmp_path / "run" / "report.html").read_text()
+    assert fedsim.open(tmp_path / "run", trust=True).report().failures == (item.sentence,)
+
+
+def test_the_same_seed_measures_the_same_and_another_one_something_else(tmp_path: Path) -> None:
+    first, again = (run(tmp_path / name, DP_SGD) for name in ("first", "again"))
+    assert first == again
+    assert Transcript(tmp_path / "first").hash() == Transcript(tmp_path / "again").hash()
+    assert run(tmp_path / "other", DP_SGD, federation={"seed": 2}) != first
+
+
+def test_a_run_that_was_interrupted_measures_the_same(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", DP_SGD)
+    fedsim.run(tables(DP_SGD, federation={"rounds": 2}), out=tmp_path / "cut")
+    path = tmp_path / "cut" / "experiment.toml"
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 3"))
+    fedsim.open(tmp_path / "cut").resume()
+    assert written(RunFolder(tmp_path / "cut")) == whole
+
+
+def test_canaries_change_nothing_that_other_clients_send(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
+    """In the first round; later ones begin with another model."""
+    run(tmp_path / "with", DP_SGD)
+    plain = tables(DP_SGD)
+    del plain["canaries"]
+    fedsim.run(plain, out=tmp_path / "without")
+    recorded, undisturbed = Transcript(tmp_path / "with"), Transcript(tmp_path / "without")
+    for client in (1, 2):
+        sent = [transcript.update(1, client) for transcript in (recorded, undisturbed)]
+        assert all(torch.equal(tensor, sent[1].after[name]) for name, tensor in sent[0].after.items())
+    carrier = [transcript.update(1, 0) for transcript in (recorded, undisturbed)]
+    assert carrier[0].num_examples == carrier[1].num_examples == 40
+    assert any(not torch.equal(tensor, carrier[1].after[name]) for name, tensor in carrier[0].after.items())
+    assert not RunFolder(tmp_path / "without").epsilons.exists()
+
+
+def test_the_victims_carry_canaries_unless_others_are_named(tiny_config: Callable[..., Config]) -> None:
+    def carriers(**named: Any) -> list[int]:
+        return tiny_config(canaries={"count": 50}, **named).carriers
+
+    assert carriers() == [0]
+    assert carriers(recording={"clients": [3, 2]}) == [2]
+    assert carriers(adversary={"victims": [1, 3]}) == [1, 3]
+    assert carriers(adversary={"victims": "all"}) == [0, 1, 2, 3]
+    assert tiny_config(canaries={"count": 50, "clients": [2]}, adversary={"victims": [1]}).carriers == [2]
+    assert tiny_config().carriers == []
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ({"canaries": {"count": 5}}, "canaries.count"),
+        ({"canaries": {"clients": [0]}}, "canaries.count"),
+        ({"canaries": {"count": 50, "confidence": 1.0}}, "canaries.confidence"),
+        ({"canaries": {"count": 50, "clients": [7]}}, "canaries.clients: expected clients from 0 to 3, got 7"),
+        ({"canaries": {"count": 50, "clients": []}}, "canaries.clients: the list is empty"),
+        ({"canaries": {"count": 50}, "recording": {"rounds": []}}, "canaries: no round is recorded"),
+        (
+            {"canaries": {"count": 50, "clients": [1]}, "recording": {"clients": [0]}},
+            "canaries: client 1 is not recorded",
+        ),
+        (
+            {"canaries": {"count": 50}, "secure_aggregation": {"groups": "all"}},
+            "canaries: they measure what one client's messages tell",
+        ),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    named: dict[str, Any], why: str, tiny_config: Callable[..., Config]
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        tiny_config(**named)
+
+
+@pytest.mark.parametrize(
+    ("defenses", "count", "why"),
+    [
+        ([], 50, "no defense here promises that; add dp-sgd or update-noise"),
+        ([{"name": "top-k"}], 50, "no defense here promises that; add dp-sgd or update-noise"),
+        ([DP_SGD], 10_000, "expected at most 2410, the parameters that are trained, got 10000"),
+        ([DP_SGD | {"with_mixing": True}, {"name": "mixup"}], 50, "Mixup makes one example out of several records"),
+    ],
+)
+def test_canaries_that_can_measure_nothing_are_refused_before_work(
+    defenses: list[Any], count: int, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        fedsim.run(tables(*defenses, canaries={"count": count}), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
