@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
@@ -507,6 +507,6 @@ def _unwritable(value: Any, place: str = "") -> tuple[str, Any]:
 def _fields_at(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     for part in path:
         found = kind.model_fields.get(str(part))
-        if found is not None and isinstance(found.annotation, type) and issubclass(found.annotation, BaseModel):
-            kind = found.annotation
+        for of in (found.annotation, *get_args(found.annotation)) if found is not None else ():
+            kind = of if isinstance(of, type) and issubclass(of, BaseModel) else kind
     return list(kind.model_fields)

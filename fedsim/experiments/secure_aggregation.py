@@ -78,7 +78,7 @@ def check_weights(table: SecureAggregationTable, counts: Sequence[int]) -> None:
     """
     least, most = min(counts), max(counts)
     if round(least / most * 2**table.bits) < 1:
-        needed = math.ceil(math.log2(most / least))
+        needed = math.floor(math.log2(most / least / 2)) + 1
         raise ConfigError(
             f"secure_aggregation.bits: the weight of a client with {least} of at most {most} examples is rounded to 0 "
             f"with {table.bits} bits, so that its update would not count; expected at least {needed}"

@@ -1,0 +1,543 @@
+"""Federations that aggregate securely: what the server sees, on which engine ever, and what attacks make of it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from flwr.serverapp.strategy import FedAvg
+from safetensors import safe_open
+from torch import Tensor
+
+import fedsim
+from fedsim.attacks import Paper
+from fedsim.auditing.audit import open_audit
+from fedsim.defense import Defense
+from fedsim.errors import ConfigError, FedsimError, KnowledgeError
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config, SecureAggregationTable
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.experiments.secure_aggregation import check_defenses, check_weights
+from fedsim.recording.finding_files import read_about
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.messages import State
+from fedsim.wire.payloads import Payload
+from fedsim.workflow import work
+from tests.integration.test_client_memory import assert_same, started
+
+Run = Callable[..., RunFolder]
+Tiny = Callable[..., Config]
+
+GROUPS: dict[str, Any] = {"groups": 3, "threshold": 2}
+
+
+def secure(tiny_config: Tiny, *, table: dict[str, Any] | None = None, **tables: Any) -> Config:
+    federation = {"clients": 8, "rounds": 3, "straggler_probability": 0.2, **tables.pop("federation", {})}
+    return tiny_config(federation=federation, secure_aggregation=GROUPS if table is None else table, **tables)
+
+
+def flat(state: State) -> Tensor:
+    return torch.cat([tensor.flatten().double() for tensor in state.values()])
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    """The same federation without secure aggregation and with it."""
+    folder, config = tmp_path_factory.mktemp("runs"), secure(tiny_config)
+    plain = config.model_copy(update={"secure_aggregation": None})
+    return {"plain": serial_run(plain, folder / "plain"), "secure": serial_run(config, folder / "secure")}
+
+
+# What the server sees.
+
+
+def test_the_recording_has_the_weighted_mean_of_each_group_and_who_is_in_it(runs: dict[str, RunFolder]) -> None:
+    plain, sums = (Transcript(runs[name].path) for name in ("plain", "secure"))
+    for update in sums.updates():
+        assert update.members
+        assert update.client == update.members[0]
+        assert dict(update.metrics) == {}
+        assert update.sends_delta
+    alone = {update.client: update for update in plain.updates() if update.round == 1}  # later the models differ
+    for update in (update for update in sums.updates() if update.round == 1):
+        parts = [alone[client] for client in update.members]
+        assert update.num_examples == sum(part.num_examples for part in parts)
+        mean = sum(part.num_examples * flat(part.pseudo_gradient) for part in parts) / update.num_examples
+        assert torch.allclose(flat(update.pseudo_gradient), mean, atol=1e-6)  # type: ignore[arg-type]
+    for number in sums.rounds:
+        members = [client for reply in sums.header(number).replies for client in reply.members]
+        assert sorted([*members, *sums.header(number).failures]) == list(range(8))
+        assert len(members) == len(set(members))
+
+
+def test_the_model_is_that_of_the_federation_without(runs: dict[str, RunFolder]) -> None:
+    one, other = (Transcript(runs[name].path) for name in ("plain", "secure"))
+    before = [flat(transcript.update(3, transcript.clients(3)[0]).before) for transcript in (one, other)]
+    assert torch.allclose(*before, atol=1e-5)
+    assert not torch.equal(*before)
+
+
+def test_no_update_of_a_single_client_reaches_the_strategy_or_the_disk(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as it was trained, nor as a difference, nor quantised."""
+    own, passed = list[Tensor](), list[Message]()
+    aggregate, evaluate = FedAvg.aggregate_train, FedAvg.aggregate_evaluate
+    _note_clients(own, monkeypatch)
+
+    def seen(method: Any) -> Any:
+        def spied(strategy: Any, number: int, replies: Any) -> Any:
+            replies = list(replies)
+            passed.extend(replies)
+            return method(strategy, number, replies)
+
+        return spied
+
+    monkeypatch.setattr(FedAvg, "aggregate_train", seen(aggregate))
+    monkeypatch.setattr(FedAvg, "aggregate_evaluate", seen(evaluate))
+    folder = serial_run(secure(tiny_config, partition={"test_fraction": 0.2}), tmp_path / "run")
+    assert len(own) >= 8
+    known = {values for update in own for values in _forms(update)}
+    told = [dict(record) for message in passed if message.has_content() for record in _metrics(message)]
+    assert told
+    assert all(set(one) == {"num-examples"} for one in told)
+    arrays = [
+        array.numpy()
+        for m in passed
+        if m.has_content()
+        for r in m.content.array_records.values()
+        for array in r.values()
+    ]
+    files = list(folder.path.rglob("*.safetensors"))
+    assert len(files) >= 4
+    for path in files:
+        with safe_open(path, framework="np") as file:
+            arrays += [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
+    held = {form for array in arrays for form in _forms(torch.from_numpy(np.array(array)))}
+    assert held
+    assert not held & known
+    for path in (path for path in folder.path.rglob("*") if path.is_file()):
+        text = path.read_bytes()
+        assert not [values for values in known if values in text], path
+        assert b"train_loss" not in text or path.name == "experiment.toml"
+
+
+def _note_clients(own: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note each array that a client returns, and that it quantises, before and after."""
+    from strategies.secure_sum import SecureSum
+
+    real, sums = SecureSum.quantised, SecureSum.sums
+
+    def noted(rules: SecureSum, update: Any, count: int, *key: int) -> Any:
+        got = real(rules, update, count, *key)
+        own.extend(torch.from_numpy(np.array(values)) for values in (*update.values(), *got[1:]))
+        return got
+
+    def watched(replies: Any) -> Any:
+        for reply in replies:
+            for record in reply.content.array_records.values() if reply.has_content() else ():
+                own.extend(torch.from_numpy(array.numpy()) for array in record.values())
+            yield reply
+
+    monkeypatch.setattr(SecureSum, "quantised", noted)
+    monkeypatch.setattr(SecureSum, "sums", lambda rules, replies, *rest: sums(rules, watched(replies), *rest))
+
+
+def _metrics(message: Message) -> Any:
+    return message.content.metric_records.values()
+
+
+def _forms(values: Tensor) -> list[bytes]:
+    """The bytes of an array of eight numbers or more that are not all the same."""
+    if values.numel() < 8 or len(values.unique()) < 2:
+        return []
+    return [np.ascontiguousarray(values.numpy()).tobytes()]
+
+
+def test_gradients_are_summed_too_and_the_truth_is_the_mini_batches_of_all_members(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = secure(
+        tiny_config,
+        strategy={"name": "fedsgd", "learning_rate": 0.1},
+        training={"local_epochs": None, "local_steps": 1, "learning_rate": 0.1, "batch_size": 4},
+        federation={"straggler_probability": 0.0},
+        adversary={"when": "never", "knowledge": {"labels": True}},
+        attack=[{"name": "inverting-gradients", "iterations": 2}],
+    )
+    folder = serial_run(config, tmp_path / "run")
+    transcript = Transcript(folder.path)
+    for update in transcript.updates():
+        assert update.num_examples == 4 * len(update.members)
+        assert update.gradient is not None
+    audit = open_audit(folder.path, None)
+    first = transcript.header(1).replies[0]
+    truth = audit.truth(first.client, 1, first.members)
+    assert truth is not None
+    assert audit.experiment is not None
+    held = torch.cat([audit.experiment.attacked(client, 1)[1] for client in first.members])
+    assert torch.equal(truth.labels, held)
+
+
+# The same bytes.
+
+
+def test_a_resumed_run_is_the_run(
+    runs: dict[str, RunFolder], tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    serial_run(secure(tiny_config, federation={"rounds": 1}), tmp_path / "run")
+    assert_same(serial_run(secure(tiny_config), tmp_path / "run", resume=True), runs["secure"])
+
+
+@pytest.mark.ray
+def test_ray_gives_the_same_bytes(
+    runs: dict[str, RunFolder], tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = secure(tiny_config, federation={"engine": "ray", "actors": 2})
+    assert_same(serial_run(config, tmp_path / "run"), runs["secure"])
+
+
+@pytest.mark.slow
+def test_supernodes_give_the_same_bytes(runs: dict[str, RunFolder], tiny_config: Tiny, tmp_path: Path) -> None:
+    process = started(secure(tiny_config, federation={"engine": "flower", "supernodes": 2}), tmp_path / "run")
+    said = process.communicate(timeout=250)
+    assert process.returncode == 0, said
+    assert_same(RunFolder(tmp_path / "run"), runs["secure"])
+
+
+# Rounds that are lost.
+
+
+def test_a_round_whose_groups_are_all_lost_leaves_the_model_and_the_run_goes_on(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = secure(
+        tiny_config,
+        table={"groups": "all", "threshold": 1.0},
+        federation={"clients": 4, "rounds": 6, "straggler_probability": 0.15, "evaluate_every": 0},
+    )
+    with caplog.at_level(logging.WARNING):
+        folder = serial_run(config, tmp_path / "run")
+    transcript = Transcript(folder.path)
+    lost = [number for number in transcript.rounds if not transcript.clients(number)]
+    kept = [number for number in transcript.rounds if transcript.clients(number)]
+    assert lost
+    assert kept
+    assert "the strategy aggregated nothing, too few clients returned; the model stays" in caplog.text
+    for number in lost:
+        failures = transcript.header(number).failures
+        assert sorted(failures) == [0, 1, 2, 3]
+        assert any("its sum is lost" in why for why in failures.values())
+    after = {number: flat(transcript.update(number, 0).before) for number in kept}
+    gaps = [(one, two) for one, two in itertools.pairwise(kept) if two > one + 1]
+    assert gaps
+    for one, two in gaps:  # nothing happened in between
+        moved = flat(transcript.update(one, 0).after) - after[two]
+        assert moved.abs().max() < 1e-6
+
+
+# What makes no sense.
+
+
+@pytest.mark.parametrize(
+    ("table", "tables", "expected"),
+    [
+        (
+            {"groups": 9},
+            {},
+            r"secure_aggregation.groups: expected at most federation.clients = 8, and 2 clients or more, got 9",
+        ),
+        (
+            {"groups": 1},
+            {},
+            r"groups: expected 2 clients or more, since the sum over one is its update, or 'all', got 1",
+        ),
+        ({"groups": 3, "threshold": 4}, {}, r"threshold: 4 of a group have to answer, but groups = 3; lower it"),
+        (
+            {"threshold": 9},
+            {},
+            r"secure_aggregation.threshold: 9 of a group have to answer, but federation.clients is 8",
+        ),
+        (
+            {"threshold": 0},
+            {},
+            r"threshold: expected a number of clients from 1 on, or a fraction above 0 and .* got 0",
+        ),
+        ({"threshold": 1.5}, {}, r"threshold: expected a number of clients from 1 on, or a fraction .* got 1.5"),
+        ({"bits": 3}, {}, r"bits: expected 4 to 24, all that float32 tells apart, got 3"),
+        ({"bits": 25}, {}, r"bits: expected 4 to 24, all that float32 tells apart, got 25"),
+        ({"clip": 0.0}, {}, r"clip: expected a value above 0, in units of the update, got 0"),
+        ({"clip": -1.0}, {}, r"clip: expected a value above 0, in units of the update, got -1"),
+        ({"group": 3}, {}, r"secure_aggregation.group: unknown key, did you mean 'groups'"),
+        ({}, {"recording": {"clients": [0]}}, r"recording.clients: under secure aggregation the server sees groups"),
+    ],
+)
+def test_tables_that_make_no_sense_are_one_sentence(
+    table: dict[str, Any], tables: dict[str, Any], expected: str, tiny_config: Tiny
+) -> None:
+    with pytest.raises(ConfigError, match=expected) as error:
+        secure(tiny_config, table=table, **tables)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "tables", "expected"),
+    [
+        (
+            {"groups": 5},
+            {"strategy": {"name": "fedavg", "fraction_train": 0.5}},
+            "groups: 5, but a round has 4 of the 8",
+        ),
+        ({}, {"strategy": {"name": "fedavg", "fraction_train": 0.2}}, "groups: all, but a round has 1 of the 8"),
+        (
+            {"threshold": 5},
+            {"strategy": {"name": "fedavg", "fraction_train": 0.5}},
+            "threshold: 5 of a group have to answer, but a round has groups of 4; lower it",
+        ),
+        ({}, {"strategy": {"name": "krum"}}, "Krum chooses among the updates of single clients, and under secure"),
+        ({}, {"strategy": {"name": "fedmedian"}}, "FedMedian sorts the updates of single clients"),
+        ({}, {"strategy": {"name": "fedtrimmedavg"}}, "FedTrimmedAvg sorts the updates of single clients"),
+        (
+            {},
+            {"strategy": {"name": "qfedavg", "client_learning_rate": 0.1}},
+            "QFedAvg weights each client by its own loss",
+        ),
+        (
+            {},
+            {"strategy": {"name": "fedavg", "weighted_by_key": "train_loss"}},
+            "strategy.weighted_by_key: under secure aggregation clients are weighted by 'num-examples'",
+        ),
+        ({}, {"defense": [{"name": "quantise"}]}, "defense: Quantise sends an update in a form of its own, and under"),
+        ({}, {"defense": [{"name": "top-k"}]}, "defense: TopK sends an update in a form of its own"),
+        ({}, {"defense": [{"name": "random-mask"}]}, "random-mask with common = true"),
+        (
+            {"bits": 24},
+            {"federation": {"clients": 256}, "partition": {"samples_per_client": 2}},
+            r"bits: sums are taken modulo 2\^32, and those over 256 clients with 24 bits .*; expected at most 23",
+        ),
+    ],
+)
+def test_what_does_not_go_with_sums_is_refused_before_work(
+    table: dict[str, Any], tables: dict[str, Any], expected: str, tiny_config: Tiny
+) -> None:
+    with pytest.raises(ConfigError, match=expected) as error:
+        Experiment(secure(tiny_config, table=table, **tables)).check()
+    assert "\n" not in str(error.value)
+
+
+def test_a_weight_that_would_be_rounded_to_nothing_is_refused() -> None:
+    check_weights(SecureAggregationTable(bits=4), [4, 100])
+    expected = (
+        "secure_aggregation.bits: the weight of a client with 3 of at most 100 examples is rounded to 0 with 4 bits, "
+        "so that its update would not count; expected at least 5"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        check_weights(SecureAggregationTable(bits=4), [3, 100, 50])
+
+
+def test_a_defense_whose_clients_leave_out_the_same_goes_with_sums(tiny_config: Tiny) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Common(Defense):
+        common: bool = True
+        encodes: ClassVar[bool] = True
+        paper: ClassVar[Paper] = Paper(title="t", authors="a", venue="v", year=2000, url="")
+
+        def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
+            return Payload.sparse(update)
+
+    check_defenses([Common()])
+    with pytest.raises(ConfigError, match="Common sends an update in a form of its own"):
+        check_defenses([Common(common=False)])
+    Experiment(secure(tiny_config, defense=[{"name": "layer-freeze", "layers": ["*.bias"]}])).check()
+
+
+def test_layers_that_are_frozen_are_zero_in_the_sum(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    defense = [
+        {"name": "layer-freeze", "layers": ["*.bias"]},
+    ]
+    folder = serial_run(secure(tiny_config, defense=defense, federation={"rounds": 1}), tmp_path / "run")
+    for update in Transcript(folder.path).updates():
+        largest = {name: tensor.abs().max().item() for name, tensor in update.pseudo_gradient.items()}
+        assert all(value < 1e-6 if name.endswith("bias") else value > 1e-3 for name, value in largest.items())
+
+
+# Attacks.
+
+
+def attacked(config: Config, path: Path) -> work.Done:
+    return work.run(config, RunFolder(path))
+
+
+def test_a_group_is_attacked_as_one_client_that_holds_all(tiny_config: Tiny, tmp_path: Path) -> None:
+    config = secure(
+        tiny_config,
+        partition={"samples_per_client": 2},
+        federation={"clients": 6, "rounds": 2, "straggler_probability": 0.0},
+        adversary={"when": "at-end", "victims": [5, 2], "rounds": [1, 2], "workers": 1, "knowledge": {"labels": True}},
+        attack=[{"name": "inverting-gradients", "iterations": 3}],
+    )
+    done = attacked(config, tmp_path / "run")
+    assert done.failures == []
+    transcript, experiment = Transcript(done.folder.path), Experiment(config)
+    rows = read_rows(done.folder.scores, ("attack",), ())
+    for path in sorted(done.folder.findings.rglob("*.safetensors")):
+        about = read_about(path)
+        reply = transcript.header(int(about["round"])).reply_of(about["victim"])
+        assert reply is not None
+        assert about["members"] == list(reply.members)
+        assert {5, 2} & set(about["members"])
+        own = [row for row in rows if row["victim"] == str(about["victim"]) and row["round"] == about["round"]]
+        assert {int(row["examples"]) for row in own} == {2 * len(reply.members)}
+        truth = open_audit(done.folder.path, None).truth(about["victim"], int(about["round"]), reply.members)
+        assert truth is not None
+        labels = torch.cat([experiment.data.train(client)[1] for client in reply.members])
+        assert torch.equal(truth.labels, labels)
+    page = done.folder.report.read_text()
+    assert "the sum over clients" in page
+    assert "which client holds an example is not known" in page
+    assert "sums over groups of 3 clients or more, drawn in each round" in page
+
+
+def test_batches_of_a_group_are_those_of_its_members_together(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    """With full batches and one epoch, the sum is the gradient of all examples of the group, times the rate."""
+    from fedsim.auditing.threat_model import of_group
+    from fedsim.knowledge import Knowledge
+
+    known = of_group(Knowledge(batch_size=8, local_epochs=2), 3)
+    assert (known.batch_size, known.local_epochs) == (24, 2)
+    assert of_group(Knowledge(local_steps=5), 3).batch_size is None
+    assert of_group(Knowledge(batch_size=8), 0).batch_size == 8
+    config = secure(
+        tiny_config,
+        training={"batch_size": 24},
+        federation={"rounds": 1, "straggler_probability": 0.0},
+    )
+    folder, experiment = serial_run(config, tmp_path / "run"), Experiment(config)
+    for update in Transcript(folder.path).updates():
+        inputs, labels = map(torch.cat, zip(*experiment.data.fed(update.members), strict=True))
+        model = experiment.new_model()
+        model.load_state_dict(dict(update.before))
+        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        gradient = torch.autograd.grad(loss, list(model.parameters()))
+        moved = flat(update.pseudo_gradient) / config.training.learning_rate
+        assert torch.allclose(moved, torch.cat([g.flatten() for g in gradient]).double(), atol=1e-5)
+
+
+@pytest.mark.parametrize("attack", ["lmra", "lmra-linear", "lmra-dummy-data", "shared-model", "sia"])
+def test_an_attack_on_single_clients_does_not_apply_and_says_so_before_work(
+    attack: str, tiny_config: Tiny, tmp_path: Path
+) -> None:
+    config = secure(
+        tiny_config, adversary={"when": "at-end", "knowledge": {"records": True}}, attack=[{"name": attack}]
+    )
+    with pytest.raises(KnowledgeError, match="does not apply: it reads the updates of single clients") as error:
+        attacked(config, tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run" / "transcript").exists()
+
+
+def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tiny_config: Tiny, tmp_path: Path) -> None:
+    def made(table: dict[str, Any], name: str) -> work.Done:
+        return attacked(
+            secure(
+                tiny_config,
+                table=table,
+                strategy={"name": "fedsgd", "learning_rate": 0.1},
+                training={
+                    "local_epochs": None,
+                    "local_steps": 1,
+                    "learning_rate": 0.1,
+                    "batch_size": 24,
+                    "batches": "fixed",
+                },
+                federation={"clients": 4, "straggler_probability": 0.0},
+                adversary={"when": "at-end", "rounds": "all", "victims": [1], "workers": 1},
+                attack=[{"name": "tgias-ro", "iterations": 2, "fewest": 2}],
+            ),
+            tmp_path / name,
+        )
+
+    (failure,) = made({"groups": 2}, "drawn").failures
+    assert failure.startswith(
+        "tgias-ro does not apply: it reads several rounds of one group, and the members of groups"
+    )
+    done = made({"groups": "all"}, "all")
+    assert done.failures == []
+    assert done.lines
+
+
+def test_the_sums_of_somebody_elses_app_are_not_taken_for_clients(tiny_config: Tiny, tmp_path: Path) -> None:
+    """A recording without an experiment says in its headers what it has seen."""
+    config = secure(tiny_config, federation={"rounds": 1, "straggler_probability": 0.0})
+    folder = work.run(config, RunFolder(tmp_path / "run")).folder
+    for name in ("experiment.toml", "manifest.json"):
+        (folder.path / name).unlink()
+    run = fedsim.open(folder.path)
+    with pytest.raises(FedsimError, match="shared-model does not apply: it reads the updates of single clients"):
+        run.attack("shared-model")
+
+
+def test_run_attack_finds_the_group_of_a_client(tiny_config: Tiny, tmp_path: Path) -> None:
+    config = secure(tiny_config, partition={"samples_per_client": 2}, federation={"straggler_probability": 0.0})
+    folder = work.run(config, RunFolder(tmp_path / "run")).folder
+    victim = Transcript(folder.path).header(1).replies[0].members[-1]
+    run = fedsim.open(folder.path)
+    finding = run.attack("inverting-gradients", victim=victim, iterations=2)
+    assert len(finding.data) >= 6  # type: ignore[attr-defined]
+
+
+def test_geometry_of_sums_is_refused(runs: dict[str, RunFolder]) -> None:
+    from fedsim.reporting.geometry import recorded
+
+    folder = runs["secure"]
+    config = folder.read_experiment()
+    assert config is not None
+    with pytest.raises(ConfigError, match="geometry: under secure aggregation sums over groups are recorded"):
+        list(recorded(Experiment(config), Transcript(folder.path), [1]))
+
+
+# Single clients again.
+
+
+def test_disaggregated_models_are_models_that_others_build_on(tiny_config: Tiny, tmp_path: Path) -> None:
+    config = secure(
+        tiny_config,
+        table={"groups": 2},
+        federation={"clients": 5, "rounds": 12, "straggler_probability": 0.0, "evaluate_every": 0},
+        adversary={
+            "when": "at-end", "victims": "all", "rounds": "all", "workers": 1, "knowledge": {"records": True},
+        },
+        attack=[{"name": "disaggregation"}, {"name": "sia", "source": "disaggregation"}],
+    )  # fmt: skip
+    done = attacked(config, tmp_path / "run")
+    assert done.failures == []
+    rows = read_rows(done.folder.scores, ("attack",), ("value", "floor"))
+    for attack, metric in (("disaggregation", "parameter_distance"), ("sia", "source_accuracy")):
+        mine = [row for row in rows if row["attack"] == attack and row["metric"] == metric]
+        assert sorted(row["victim"] for row in mine) == list("01234")
+        assert all(float(row["floor"]) > 0 for row in mine)
+    abouts = [read_about(path) for path in done.folder.findings.rglob("*.safetensors")]
+    assert all(about["members"] == [] for about in abouts)
+
+
+def test_one_group_of_all_hides_single_clients_from_the_regression(tiny_config: Tiny, tmp_path: Path) -> None:
+    config = secure(
+        tiny_config,
+        table={"groups": "all"},
+        federation={"clients": 4, "rounds": 6, "straggler_probability": 0.0, "evaluate_every": 0},
+        adversary={"when": "at-end", "victims": [2], "rounds": "all", "workers": 1},
+        attack=[{"name": "disaggregation"}],
+    )
+    (failure,) = attacked(config, tmp_path / "run").failures
+    assert "client 2: its update does not follow from the sums: 6 sums over 4 clients have rank 1" in failure
+    assert "clients 0, 1, 2, 3 are always in the same groups" in failure
