@@ -210,8 +210,8 @@ def test_in_a_real_federation_it_is_nearer_to_the_client_than_any_model_that_was
     """Clients with their own classes, near the end of training, where their updates hardly change any more."""
     tables = {
         "federation": {"clients": 8, "rounds": 40, "evaluate_every": 0},
-        "partition": {"name": "dirichlet", "alpha": 0.2, "samples_per_client": None},
-        "training": {"local_epochs": 3, "learning_rate": 0.02},
+        "partition": {"name": "dirichlet", "alpha": 0.2, "samples_per_client": 60},
+        "training": {"local_epochs": 3, "learning_rate": 0.05},
     }
     plain = Transcript(serial_run(tiny_config(**tables), tmp_path / "plain").path)
     folder = serial_run(tiny_config(**tables, secure_aggregation={"groups": 2}), tmp_path / "secure")
