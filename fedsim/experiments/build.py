@@ -28,6 +28,7 @@ from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.objects import given, is_object
 from fedsim.randomness import numpy_generator, seeded
 from fedsim.task import Loss, smoothed
+from fedsim.training.apart import check_apart
 from fedsim.training.canaries import Canaries, audited_at
 from fedsim.training.cohort import fits, group_size
 from fedsim.training.hooks import Hooks
@@ -72,6 +73,9 @@ class Experiment:
         self._check_canaries()
         sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
         check_model(self.model, self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
+        few = slice(0, 16)
+        inputs, labels = self.data.to_model(self.dataset.train.inputs(few)), self.dataset.train.labels[few]
+        check_apart(self.model, self.training, self.defenses_of(0), inputs, labels)
 
     def _check_secure_aggregation(self) -> None:
         """Raise ConfigError where groups, strategy, weights or defenses do not go with sums over groups."""

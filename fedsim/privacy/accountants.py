@@ -12,6 +12,8 @@ from fedsim.errors import ConfigError
 Accountant = Literal["rdp", "prv"]
 _LARGEST = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Orders of Rényi divergence beyond Opacus' own, of which a small epsilon needs the large ones."""
+_FRACTIONS = (1.25, 1.5, 1.75, 2.25, 2.5, 2.75, 3.25, 3.5, 4.5, 5.5)
+"""Orders by which noise is looked for, beside integers: each takes longer than all of those, and few are enough."""
 _MOST_PRV = 100.0
 """Largest epsilon, by Rényi divergences, for which privacy loss distributions are computed: they take memory."""
 
@@ -48,7 +50,10 @@ def epsilon_of(done: tuple[Steps, ...], delta: float, accountant: Accountant = "
     """
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
-    total = sum(steps.number * _divergences(steps.noise_multiplier, steps.rate) for steps in done)
+    try:
+        total = sum(steps.number * _divergences(steps.noise_multiplier, steps.rate) for steps in done)
+    except (ZeroDivisionError, OverflowError):  # there is noise, but its square is zero
+        return math.inf
     with _quiet():
         rdp, _ = get_privacy_spent(orders=_orders(), rdp=total, delta=delta)
     if not math.isfinite(rdp):
@@ -67,25 +72,28 @@ def noise_multiplier_for(
     """
     from opacus.accountants.utils import get_noise_multiplier
 
-    settings: dict[str, Any] = {"alphas": _orders()} if accountant == "rdp" else {"eps_error": min(0.01, epsilon / 100)}
+    settings: dict[str, Any] = {"eps_error": _error(epsilon)}
+    if accountant == "rdp":
+        settings = {"alphas": [*_FRACTIONS, *range(2, 64), *_LARGEST]}
     try:
         with _quiet():
-            return float(
-                get_noise_multiplier(
-                    target_epsilon=epsilon,
-                    target_delta=delta,
-                    sample_rate=rate,
-                    steps=steps,
-                    accountant=accountant,
-                    epsilon_tolerance=min(0.01, epsilon / 500),
-                    **settings,
-                )
+            found = get_noise_multiplier(
+                target_epsilon=epsilon,
+                target_delta=delta,
+                sample_rate=rate,
+                steps=steps,
+                accountant=accountant,
+                epsilon_tolerance=min(0.01, epsilon / 500),
+                **settings,
             )
     except (ValueError, RuntimeError, MemoryError) as error:
         raise ConfigError(
             f"epsilon: {epsilon:g} at delta {delta:g} is not reached in {steps} steps at a sampling rate of {rate:g}, "
             f"whatever the noise ({error}); ask for a larger epsilon, or for fewer rounds and steps"
         ) from error
+    while epsilon_of((Steps(found, rate, steps),), delta, accountant) > epsilon:  # distributions have errors
+        found *= 1.001
+    return float(found)
 
 
 @lru_cache(maxsize=4096)
@@ -107,9 +115,14 @@ def _by_distributions(done: tuple[Steps, ...], delta: float, rdp: float) -> floa
         if rdp > _MOST_PRV:
             raise RuntimeError(f"epsilon is about {rdp:.3g}, too large for its distributions")
         with _quiet():
-            return min(rdp, float(accountant.get_epsilon(delta, eps_error=min(0.01, rdp / 100))))
+            return min(rdp, float(accountant.get_epsilon(delta, eps_error=_error(rdp))))
     except (ValueError, RuntimeError, MemoryError) as error:
         raise ConfigError(f"accountant: 'prv' cannot compute this ({error}); set it to 'rdp'") from error
+
+
+def _error(epsilon: float) -> float:
+    """How finely distributions are computed that have about this epsilon, to which the error is added."""
+    return min(0.01, epsilon / 300)
 
 
 def _orders() -> list[float]:

@@ -1,0 +1,119 @@
+"""Whether examples stay apart in training, as is needed where what one example changes is to be bounded.
+
+`fedsim.training.modes.mixing_layer` knows the layers of PyTorch that mix examples; here, whatever networks and defenses
+are made of is tried out on a few examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.defense import Defense, overrides, replaced_batch
+from fedsim.errors import ConfigError
+from fedsim.randomness import generator, seeded
+from fedsim.training.modes import dropping, set_modes
+from fedsim.training.settings import LocalTraining
+
+_MOST = 8
+"""Examples in a batch that is tried."""
+
+
+def check_apart(
+    model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense], inputs: Tensor, labels: Tensor
+) -> None:
+    """Raise ConfigError where one example changes what is made of another, if a defense sees the gradient of each.
+
+    Or where a layer keeps something of its inputs and sends it beside the weights, whatever that defense does.
+
+    Args:
+        model: it is used up: its buffers may change.
+        inputs: `example ...` in model units, a few of the data set.
+        labels: `example`, of them.
+    """
+    seeing = [type(defense).__name__ for defense in defenses if overrides(defense, "on_examples")]
+    size = min(_MOST, len(inputs) // 2)
+    if not seeing or not size:
+        return
+    one = inputs[:size], labels[:size]
+    other = _with_last(inputs[size : 2 * size], inputs[size - 1]), _with_last(labels[size : 2 * size], labels[size - 1])
+    for defense in defenses:
+        if not defense.mixes and _mixes(defense, one, other):
+            raise ConfigError(
+                f"defense: {seeing[0]} is to see the gradient of each example, but {type(defense).__name__} lets one "
+                "example change what it makes of another; let its on_batch treat each example by itself, or leave one "
+                "of them out"
+            )
+    if layer := keeping_layer(model, settings, one[0]):
+        raise ConfigError(
+            f"defense: {seeing[0]} is to bound what each example changes, but {layer} keeps statistics of its inputs, "
+            "which are sent beside the weights; let it keep none, or choose another model"
+        )
+    if layer := changed_layer(model, settings, one[0], other[0]):
+        raise ConfigError(
+            f"defense: {seeing[0]} is to see the gradient of each example, but {layer} lets one example change what "
+            "comes of another; choose a layer that treats each by itself, or another model"
+        )
+
+
+def keeping_layer(model: nn.Module, settings: LocalTraining, inputs: Tensor) -> str | None:
+    """The first layer that puts something of `inputs` into a floating-point buffer, which is sent; None without any."""
+    set_modes(model, settings)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    _outputs(model, inputs)
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and not torch.equal(buffer, before.get(name, buffer.new_empty(0))):
+            return _named(model, name.rpartition(".")[0])
+    return None
+
+
+def changed_layer(model: nn.Module, settings: LocalTraining, one: Tensor, other: Tensor) -> str | None:
+    """The first layer in which the last example, the same in two batches, becomes something else; None without any."""
+    set_modes(model, settings)
+    for layer in dropping(model):
+        layer.eval()
+    first, second = _outputs(model, one), _outputs(model, other)
+    if _last_alike(first[""], second[""]):
+        return None
+    differing = [name for name in first if name in second and not _last_alike(first[name], second[name])]
+    return _named(model, differing[0])
+
+
+def _outputs(model: nn.Module, inputs: Tensor) -> dict[str, Any]:
+    """What each layer without layers in it gives for `inputs`, in the order of the first pass; under '' the model."""
+    found: dict[str, Any] = {}
+
+    def keep(name: str) -> Any:
+        return lambda module, given, output: found.setdefault(name, output)
+
+    with ExitStack() as hooks, torch.no_grad(), seeded("apart"):
+        for name, module in model.named_modules():
+            if name and not any(True for _ in module.children()):
+                hooks.callback(module.register_forward_hook(keep(name)).remove)
+        outputs = model(inputs)
+    return found | {"": outputs}
+
+
+def _last_alike(one: Any, other: Any) -> bool:
+    """Whether two outputs of one shape have the same last row; what is no tensor says nothing."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.ndim and one.shape == other.shape):
+        return True
+    return torch.allclose(one[-1].double(), other[-1].double(), rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def _mixes(defense: Defense, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
+    """Whether what `on_batch` makes of the last example depends on those before it."""
+    first, second = (replaced_batch(defense, *batch, generator("apart")) for batch in (one, other))
+    return not all(_last_alike(here, there) for here, there in zip(first, second, strict=True))
+
+
+def _with_last(rows: Tensor, last: Tensor) -> Tensor:
+    return torch.cat([rows[:-1], last[None]])
+
+
+def _named(model: nn.Module, name: str) -> str:
+    return f"layer '{name}' ({type(model.get_submodule(name)).__name__})" if name else f"the {type(model).__name__}"

@@ -1,0 +1,77 @@
+"""Epsilon of sampled Gaussian steps: Opacus' own figures, and those of an accountant that Google wrote."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from opacus.accountants import PRVAccountant, RDPAccountant
+
+from fedsim.errors import ConfigError
+from fedsim.privacy.accountants import Steps, epsilon_of, noise_multiplier_for
+
+DELTA = 1e-5
+HISTORIES = [
+    (Steps(1.5, 0.04, 100),),  # Opacus' own cases
+    (Steps(1.5, 0.04, 50), Steps(3.0, 0.04, 80)),
+    (Steps(1.1, 0.1, 30),),
+    (Steps(0.8, 1.0, 12),),
+    (Steps(4.0, 0.01, 2000),),
+    (Steps(1.0, 1 / 3, 9), Steps(1.0, 1 / 3, 18)),
+    (Steps(2.0, 0.05, 20), Steps(0.9, 0.2, 5), Steps(5.0, 1.0, 3)),
+]
+
+
+def by_google(accountant: dp_accounting.PrivacyAccountant, history: tuple[Steps, ...]) -> float:
+    for noise, rate, number in history:
+        event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+        accountant.compose(event, number)
+    return accountant.get_epsilon(DELTA)
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:Optimal order")
+def test_epsilon_is_that_of_opacus(history: tuple[Steps, ...]) -> None:
+    rdp, prv = RDPAccountant(), PRVAccountant()
+    for theirs in (rdp, prv):
+        theirs.history = [tuple(steps) for steps in history]
+    assert epsilon_of(history, DELTA) == pytest.approx(rdp.get_epsilon(DELTA), rel=1e-6)
+    # Its error of 0.01 is part of the bound; ours is computed more finely.
+    assert prv.get_epsilon(DELTA) - 0.011 <= epsilon_of(history, DELTA, "prv") <= prv.get_epsilon(DELTA)
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_epsilon_is_within_one_percent_of_google(history: tuple[Steps, ...]) -> None:
+    assert epsilon_of(history, DELTA) == pytest.approx(by_google(RdpAccountant(), history), rel=0.01)
+    assert epsilon_of(history, DELTA, "prv") == pytest.approx(by_google(PLDAccountant(), history), rel=0.01)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps"), [(10.0, 0.3, 30), (1.0, 0.05, 500), (0.1, 0.02, 40), (3.0, 1.0, 7)]
+)
+def test_the_noise_multiplier_reaches_the_wanted_epsilon_and_hardly_more(
+    epsilon: float, rate: float, steps: int, accountant: str
+) -> None:
+    noise = noise_multiplier_for(epsilon, DELTA, rate, steps, accountant)  # type: ignore[arg-type]
+    reached = epsilon_of((Steps(noise, rate, steps),), DELTA, accountant)  # type: ignore[arg-type]
+    assert 0.99 * epsilon <= reached <= epsilon
+
+
+def test_privacy_loss_distributions_are_tighter() -> None:
+    for history in HISTORIES:
+        assert epsilon_of(history, DELTA, "prv") < epsilon_of(history, DELTA, "rdp")
+
+
+def test_hardly_any_noise_has_no_finite_epsilon_and_no_distribution() -> None:
+    assert epsilon_of((Steps(1e-200, 0.1, 10),), DELTA) == math.inf
+    with pytest.raises(ConfigError, match=r"'prv' cannot compute this \(epsilon is about .*set it to 'rdp'"):
+        epsilon_of((Steps(0.05, 0.5, 10),), DELTA, "prv")
+
+
+def test_what_no_noise_reaches_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"epsilon: 0\.001 at delta 1e-09 is not reached in 1000 steps .*larger"):
+        noise_multiplier_for(0.001, 1e-9, 1.0, 1000)
