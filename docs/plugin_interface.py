@@ -101,9 +101,16 @@ def _fields(cls: type) -> Iterable[str]:
         elif name in defaults and defaults[name].default_factory is not dataclasses.MISSING:
             yield f"{name}: {kind} = ...  # has a default"
         elif name not in defaults and name in vars(cls):
-            yield f"{name}: {kind} = {vars(cls)[name]!r}"
+            yield f"{name}: {kind} = {_written(vars(cls)[name])}"
         else:
             yield f"{name}: {kind}"
+
+
+def _written(value: Any) -> str:
+    """As in code; what is in a set comes in the same order each time."""
+    if isinstance(value, frozenset) and value:
+        return f"frozenset({{{', '.join(map(repr, sorted(value)))}}})"
+    return repr(value)
 
 
 def _methods(cls: type) -> Iterable[str]:
