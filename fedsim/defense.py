@@ -182,6 +182,12 @@ class Defense(ABC):
         """
         return not self.encodes or bool(getattr(self, "common", False))
 
+    @classmethod
+    def promised(cls) -> str:
+        """`promise`; a class that has a guarantee and does not say so is not said to have none."""
+        silent = cls.guarantee is not Defense.guarantee and cls.promise == NO_GUARANTEE
+        return "a guarantee, which the report of a run states" if silent else cls.promise
+
     def check(self, setting: Setting) -> None:
         """Raise ConfigError where these settings make no sense in `setting`; called before any work, with no data."""
         del setting

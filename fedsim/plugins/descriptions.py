@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from inspect import Parameter, formatannotation, getdoc
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from fedsim.errors import FedsimError
 from fedsim.files import cache_folder, in_one_step
@@ -89,19 +89,10 @@ def _imported(group: registry.Group, name: str) -> Description:
         uses=sorted(getattr(cls, "uses", None) or ()),
         cited=f"{paper.authors.split(',')[0]}{' et al.' * (',' in paper.authors)} {paper.year}" if paper else "",
         paper=f"{paper} {paper.url}" if paper else "",
-        promises=_promises(cls) if group == "defenses" else "",
+        promises=getattr(cls, "promised", str)(),
         against=getattr(cls, "against", "") if group == "defenses" else "",
         costs=getattr(cls, "cost", "") if group == "defenses" else "",
     )
-
-
-def _promises(cls: Any) -> str:
-    """What a defense says that it proves; one that proves something without saying so tells of it in the report."""
-    from fedsim.defense import NO_GUARANTEE, Defense
-
-    told = str(getattr(cls, "promise", NO_GUARANTEE))
-    proves = getattr(cls, "guarantee", None) is not Defense.guarantee
-    return "a guarantee, which the report of a run states" if proves and told == NO_GUARANTEE else told
 
 
 def _kind(cls: type, key: str, parameter: Parameter) -> str:
