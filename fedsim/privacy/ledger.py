@@ -105,7 +105,7 @@ class Ledger:
         Args:
             asked: by client, how it was asked to train; None for one that straggles.
         """
-        for client, training in asked.items():
+        for client, training in sorted(asked.items()):
             own = self._setting if training is None else replace(self._setting, training=training)
             for label in self._places:
                 done = own.participation(client, 1)

@@ -51,7 +51,7 @@ def test_epsilon_is_within_one_percent_of_google(history: tuple[Steps, ...]) -> 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 @pytest.mark.parametrize(
-    ("epsilon", "rate", "steps"), [(10.0, 0.3, 30), (1.0, 0.05, 500), (0.1, 0.02, 40), (3.0, 1.0, 7)]
+    ("epsilon", "rate", "steps"), [(60.0, 0.2, 12), (10.0, 0.3, 30), (1.0, 0.05, 500), (0.1, 0.02, 40), (3.0, 1.0, 7)]
 )
 def test_the_noise_multiplier_reaches_the_wanted_epsilon_and_hardly_more(
     epsilon: float, rate: float, steps: int, accountant: str

@@ -1,0 +1,326 @@
+"""The ledger says what clients did over all rounds, whatever happened in them, and what that cost."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+import torch
+from dp_accounting.rdp import RdpAccountant
+from flwr.app import ConfigRecord
+from flwr.serverapp.strategy import FedAvg
+
+import fedsim
+import strategies.app
+from clients.defenses.dp_sgd import DpSgd
+from fedsim.attacks import Paper
+from fedsim.defense import Defense, Guarantee, Participation
+from fedsim.errors import ConfigError, RunError
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config
+from fedsim.experiments.integrity import held_against_manifest
+from fedsim.experiments.run_folder import RunFolder, measurements, spendings
+from fedsim.plugins import registry
+from fedsim.privacy.ledger import labels, sentences, spent
+from fedsim.recording.transcript import Transcript
+from fedsim.reporting.page import write_report
+from fedsim.wire.messages import State
+from strategies.checkpoint import Checkpoint
+
+Tiny = Callable[..., Config]
+Run = Callable[..., RunFolder]
+DP = {"name": "dp-sgd", "noise_multiplier": 1.0}
+
+
+def by_google(kinds: list[tuple[float, float, int]]) -> float:
+    accountant = RdpAccountant()
+    for noise, rate, number in kinds:
+        event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+        accountant.compose(event, number)
+    return float(accountant.get_epsilon(1e-5))
+
+
+def last(folder: RunFolder, defense: str = "dp-sgd") -> Mapping[int, float]:
+    return {client: some.epsilon for client, some in spent(spendings(folder), defense).items()}
+
+
+def test_a_run_is_composed_over_rounds_as_google_composes_it(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    folder = serial_run(tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run")
+    rows = spendings(folder)
+    assert [(row["round"], row["client"]) for row in rows] == [(str(r), str(c)) for r in (1, 2, 3) for c in range(4)]
+    for row in rows:
+        assert (row["num_examples"], row["batch_size"], row["steps"], row["counts"]) == ("24", "8", "3", "1")
+        assert (float(row["rate"]), row["noise_multiplier"], float(row["delta"])) == (8 / 24, "1.0", 1e-5)
+        assert float(row["epsilon"]) == pytest.approx(by_google([(1.0, 8 / 24, 3 * int(row["round"]))]), rel=0.01)
+    server = [row for row in measurements(folder) if row["client"] == "server"]
+    assert [row["epsilon"] for row in server] == [row["epsilon"] for row in rows if row["client"] == "0"]
+    assert f"epsilon {float(rows[-1]['epsilon']):.3f}, 4 of 4 clients returned" in caplog.text
+    told = f"privacy: dp-sgd: ε = {float(rows[-1]['epsilon']):.3g}, δ = 1e-05 after 3 rounds for client 0, which spent"
+    assert told in caplog.text
+    frame = fedsim.open(folder.path).ledger
+    assert len(frame) == 12
+    assert frame["epsilon"].iloc[-1] == float(rows[-1]["epsilon"])
+    assert held_against_manifest(folder.path).differences == []
+    assert "epsilon" not in str(Transcript(folder.path).header(3))
+
+
+def test_a_client_pays_for_the_rounds_in_which_it_sent_and_for_no_others(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    """Two of three clients are sampled, and every third straggles."""
+    config = tiny_config(
+        defense=[DP],
+        strategy={"name": "fedavg", "fraction_train": 0.67},
+        federation={"rounds": 9, "clients": 6, "straggler_probability": 0.3},
+    )
+    folder = serial_run(config, tmp_path / "run")
+    sent: dict[int, list[int]] = {client: [] for client in range(6)}
+    for update in Transcript(folder.path).updates():
+        sent[update.client].append(update.round)
+    rows = spendings(folder)
+    assert len(rows) == 9 * 4
+    counted = {c: [int(r["round"]) for r in rows if int(r["client"]) == c and r["counts"] == "1"] for c in sent}
+    assert counted == sent
+    assert len({len(rounds) for rounds in sent.values()}) > 2
+    assert sum(map(len, sent.values())) < len(rows)
+    for client, epsilon in last(folder).items():
+        times = len(sent[client])
+        assert epsilon == pytest.approx(by_google([(1.0, 8 / 24, 3 * times)]) if times else 0.0, rel=0.01)
+
+
+def test_each_client_has_its_own_rate_steps_and_noise(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = tiny_config(
+        partition={"name": "dirichlet", "alpha": 0.5}, defense=[{"name": "dp-sgd", "epsilon": 6.0}],
+        training={"batch_size": 16},
+    )  # fmt: skip
+    folder = serial_run(config, tmp_path / "run")
+    rows = [row for row in spendings(folder) if row["round"] == "2"]
+    counts = Experiment(config).data.counts
+    assert len(set(counts)) > 2
+    for row in rows:
+        count = counts[int(row["client"])]
+        rate, steps = min(1.0, 16 / count), math.ceil(count / 16)
+        assert (float(row["rate"]), int(row["steps"])) == (rate, steps)
+        proved = by_google([(float(row["noise_multiplier"]), rate, 2 * steps)])
+        assert float(row["epsilon"]) == pytest.approx(proved, rel=0.01)
+        assert 5.94 <= float(row["epsilon"]) <= 6.0
+    assert len({row["noise_multiplier"] for row in rows}) == len({*counts})
+
+
+class Fewer(FedAvg):
+    """Asks for one local step less in each round, and for larger batches."""
+
+    def configure_train(self, server_round: int, arrays: Any, config: ConfigRecord, grid: Any) -> Any:
+        del config["local-epochs"]
+        config["local-steps"], config["batch-size"] = 4 - server_round, 4 * server_round
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def test_what_the_server_asked_for_counts_and_not_what_the_file_says(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        registry, "load", lambda group, name, real=registry.load: Fewer if name == "fedavg" else real(group, name)
+    )
+    folder = serial_run(tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run")
+    assert [(row["batch_size"], row["steps"]) for row in spendings(folder)[::4]] == [
+        ("4", "3"),
+        ("8", "2"),
+        ("12", "1"),
+    ]
+    proved = by_google([(1.0, 4 / 24, 3), (1.0, 8 / 24, 2), (1.0, 12 / 24, 1)])
+    assert last(folder)[0] == pytest.approx(proved, rel=0.01)
+
+
+def test_a_client_that_fails_or_is_too_late_may_have_sent(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: DpSgd, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+        raise ValueError("no")
+
+    run = tiny_config(defense=[DP], federation={"vectorise": False})
+    real, calls = DpSgd.on_examples, []
+
+    def sometimes(self: DpSgd, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+        calls.append(1)
+        return (
+            failing(self, gradients, expected, rng=rng) if len(calls) == 1 else real(self, gradients, expected, rng=rng)
+        )
+
+    monkeypatch.setattr(DpSgd, "on_examples", sometimes)
+    folder = serial_run(run, tmp_path / "run")
+    assert {update.client for update in Transcript(folder.path).updates() if update.round == 1} == {1, 2, 3}
+    assert {row["counts"] for row in spendings(folder)} == {"1"}
+
+
+# Strangers' defenses.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(Defense):
+    """Promises two of epsilon a round at a delta of its own, as it says."""
+
+    delta: float = 1e-3
+    paper = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
+
+    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+        return {name: tensor / 2 for name, tensor in update.items()}
+
+    def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:
+        assert delta == self.delta
+        return Guarantee(epsilon=2.0 * participation.rounds, delta=delta, neighbours="halves", accountant="doubling")
+
+
+def test_a_strangers_guarantee_is_composed_and_each_defense_has_its_own_figure(
+    tiny_config: Tiny, tmp_path: Path
+) -> None:
+    tables = tiny_config(federation={"rounds": 3}).model_dump(mode="json", exclude_none=True)
+    noise = {"name": "update-noise", "noise_multiplier": 0.0}
+    run = fedsim.run({**tables, "defense": [Halved(), DP, noise]}, tmp_path / "run")
+    rows, folder = spendings(RunFolder(run.path)), RunFolder(run.path)
+    halved = rows[0]["defense"]
+    assert [row["defense"] for row in rows[:3]] == [halved, "dp-sgd", halved]
+    assert last(folder, halved) == dict.fromkeys(range(4), 6.0)
+    (*_, row) = (row for row in measurements(folder) if row["client"] == "server")
+    assert float(row[f"epsilon of {halved}"]) == 6.0
+    assert float(row["epsilon of dp-sgd"]) == last(folder)[0]
+    assert sentences(rows, [2])[0] == (
+        f"{halved}: ε = 6, δ = 0.001 after 3 rounds for client 0, which spent most; for the attacked client 2 ε = 6 "
+        "after 3 rounds"
+    )
+
+
+def test_rounds_of_different_kinds_are_added_up_unless_the_defense_knows_better() -> None:
+    kinds = [Participation(num_examples=9, batch_size=b, steps=1, rounds=2) for b in (1, 2, 3, 4)]
+
+    @dataclass(frozen=True, kw_only=True)
+    class Split(Halved):
+        delta: float = 1e-3 / 4
+
+    proved = Split().composed(kinds, 1e-3)
+    assert proved is not None
+    assert (proved.epsilon, proved.delta) == (4 * 2 * 2.0, 1e-3)
+
+
+def test_where_nothing_is_proved_there_is_no_ledger(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    folder = serial_run(tiny_config(defense=[{"name": "top-k"}, {"name": "gradient-prune"}]), tmp_path / "run")
+    assert not folder.ledger.exists()
+    with folder.metrics.open() as file:
+        assert "epsilon" not in (csv.DictReader(file).fieldnames or ())
+    assert fedsim.open(folder.path).ledger.empty
+    assert labels(["a", "b", "a", "a"]) == ["a", "b", "a 2", "a 3"]
+
+
+# Interrupted.
+
+
+class Killed(BaseException):
+    """Like a signal: nothing catches it."""
+
+
+@pytest.mark.parametrize("point", ["strategies.app._checked", "strategies.checkpoint.Checkpoint.save"])
+def test_a_run_that_goes_on_gives_the_same_ledger(
+    point: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(
+        defense=[{"name": "dp-sgd", "epsilon": 8.0}],
+        federation={"rounds": 4, "clients": 7, "straggler_probability": 0.2},
+        strategy={"name": "fedavg", "fraction_train": 0.7},
+    )
+    whole = serial_run(config, tmp_path / "whole")
+    owner, name = (strategies.app, "_checked") if "_checked" in point else (Checkpoint, "save")
+    real, calls = getattr(owner, name), []
+
+    def third(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise Killed
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, third)
+        with pytest.raises(Killed):
+            serial_run(config, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    assert {row["round"] for row in spendings(folder)} == {"1", "2", "3"}  # put down before clients are asked
+    serial_run(config, tmp_path / "run", resume=True)
+    assert folder.ledger.read_bytes() == whole.ledger.read_bytes()
+    assert held_against_manifest(folder.path).differences == []
+
+
+def test_more_rounds_than_the_noise_was_chosen_for_are_refused(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    def run(rounds: int, **defense: Any) -> None:
+        config = tiny_config(defense=[{"name": "dp-sgd", **defense}], federation={"rounds": rounds})
+        serial_run(config, tmp_path / str(*defense), resume=(tmp_path / str(*defense)).exists())
+
+    run(2, epsilon=8.0)
+    with pytest.raises(
+        RunError, match=r"dp-sgd of client \d had noise_multiplier = .* in round 1, and now has .*put the"
+    ):
+        run(3, epsilon=8.0)
+    run(2, epsilon=8.0)
+    run(2, noise_multiplier=1.0)
+    run(4, noise_multiplier=1.0)
+    assert last(RunFolder(tmp_path / "noise_multiplier"))[0] == pytest.approx(by_google([(1.0, 1 / 3, 12)]), rel=0.01)
+
+
+@pytest.mark.parametrize("damage", ["removed", "changed", "shortened"])
+def test_a_run_does_not_go_on_without_its_ledger(
+    damage: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    folder = serial_run(tiny_config(defense=[DP]), tmp_path / "run")
+    lines = folder.ledger.read_text().splitlines(keepends=True)
+    if damage == "removed":
+        folder.ledger.unlink()
+    else:
+        folder.ledger.write_text("".join(lines[:5] if damage == "shortened" else [*lines[:-1], lines[0]]))
+    expected = (
+        "says nothing of dp-sgd in round 1, .*put the file back" if damage == "removed" else "is not what this run"
+    )
+    with pytest.raises(RunError, match=rf"ledger\.csv: {expected}"):
+        serial_run(tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run", resume=True)
+    assert held_against_manifest(folder.path).differences
+    if damage != "shortened":
+        with pytest.raises((RunError, ConfigError), match=r"ledger\.csv"):
+            _ = fedsim.open(folder.path).ledger
+
+
+# In the report.
+
+
+def test_the_report_tells_who_spent_most_and_what_the_victims_did(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = tiny_config(
+        defense=[DP, {"name": "top-k"}], federation={"rounds": 3, "clients": 6, "straggler_probability": 0.4}
+    )
+    folder = serial_run(config, tmp_path / "run")
+    epsilons = last(folder)
+    most = max(epsilons, key=lambda client: (epsilons[client], -client))
+    html = write_report(folder.path).read_text(encoding="utf-8")
+    assert f"ε = {epsilons[most]:.3g}, δ = 1e-05 after" in html
+    assert f"for client {most}, which spent most; one example added or removed" in html
+    assert "no formal guarantee" in html
+
+
+def test_without_data_and_ledger_the_report_keeps_to_words(
+    tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDSIM_DATA", raising=False)
+    folder = RunFolder(tmp_path / "run")
+    folder.prepare(resume=False, overwrite=False)
+    folder.write_experiment(tiny_config(data={"name": "mnist"}, defense=[DP], partition={"samples_per_client": 10}))
+    html = write_report(folder.path).read_text(encoding="utf-8")
+    assert "privacy of each example, over all rounds; how much depends on what clients hold" in html
