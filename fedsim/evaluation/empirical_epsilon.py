@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedsim.defense import Defense, agrees, remembers, replaced_update
+from fedsim.errors import RunError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.run_folder import RunFolder, read_rows, spendings
 from fedsim.privacy.auditing import Measured, measured
@@ -120,7 +121,7 @@ def measure(folder: RunFolder, experiment: Experiment) -> None:
 
     Raises:
         TranscriptError: a round is damaged.
-        RunError: the ledger is, or a defense failed.
+        RunError: the ledger is, a defense failed, or no client with canaries sent anything.
     """
     found = epsilons(experiment, Transcript(folder.path), spendings(folder))
     folder.write_table(folder.epsilons, COLUMNS, [item.row for item in found])
@@ -139,6 +140,10 @@ def epsilons(experiment: Experiment, transcript: Transcript, ledger: Sequence[Ro
     Args:
         transcript: of all that was recorded of the run.
         ledger: what clients did and what is proved of that, see `fedsim.privacy.ledger`.
+
+    Raises:
+        TranscriptError: a round is damaged.
+        RunError: no client with canaries sent anything that is recorded.
     """
     table = experiment.config.canaries
     assert table is not None
@@ -150,7 +155,12 @@ def epsilons(experiment: Experiment, transcript: Transcript, ledger: Sequence[Ro
             continue
         named = zip(called, experiment.defenses_of(client), strict=True)
         audits += [(client, label, defense) for label, defense in named if audited_at(defense)]
-    each = 1 - (1 - table.confidence) / max(1, len(audits))
+    if not audits:
+        raise RunError(
+            "none of the clients with canaries sent anything that is recorded; name others in canaries.clients, or let "
+            "more clients take part"
+        )
+    each = 1 - (1 - table.confidence) / len(audits)
     return [
         _audited(experiment, transcript, ledger, *audit, confidence=each)
         for audit in tracked(audits, "canaries", len(audits))

@@ -171,6 +171,17 @@ def test_canaries_change_nothing_that_other_clients_send(tmp_path: Path, tiny_co
     assert not RunFolder(tmp_path / "without").epsilons.exists()
 
 
+def test_canaries_of_clients_that_never_sent_are_a_failure(tmp_path: Path) -> None:
+    """One client of three is asked in each of two rounds, so another one never is."""
+    sampled = {"name": "fedavg", "fraction_train": 0.4, "min_train_nodes": 1}
+    few = {"strategy": sampled, "federation": {"rounds": 2}, "canaries": {"clients": [0]}}
+    fedsim.run(tables(DP_SGD, **few) | {"canaries": {"count": 50, "clients": [0, 1, 2]}}, out=tmp_path / "all")
+    seen = {item.client for item in written(RunFolder(tmp_path / "all"))}
+    (missing, *_) = {0, 1, 2} - seen
+    with pytest.raises(RunError, match="epsilon was not measured: none of the clients with canaries sent anything"):
+        fedsim.run(tables(DP_SGD, **few | {"canaries": {"clients": [missing]}}), out=tmp_path / "none")
+
+
 def test_the_victims_carry_canaries_unless_others_are_named(tiny_config: Callable[..., Config]) -> None:
     def carriers(**named: Any) -> list[int]:
         return tiny_config(canaries={"count": 50}, **named).carriers
