@@ -99,7 +99,7 @@ class Pair:
     def _leaking(self) -> str:
         named = {"naive": self.naive, "adaptive": self.adaptive}
         leaking = [name for name, side in named.items() if side.verdict == LEAKS]
-        return "both attacks leak" if len(leaking) == 2 else f"the {leaking[0]} attack leaks"
+        return {2: "both attacks leak", 1: f"the {' '.join(leaking)} attack leaks"}.get(len(leaking), "neither leaks")
 
     @property
     def _doubt(self) -> str:
