@@ -277,7 +277,7 @@ def test_a_round_whose_groups_are_all_lost_leaves_the_model_and_the_run_goes_on(
         ({"clip": 0.0}, {}, r"clip: expected a value above 0, in units of the update, got 0"),
         ({"clip": -1.0}, {}, r"clip: expected a value above 0, in units of the update, got -1"),
         ({"group": 3}, {}, r"secure_aggregation.group: unknown key, did you mean 'groups'"),
-        ({}, {"canaries": {}}, r"canaries: they measure what one client's messages tell, and under secure"),
+        ({}, {"canaries": {"count": 100}}, r"canaries: they measure what one client's messages tell, and under secure"),
         ({}, {"recording": {"clients": [0]}}, r"recording.clients: under secure aggregation the server sees groups"),
     ],
 )
