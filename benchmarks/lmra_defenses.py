@@ -102,7 +102,7 @@ def print_tables(scores: Scores) -> None:
             if (name, attacks[-1], metric, "value") not in scores:
                 continue
             floor = cell(scores[name, attacks[0], metric, "floor"]).partition(" ")[0]
-            ours = " | ".join(cell(scores.get((name, attack, metric, "value"), [])) for attack in attacks)
+            ours = " | ".join(cell(scores.get((name, attack, metric, "value"), [None])) for attack in attacks)
             print(f"| {name} | {', '.join(published)} | {floor} | {ours} |")
     print("\n| accuracy of the federation |" + "".join(f" {defense} |" for defense in DEFENSES))
     print("|---" * (len(DEFENSES) + 1) + "|")
