@@ -153,7 +153,8 @@ class Defense(ABC):
     again in the next round that the client takes part in; a round in which the client fails leaves it as it was.
 
     A defense whose clients agree on something in each round, as on a common mask, gives its `on_update` a further
-    parameter `common`: a generator that is the same for all clients in one round. The server could have it, too.
+    parameter `common`: a generator that is the same for all clients in one round. The server could have it, too. Where
+    clients agree under some settings alone, `common` is one of these, and the parameter may be left out, None, without.
 
     A defense that adapts to local training gives its `on_gradient` a further parameter `step`, the number of the local
     step, counted from 0 in each round; or `weights`, the parameters before that step, by name.
@@ -375,8 +376,11 @@ def remembers(defense: Defense) -> bool:
 
 
 def agrees(defense: Defense) -> bool:
-    """Whether the `on_update` of `defense` asks for a generator that is `common` to all clients of a round."""
-    return _asks_for(type(defense), "common")
+    """Whether the `on_update` of `defense` asks for a generator that is `common` to all clients of a round.
+
+    One that has a setting of that name asks for it where that is set.
+    """
+    return _asks_for(type(defense), "common") and bool(getattr(defense, "common", True))
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from clients.defenses.views import smallest_sent, with_bounds
 from fedsim.attacks import Paper
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError
@@ -53,6 +54,16 @@ class GradientPrune(Defense):
         """See Defense."""
         del rng
         return {name: without_smallest(tensor, self.pruned) for name, tensor in gradient.items()}
+
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        """See Defense. What was set to zero is at most as large as the smallest number of its tensor that was not.
+
+        That is exact for one step. Of several, a number is zero that was set to zero in each, and others lack what was
+        pruned in some steps, which is not known.
+        """
+        if not self.pruned:
+            return gradient
+        return with_bounds(gradient, sent, {name: smallest_sent(sent[name]) for name in gradient})
 
 
 def without_smallest(tensor: Tensor, share: float) -> Tensor:

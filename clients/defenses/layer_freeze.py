@@ -66,11 +66,19 @@ class LayerFreeze(Defense):
         kept = {name: torch.zeros_like(update[name]) for name in self._kept(list(update))}
         return Payload.dense(update) | Payload.sparse(kept)
 
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        """See Defense. Layers that are never sent are zero."""
+        del sent
+        return {name: torch.zeros_like(t) if self._keeps(name) else t for name, t in gradient.items()}
+
     def _kept(self, names: Sequence[str]) -> list[str]:
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(f"layers: '{pattern}' matches nothing in the model; it has {', '.join(names)}")
-        kept = [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.layers)]
+        kept = [name for name in names if self._keeps(name)]
         if len(kept) == len(names):
             raise ConfigError("layers: they are the whole model, so nothing would be sent; name fewer")
         return kept
+
+    def _keeps(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.layers)

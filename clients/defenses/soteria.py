@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsim.attacks import Paper
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, RunError, first_line
+from fedsim.wire.messages import State
 
 _AT_ONCE = 1 << 18
 """Most numbers of slopes that are computed at once; what the layers before need for that stays in a cache."""
@@ -70,6 +71,17 @@ class Soteria(Defense):
         revealing = (features.detach().abs() / slope_norms(features, inputs).clamp_min(1e-12)).mean(0)
         chosen = revealing.topk(max(1, round(self.pruned * len(revealing))), sorted=False).indices
         return features.index_fill(1, chosen, 0.0)
+
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        """See Defense. Features whose column of the last layer's weights was sent as zero count for nothing there.
+
+        That layer is the last matrix of the model. Of several steps, only what was left out in each is known.
+        """
+        matrices = [name for name, tensor in gradient.items() if tensor.ndim == 2]
+        if not self.pruned or not matrices:
+            return gradient
+        last = matrices[-1]
+        return {**gradient, last: gradient[last] * (sent[last] != 0).any(0)}
 
 
 def slope_norms(features: Tensor, inputs: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from clients.defenses.error_feedback import keep_unsent, with_unsent
+from clients.defenses.views import smallest_sent, with_bounds
 from fedsim.attacks import Paper
 from fedsim.defense import Defense, Memory, Setting
 from fedsim.errors import ConfigError
@@ -86,3 +87,12 @@ class TopK(Defense):
         if self.error_feedback:
             keep_unsent(memory, wanted, sent)
         return Payload.sparse(sent)
+
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        """See Defense. What was not sent is known to be no larger than the smallest number that was.
+
+        With `error_feedback` an update carries what earlier ones left over; that of one round does not tell it apart,
+        and it counts as noise.
+        """
+        bound = torch.stack([smallest_sent(sent[name]) for name in gradient]).min()
+        return with_bounds(gradient, sent, dict.fromkeys(gradient, bound))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -153,6 +153,42 @@ def a_client_trains_under_it(subject: Subject) -> None:
     expect(common.same(first, again), "with the same seed a client sends something else")
 
 
+def adversary_sees_gradients(subject: Subject) -> None:
+    """What an adversary who knows it makes of a gradient has its form and a slope in it, and follows from it alone."""
+    defense = _defense(subject)
+    if not overrides(defense, "adversary_view"):
+        raise DoesNotApply("an adversary who knows it sees the gradient as it is")
+    for sent in (_sent(defense), _zeros()):
+        for dummy in (_other_state(), _zeros()):
+            _check_view(defense, dummy, sent)
+    leaves = {name: tensor.requires_grad_(True) for name, tensor in _other_state().items()}
+    seen = [tensor for tensor in defense.adversary_view(leaves, _sent(defense)).values() if tensor.requires_grad]
+    slopes = torch.autograd.grad([t.sum() for t in seen], list(leaves.values()), materialize_grads=True) if seen else ()
+    expect(
+        any(bool(slope.any()) for slope in slopes),
+        "adversary_view does not change with the gradient, so that no dummy data can be moved by it; compute it from "
+        "the gradient without 'detach', 'sign' or 'no_grad' alone",
+    )
+
+
+def _check_view(defense: Defense, dummy: State, sent: State) -> None:
+    given, beside = ({name: tensor.clone() for name, tensor in state.items()} for state in (dummy, sent))
+    with common.global_generators_untouched():
+        seen = defense.adversary_view(given, beside)
+    with common.other_global_generators(7):
+        again = defense.adversary_view(given, beside)
+    fits = isinstance(seen, Mapping) and seen.keys() == dummy.keys()
+    expect(fits, "adversary_view returns something else than a tensor for each name of the gradient")
+    for name, tensor in dummy.items():
+        alike = isinstance(seen[name], Tensor) and seen[name].shape == tensor.shape and seen[name].is_floating_point()
+        expect(alike, f"adversary_view returns '{name}' as {kind(seen[name])}, expected shape {tuple(tensor.shape)}")
+    expect(not non_finite(seen), "adversary_view makes NaN or infinite values of numbers or zeros")
+    expect(
+        common.same(seen, again), "adversary_view returns something else for the same gradient; it is to draw nothing"
+    )
+    expect(common.same(given, dummy) and common.same(beside, sent), "adversary_view changes what it is handed")
+
+
 CHECKS = (
     *common.CHECKS,
     is_a_defense,
@@ -162,6 +198,7 @@ CHECKS = (
     sampling_is_poisson_or_none,
     memory_is_all_that_it_keeps,
     guarantee_is_one,
+    adversary_sees_gradients,
     a_client_trains_under_it,
 )
 
@@ -240,6 +277,20 @@ def _defense(subject: Subject) -> Defense:
 def _state() -> dict[str, Tensor]:
     """A dozen and some numbers, of which clipping to a norm of 1 leaves less."""
     return {"a": torch.randn((4, 3), generator=generator("a")), "b": torch.randn(5, generator=generator("b"))}
+
+
+def _other_state() -> dict[str, Tensor]:
+    """As the gradient of dummy data, which is not that of the data."""
+    return {name: torch.randn(tensor.shape, generator=generator("other", name)) for name, tensor in _state().items()}
+
+
+def _sent(defense: Defense) -> State:
+    """What comes of a state, as gradient and as update."""
+    hooks = {case.hook: case for case in _cases(defense)}
+    state: State = _state()
+    for hook in ("on_gradient", "on_update"):
+        state = hooks[hook].call(state, generator(1)) if hook in hooks else state
+    return state
 
 
 def _zeros() -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from fedsim.evaluation.kind import Evaluator, Judgement
 from fedsim.findings import Reconstruction
 from fedsim.measure import Measure
 from fedsim.plugins import registry
+from fedsim.wire.messages import State
 
 PAPER = Paper(title="An example", authors="Nobody", venue="nowhere", year=2026)
 
@@ -263,6 +264,54 @@ class PromisesLess(Halves):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeesSigns(Halves):
+    """Show an adversary the signs alone, which cannot be differentiated."""
+
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        return {name: tensor.sign() for name, tensor in gradient.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeesNoise(Halves):
+    """Show an adversary noise of its own."""
+
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        return {name: tensor + torch.randn(tensor.shape) for name, tensor in gradient.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeesLess(Halves):
+    """Show an adversary one tensor."""
+
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        return dict(list(gradient.items())[:1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeesFlat(Halves):
+    """Show an adversary tensors without their axes."""
+
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        return {name: tensor.flatten() for name, tensor in gradient.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeesLengths(Halves):
+    """Show an adversary directions, of zeros too."""
+
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        return {name: tensor / tensor.norm() for name, tensor in gradient.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeesInPlace(Halves):
+    """Halve what an adversary hands it."""
+
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        return {name: tensor.mul_(0.5) for name, tensor in gradient.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProvesInSilence(Halves):
     """Have a guarantee, and say that there is none."""
 
@@ -456,6 +505,12 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (defenses.hooks_return_what_fits, "defenses", Breaks, {}, "expected 'a' as a floating tensor of shape"),
     (defenses.memory_is_all_that_it_keeps, "defenses", KeepsElsewhere, {}, "so it keeps something elsewhere"),
     (defenses.guarantee_is_one, "defenses", PromisesLess, {}, "epsilon falls"),
+    (defenses.adversary_sees_gradients, "defenses", SeesSigns, {}, "does not change with the gradient"),
+    (defenses.adversary_sees_gradients, "defenses", SeesNoise, {}, "it draws from torch's global generator"),
+    (defenses.adversary_sees_gradients, "defenses", SeesLess, {}, "something else than a tensor for each name"),
+    (defenses.adversary_sees_gradients, "defenses", SeesFlat, {}, "expected shape"),
+    (defenses.adversary_sees_gradients, "defenses", SeesLengths, {}, "NaN or infinite values"),
+    (defenses.adversary_sees_gradients, "defenses", SeesInPlace, {}, "adversary_view changes what it is handed"),
     (defenses.guarantee_is_one, "defenses", ProvesInSilence, {}, "says of itself that it has none; set 'promise'"),
     (defenses.guarantee_is_one, "defenses", SaysTooMuch, {}, "overrides no 'guarantee'"),
     (defenses.a_client_trains_under_it, "defenses", Breaks, {}, "expected 'network.1.weight'|floating tensor of shape"),
