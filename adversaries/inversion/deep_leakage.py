@@ -49,7 +49,7 @@ class DeepLeakage(GradientInversion):
         url="https://arxiv.org/abs/1906.08935",
     )
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT | {"num_classes"}
-    uses: ClassVar[frozenset[str]] = MOMENTS | STEPPING
+    uses: ClassVar[frozenset[str]] = MOMENTS | STEPPING | {"defenses"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
