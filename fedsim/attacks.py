@@ -163,6 +163,11 @@ class Attack(ABC):
         return read | {other for name, other in implied.items() if name in read}
 
     @final
+    def handed(self) -> frozenset[str]:
+        """What it is handed of what is granted: all that it declares; the clients' defenses if it is `adaptive`."""
+        return self.declared() - (frozenset() if self.adaptive else {"defenses"})
+
+    @final
     def check(self, knowledge: Knowledge, granted: Sequence[str] = ()) -> None:
         """Raise KnowledgeError unless `knowledge`, or what will be `granted`, covers `needs`."""
         for where in ("needs", "uses"):

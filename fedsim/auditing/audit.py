@@ -391,9 +391,7 @@ class Audit:
         self, transcript: Transcript, job: Job, first: int, members: Sequence[int]
     ) -> tuple[Knowledge, list[str]]:
         """What the attack of `job` is granted, and the hashes of the models among it."""
-        adversary, declared = self.spec.adversary, job.attack.declared()
-        if not job.attack.adaptive:
-            declared -= {"defenses"}
+        adversary, declared = self.spec.adversary, job.attack.handed()
         truth = self.truth(job.victim, first, members) if declared.intersection(private(adversary)) else None
         headers = [header for number in job.rounds if (header := transcript.header(number)).reply_of(job.victim)]
         check_sent(self.experiment, headers, job.victim)

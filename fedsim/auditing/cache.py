@@ -115,7 +115,7 @@ class Cache:
         granted = self.granted.model_dump()
         for title in self.order:
             plugin, attack = attacks[title]
-            known = {name: granted[name] for name in FACTS if name in attack.declared()} | self._said_of_app
+            known = {name: granted[name] for name in FACTS if name in attack.handed()} | self._said_of_app
             found[title] = variant(plugin, settings_of(attack), known, found.get(attack.builds_on or ""))
         return found
 

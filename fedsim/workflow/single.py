@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.attacks import Attack
-from fedsim.auditing.audit import ProgressOf, open_audit
+from fedsim.auditing.audit import Audit, ProgressOf, open_audit
+from fedsim.auditing.plan import ADAPTIVE
 from fedsim.errors import AttackError, ConfigError, RunError, TranscriptError
 from fedsim.experiments.build import build_attacks
 from fedsim.experiments.config import AttackFile, AttackTable, check
@@ -78,6 +79,9 @@ def made(
 ) -> tuple[Finding, dict[str, Any]]:
     """Make the last attack that `adversary` names, score all findings of the run, and return the new one.
 
+    Where the adversary knows the clients' defenses and the attack reads them, it is made without and with them, and the
+    finding is that with them.
+
     Args:
         base: the run's own file, whose attacks say which other findings are of the present code and settings.
 
@@ -98,11 +102,17 @@ def made(
         open_audit(path, whole, adversary.beside, trust=trust).score(unscored)
     if failures:
         raise AttackError("; ".join(failures))
-    title = spec.attack[-1].title
+    title = _adaptive(spec.attack[-1].title, audit)
     found = _newest(audit.folder, spec, title, audit.cache.variants[title])
     if unscored:
         raise RunError("; ".join([*unscored, f"what was found is kept in {found}"]))
     return load_claim(found)
+
+
+def _adaptive(title: str, audit: Audit) -> str:
+    """The title under which the adversary made the attack who knows the defenses, where one does; or `title`."""
+    adaptive = f"{title} {ADAPTIVE}"
+    return adaptive if adaptive in (table.title for table, _ in audit.attacks) else title
 
 
 def _rounds(base: AttackFile, transcript: Transcript, rounds: Sequence[int] | None, *, temporal: bool) -> list[int]:
