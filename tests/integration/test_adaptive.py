@@ -1,0 +1,190 @@
+"""Attacks made twice, without and with knowledge of the clients' defenses: in a run, by a file, from Python."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedsim
+from fedsim.auditing.audit import open_audit
+from fedsim.errors import ConfigError
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.recording.finding_files import load_claim, load_finding, read_about
+
+INVERTING = {"name": "inverting-gradients", "iterations": 5}
+DECODING = {"name": "strangers_who_adapt:Decoder", "label": "decoder"}
+STRANGERS = '''
+"""Attacks of somebody else."""
+from dataclasses import dataclass
+import torch
+from fedsim.attacks import Attack, Paper, single_update
+from fedsim.findings import LocalModel, Reconstruction
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder(Attack):
+    """Claims the broadcast weights, or zeros where it knows that some numbers were not sent."""
+    paper = Paper(title="T", authors="A", venue="V", year=2020)
+    uses = frozenset({"defenses"})
+
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        update = single_update(transcript, victim)
+        known = [type(defense).__name__ for defense in knowledge.defenses or ()]
+        factor = 0 if known == ["RandomMask"] else 1
+        return LocalModel(state={name: factor * tensor for name, tensor in update.before.items()})
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Attack):
+    """Claims grey images of the size of the model that it builds on."""
+    paper = Paper(title="T", authors="A", venue="V", year=2020)
+    needs = frozenset({"input_shape"})
+    uses = frozenset({"defenses"})
+    source: str = "decoder"
+
+    @property
+    def builds_on(self):
+        return self.source
+
+    def _run(self, transcript, knowledge, victim, rng, progress):
+        update = single_update(transcript, victim)
+        size = min(sum(tensor.abs().sum().item() for tensor in knowledge.models[victim].values()), 1.0)
+        data = torch.full((update.num_examples, *knowledge.input_shape), size / (2 if knowledge.defenses else 1))
+        return Reconstruction(data=data, labels=torch.zeros(update.num_examples, dtype=torch.long))
+'''
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[], Path]:
+    """A new run folder with the same recording of defended clients each time."""
+
+    def make(**tables: Any) -> Path:
+        config = tiny_config(defense=[{"name": "random-mask"}], federation={"rounds": 1}, attack=[], **tables)
+        return serial_run(config, tmp_path_factory.mktemp("runs") / "run").path
+
+    return make
+
+
+def spec(*attacks: dict[str, Any], defenses: bool = True, **adversary: Any) -> AttackFile:
+    table = {"victims": [0, 2], "rounds": [1], "workers": 1, "knowledge": {"labels": True, "defenses": defenses}}
+    return check(AttackFile, {"adversary": table | adversary, "attack": list(attacks)}, "attack.toml")
+
+
+def findings(run: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {
+        str(path.relative_to(run / "findings")): load_finding(path)[0].tensors  # type: ignore[misc]
+        for path in sorted((run / "findings").glob("*/*.safetensors"))
+    }
+
+
+def granted(run: Path) -> dict[str, list[str]]:
+    return {
+        path.parent.name: list(read_about(path)["granted"])  # type: ignore[call-overload]
+        for path in sorted((run / "findings").glob("*/*.safetensors"))
+    }
+
+
+def test_an_attack_is_made_without_and_with_the_defenses_and_only_the_one_is_handed_them(
+    recorded: Callable[..., Path],
+) -> None:
+    run = recorded()
+    assert open_audit(run, spec(INVERTING)).run() == []
+    told = granted(run)
+    assert told.keys() == {"inverting-gradients", "inverting-gradients adaptive"}
+    assert "defenses" not in told["inverting-gradients"]
+    assert told["inverting-gradients adaptive"] == sorted(
+        [*told["inverting-gradients"], "defenses"], key=list(fedsim.Knowledge.__dataclass_fields__).index
+    )
+    found = findings(run)
+    for victim in (0, 2):
+        naive, adaptive = (
+            found[f"{title}/round-1-client-{victim}-repeat-0.safetensors"]["data"]
+            for title in ("inverting-gradients", "inverting-gradients adaptive")
+        )
+        assert naive.shape == adaptive.shape
+        assert not torch.equal(naive, adaptive)
+
+
+def test_without_the_grant_or_a_defense_each_attack_is_made_once(
+    recorded: Callable[..., Path], tiny_config: Callable[..., Config], serial_run: Any, tmp_path: Path
+) -> None:
+    withheld = recorded()
+    assert open_audit(withheld, spec(INVERTING, defenses=False)).run() == []
+    assert granted(withheld).keys() == {"inverting-gradients"}
+    bare = serial_run(tiny_config(federation={"rounds": 1}, attack=[]), tmp_path / "bare").path
+    assert open_audit(bare, spec(INVERTING)).run() == []
+    assert granted(bare).keys() == {"inverting-gradients"}
+
+
+def test_workers_find_the_same_and_nothing_is_made_twice(recorded: Callable[..., Path]) -> None:
+    alone, together = recorded(), recorded()
+    assert open_audit(alone, spec(INVERTING)).run() == []
+    assert open_audit(together, spec(INVERTING, workers=2)).run() == []
+    ours, theirs = findings(alone), findings(together)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == 4
+    for name, tensors in ours.items():
+        assert all(torch.equal(tensor, theirs[name][key]) for key, tensor in tensors.items()), name
+    stamps = {path: path.stat().st_mtime_ns for path in together.glob("findings/*/*.safetensors")}
+    assert open_audit(together, spec(INVERTING)).run() == []
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert len(list(together.glob("findings/*/*.safetensors"))) == 4
+
+
+def test_a_naive_finding_stays_when_the_defenses_are_granted_later(recorded: Callable[..., Path]) -> None:
+    run = recorded()
+    assert open_audit(run, spec(INVERTING, defenses=False)).run() == []
+    before = {path: path.stat().st_mtime_ns for path in run.glob("findings/*/*.safetensors")}
+    audit = open_audit(run, spec(INVERTING))
+    assert audit.run() == []
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert granted(run).keys() == {"inverting-gradients", "inverting-gradients adaptive"}
+    rows = audit.score()
+    assert {row["attack"] for row in rows} == {"inverting-gradients", "inverting-gradients adaptive"}
+    assert not [row for row in rows if row.get("outdated")]
+
+
+def test_a_program_gets_what_the_one_who_knows_found(recorded: Callable[..., Path]) -> None:
+    run = fedsim.open(recorded())
+    naive = run.attack("inverting-gradients", victim=0, iterations=5)
+    adaptive = run.attack("inverting-gradients", victim=0, iterations=5, knowledge={"defenses": True})
+    kept = {path.parent.name: load_claim(path)[0] for path in run.path.glob("findings/*/*.safetensors")}
+    assert kept.keys() == {"inverting-gradients", "inverting-gradients adaptive"}
+    assert torch.equal(naive.data, kept["inverting-gradients"].data)  # type: ignore[attr-defined]
+    assert torch.equal(adaptive.data, kept["inverting-gradients adaptive"].data)  # type: ignore[attr-defined]
+    assert set(run.scores["attack"]) == {"inverting-gradients", "inverting-gradients adaptive"}
+
+
+def test_a_stranger_is_handed_the_defenses_in_a_process_of_its_own(
+    recorded: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who builds on local models builds on those of the attack that it names."""
+    (tmp_path / "strangers_who_adapt.py").write_text(STRANGERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("strangers_who_adapt", None)
+    run = recorded()
+    sizes = [
+        {"name": "strangers_who_adapt:Sizes", "label": label, "source": source}
+        for label, source in (("sizes", "decoder"), ("sizes of who knows", "decoder adaptive"))
+    ]
+    assert open_audit(run, spec(DECODING, *sizes, victims=[0]), tmp_path).run() == []
+    found = findings(run)
+    file = "round-1-client-0-repeat-0.safetensors"
+    assert any(tensor.any() for tensor in found[f"decoder/{file}"].values())
+    assert not any(tensor.any() for tensor in found[f"decoder adaptive/{file}"].values())
+    grey = {name.partition("/")[0]: t["data"].mean().item() for name, t in found.items() if name.startswith("sizes")}
+    assert grey == {"sizes": 1, "sizes adaptive": 0.5, "sizes of who knows": 0, "sizes of who knows adaptive": 0}
+
+
+def test_a_label_that_the_adaptive_attack_would_have_is_refused(recorded: Callable[..., Path]) -> None:
+    taken = {**INVERTING, "label": "inverting-gradients adaptive"}
+    with pytest.raises(ConfigError, match="is what 'inverting-gradients' is called where it knows the defenses"):
+        open_audit(recorded(), spec(INVERTING, taken)).run()
