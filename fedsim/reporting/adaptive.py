@@ -81,8 +81,9 @@ class Pair:
     def sentence(self) -> str:
         """What the defense is worth, and by which scores."""
         item, name = self.naive.summary, self.naive.summary.name.split(",")[0]
+        floors = " and ".join(dict.fromkeys(f"{side.summary.floor:.4g}" for side in (self.naive, self.adaptive)))
         scores = (
-            f"{item.interval_text} naive, {self.adaptive.summary.interval_text} adaptive, floor {item.floor:.4g}, "
+            f"{item.interval_text} naive, {self.adaptive.summary.interval_text} adaptive, floor {floors}, "
             f"{item.count_text}"
         )
         what = {

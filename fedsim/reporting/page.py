@@ -45,13 +45,14 @@ from fedsim.reporting.evidence import (
     read_recording,
     scored,
 )
+from fedsim.reporting.free_settings import free_settings
 from fedsim.reporting.summary import FEWEST, Line, headline, lines, listed, most_victims
 
 log = logging.getLogger(__name__)
 
 PICTURES, ROUNDS = 12, 200
 """Most findings shown, and most rounds listed."""
-_STEPPING = ("learning_rate", "momentum", "weight_decay")
+_STEPPING = ("learning_rate", "momentum", "weight_decay", "label_smoothing")
 
 
 def write_report(
@@ -248,6 +249,7 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
         "Federation": f"{federation.clients} clients, {federation.rounds} rounds, {_described(config.strategy)}",
         "Local training": ", ".join(_local_training(config)),
         "Defenses": "none",
+        "Settings that defend": "",
         "Secure aggregation": _secure(config.secure_aggregation),
         "Seed, engine": f"{federation.seed}, {federation.engine}",
     }
@@ -256,6 +258,7 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
         axes = {"image": "channel × height × width", "table": "features", "text": "tokens"}[data.task.kind]
         goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
         facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
+        facts["Settings that defend"] = free_settings(experiment)
         facts["Model"] += f": {_count(sum(p.numel() for p in experiment.model.parameters()))} parameters"
     except FedsimError as error:
         notes.append(f"Not everything about this run can be told: {error}.")

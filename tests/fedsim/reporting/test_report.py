@@ -582,6 +582,55 @@ def test_a_damaged_finding_or_a_missing_data_set_does_not_stop_the_report(folder
     assert "update-noise (clip 1.0, noise_multiplier 0.0): no formal guarantee" in text
 
 
+NOISE = PluginTable(name="update-noise", clip=1.0, noise_multiplier=0.1)
+
+
+def test_naive_and_adaptive_stand_side_by_side(folder):
+    folder.write_experiment(config(defense=[NOISE], adversary={"knowledge": {"defenses": True}}))
+    record(folder)
+    judge(folder, [("sme", "psnr", 12.0, 15.0, "noise"), ("sme adaptive", "psnr", 20.0, 15.0, "noise")], victims=6)
+    rows = folder.scores.read_text(encoding="utf-8").splitlines()
+    folder.scores.write_text(
+        "\n".join(f"{row} defenses" if row.startswith("sme adaptive") else row for row in rows), encoding="utf-8"
+    )
+    html = page(folder)
+    text = text_of(html)
+    assert "Against sme, by PSNR, the clients' defense beats only the adversary who does not know it" in text
+    beside = text.partition("Adaptive less naive, paired Defense Leakage is ")[2]
+    scores = "sme PSNR, dB 12 ± 0.002 (n = 6) no better than guessing 20 ± 0.002 (n = 6) leaks 15 (noise) 8 ± "
+    assert beside.startswith(scores)
+    assert '<span class="leaks">beats only the naive attack</span>' in html
+    assert "only naive attacks were made" not in text
+
+
+def test_a_defended_run_says_that_only_naive_attacks_were_made(folder):
+    folder.write_experiment(config(defense=[NOISE]))
+    record(folder)
+    claim(folder, torch.rand(3, 1, 2, 2))
+    judge(folder, [("sme", "psnr", 12.0, 15.0, "noise")], victims=6)
+    text = text_of(page(folder))
+    assert "only naive attacks were made: the adversary is not granted the defenses" in text
+    assert "Adaptive less naive" not in text
+    folder.write_experiment(config())
+    assert "naive attacks were made" not in text_of(page(folder))
+
+
+def test_settings_that_defend_are_named_beside_the_defenses(folder):
+    training = {"local_epochs": 1, "label_smoothing": 0.2, "batch_norm_statistics": "withheld"}
+    strategy = {"name": "fedavg", "fraction_train": 0.5}
+    folder.write_experiment(config(training=training, strategy=strategy))
+    record(folder)
+    used = "labels smoothed by 0.2, 0.5 of the clients sampled in a round: no formal guarantee"
+    assert used in text_of(page(folder))  # this network has no statistics to withhold
+    normalised = {"name": "mlp", "hidden": (4,), "batch_norm": True}
+    folder.write_experiment(config(training=training, model=normalised))
+    text = text_of(page(folder))
+    assert "labels smoothed by 0.2, BatchNorm's running statistics withheld: no formal guarantee" in text
+    assert "label smoothing 0.2" in text
+    folder.write_experiment(config())
+    assert "Settings that defend" not in text_of(page(folder))
+
+
 def test_a_guarantee_is_stated_for_the_rounds_of_the_run(folder):
     noise = PluginTable(name="update-noise", clip=1.0, noise_multiplier=10.0)
     folder.write_experiment(config(defense=[noise]))

@@ -1,0 +1,165 @@
+"""Naive and adaptive attacks side by side: what is said of a defense is what the numbers carry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from fedsim.reporting.adaptive import FAILS, HOLDS, ONLY_NAIVE, OPEN, Pair, pairs, remarks
+from fedsim.reporting.summary import Kind, Line, lines
+
+HELD = [9.0, 9.5, 9.2, 9.4, 9.1]
+LEAKING = [15.0, 16.0, 15.5, 14.5, 15.2]
+BETWEEN = [8.0, 12.0, 9.0, 12.5, 7.0]
+"""Scores of five victims, whose floor is 10."""
+
+
+def rows(values: Sequence[float], *, knows: bool, title: str = "sme", **keys: Any) -> list[dict[str, Any]]:
+    """Of `scores.csv`, one a victim."""
+    return [
+        {
+            "attack": f"{title} adaptive" if knows else title,
+            "victim": victim,
+            "round": 1,
+            "metric": "psnr",
+            "value": value,
+            "floor": 10.0,
+            "floor_guess": "noise",
+            "nearest_public": math.nan,
+            "ceiling": "",
+            "higher_is_better": True,
+            "missing": "",
+            "variant": "ad" if knows else "na",
+            "settings": "{}",
+            "granted": "model loss defenses" if knows else "model loss",
+        }
+        | keys
+        for victim, value in enumerate(values)
+    ]
+
+
+def made(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> list[Line]:
+    return lines([*rows(naive, knows=False, **keys), *rows(adaptive, knows=True, **keys)], {})
+
+
+def pair_of(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> Pair:
+    [pair] = pairs(made(naive, adaptive, **keys))
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("naive", "adaptive", "outcome", "told"),
+    [
+        (HELD, HELD, HOLDS, "holds: neither the naive nor the adaptive attack is beyond the floor"),
+        (HELD, LEAKING, ONLY_NAIVE, "beats only the adversary who does not know it"),
+        (LEAKING, LEAKING, FAILS, "does not hold: both attacks leak"),
+        (LEAKING, HELD, FAILS, "does not hold: the naive attack leaks"),
+        (BETWEEN, LEAKING, FAILS, "does not hold: the adaptive attack leaks"),
+        (HELD, BETWEEN, OPEN, "is undecided: neither attack leaks, but"),
+        (BETWEEN, HELD, OPEN, "is undecided"),
+        (HELD[:4], HELD[:4], OPEN, "is undecided: from fewer than 5 victims nothing is concluded"),
+        (HELD[:4], LEAKING[:4], OPEN, "is undecided: from fewer than 5 victims"),
+        ([*HELD[:4], math.inf], HELD, OPEN, "is undecided"),
+    ],
+)
+def test_a_defense_is_worth_what_both_attacks_say(
+    naive: list[float], adaptive: list[float], outcome: str, told: str
+) -> None:
+    pair = pair_of(naive, adaptive)
+    assert pair.outcome == outcome
+    assert f"Against sme, by PSNR, the clients' defense {told}" in pair.sentence
+
+
+def test_it_is_said_by_which_scores() -> None:
+    assert pair_of(HELD, LEAKING).sentence.endswith(
+        "the adaptive one leaks (9.24 ± 0.26 naive, 15.24 ± 0.69 adaptive, floor 10, n = 5)."
+    )
+
+
+def test_where_less_is_more_leakage_the_other_end_of_the_interval_counts() -> None:
+    assert pair_of(LEAKING, LEAKING, higher_is_better=False).outcome == HOLDS
+    assert pair_of(HELD, HELD, higher_is_better=False).outcome == FAILS
+
+
+def test_an_interval_that_reaches_beyond_the_floor_is_no_proof() -> None:
+    """The mean is below the floor and no victim leaks by the sign test, but four more might."""
+    values = [9.9, 10.1, 9.7, 10.2, 9.8]
+    assert sum(values) / 5 < 10
+    assert pair_of(values, values).outcome == OPEN
+
+
+def test_differences_are_paired_by_victim() -> None:
+    pair = pair_of([1.0, 20.0, 300.0, 40.0, 5.0], [2.0, 21.0, 301.0, 41.0, 6.0])
+    assert pair.differences == [1.0] * 5
+    assert pair.difference_text == "1 ± 0"
+    missing = lines([*rows(HELD, knows=False), *rows(HELD[1:], knows=True)[1:]], {})
+    assert len(pairs(missing)[0].differences) == 3  # victims 1 to 3 were attacked both ways
+
+
+def test_differences_of_shares_stay_between_minus_one_and_one() -> None:
+    pair = pair_of([0.0] * 5, [1.0] * 5, metric="label_accuracy", floor=0.1)
+    assert pair.difference_text.startswith("1 [")
+    assert pair.difference_text.endswith(", 1]")
+
+
+def test_equal_scores_say_that_knowing_the_defense_changes_nothing() -> None:
+    assert pair_of(LEAKING, LEAKING).sentence.endswith("knowing the defense changes nothing.")
+    assert "changes nothing" not in pair_of(LEAKING, LEAKING[::-1]).sentence
+
+
+@pytest.mark.parametrize(
+    "keys", [{"settings": '{"iterations": 3}'}, {"metric": "ssim"}, {"attack": "other adaptive"}], ids=lambda k: min(k)
+)
+def test_only_the_same_attack_is_a_pair(keys: dict[str, Any]) -> None:
+    found = lines([*rows(HELD, knows=False), *(row | keys for row in rows(HELD, knows=True))], {})
+    assert pairs(found) == []
+
+
+def test_an_attack_that_is_called_adaptive_and_knows_no_defense_is_no_pair() -> None:
+    named = [row | {"granted": "model loss"} for row in rows(LEAKING, knows=True)]
+    assert pairs(lines([*rows(HELD, knows=False), *named], {})) == []
+
+
+def test_what_is_not_computed_has_no_outcome_and_is_not_told() -> None:
+    gone = {"missing": "no weights", "value": math.nan, "floor": math.nan}
+    found = lines([*rows(HELD, knows=False), *(row | gone for row in rows(HELD, knows=True))], {})
+    assert pairs(found)[0].outcome == ""
+    assert pairs(found)[0].difference_text == "–"
+    assert remarks(found, defended=True, granted=True) == []
+
+
+def test_baselines_are_no_attacks() -> None:
+    source = {("sme", "na"): Kind(source="global"), ("sme adaptive", "ad"): Kind(source="global")}
+    found = lines([*rows(HELD, knows=False), *rows(LEAKING, knows=True)], source)
+    assert pairs(found)[0].outcome == ""
+    assert remarks(found, defended=True, granted=True) == []
+
+
+def test_a_metric_by_which_the_defense_is_worth_less_is_told_besides() -> None:
+    ssim = made(HELD, LEAKING, metric="ssim")
+    told = remarks([*made(HELD, HELD), *ssim], defended=True, granted=True)
+    assert ["by PSNR" in sentence for sentence in told] == [True, False]
+    assert "by SSIM, the clients' defense beats only" in told[1]
+    assert len(remarks([*made(LEAKING, LEAKING), *ssim], defended=True, granted=True)) == 1
+
+
+NAIVE_ALONE = "only naive attacks were made: the adversary is not granted the defenses"
+
+
+def test_of_a_defended_run_it_is_said_that_only_naive_attacks_were_made() -> None:
+    naive = lines(rows(HELD, knows=False), {})
+    [told] = remarks(naive, defended=True, granted=False)
+    assert NAIVE_ALONE in told
+    assert remarks(naive, defended=False, granted=False) == []
+    assert remarks([], defended=True, granted=False) == []
+
+
+def test_attacks_that_read_no_defenses_are_named() -> None:
+    found = [*made(HELD, LEAKING), *lines(rows(HELD, knows=False, title="spear"), {})]
+    assert remarks(found, defended=True, granted=True)[1:] == [
+        "Made by the naive adversary alone, because they read no defenses: spear."
+    ]
+    assert "only naive attacks" not in " ".join(remarks(made(HELD, HELD), defended=True, granted=False))
