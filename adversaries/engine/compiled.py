@@ -97,9 +97,11 @@ def _agree(ours: float, theirs: float) -> bool:
 def _tensors(scene: Scene) -> dict[str, Any]:
     """Every tensor of the scene, in a form that can be traced."""
     units = [getattr(scene.units, item.name) for item in dataclasses.fields(Units)]
+    seen = {name: list(own) for name in ("sent", "moved") if (own := getattr(scene, name)) is not None}
     return {
         "before": list(scene.before),
         "after": list(scene.after),
+        **seen,
         "buffers": dict(scene.buffers),
         "returned_buffers": dict(scene.returned_buffers),
         "labels": scene.labels,
@@ -109,7 +111,7 @@ def _tensors(scene: Scene) -> dict[str, Any]:
 
 def _numbers(scene: Scene) -> tuple[Any, ...]:
     facts = ("learning_rate", "local_epochs", "local_steps", "batch_size", "momentum", "weight_decay", "proximal_mu")
-    return scene.num_examples, *(getattr(scene, name) for name in facts)
+    return scene.num_examples, repr(scene.defenses), *(getattr(scene, name) for name in facts)
 
 
 def _with_tensors(scene: Scene, tensors: dict[str, Any]) -> Scene:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from adversaries.engine import compiled
 from adversaries.engine.distances import Cosine, Distance, GaussianKernel, SquaredL2
 from adversaries.engine.matching import GradientInversion
 from adversaries.inversion.inverting_gradients import InvertingGradients
@@ -161,3 +162,23 @@ def test_at_the_true_data_every_distance_is_smaller_for_who_knows_the_defense(
         values.append(value.item())
     naive, adaptive = values
     assert adaptive < naive * (0.5 if isinstance(defense, TopK | GradientPrune) else 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_one_graph_serves_victims_with_other_masks_and_none_serves_both_adversaries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted, real = list[object](), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda graph, **how: counted.append(graph) or real(graph, **how))
+    monkeypatch.setattr(compiled, "_cache", {})
+    attack, defense = InvertingGradients(iterations=3, step_size=0.1), TopK(fraction=0.1)
+    for defenses, graphs in (((), 1), ((defense,), 2)):
+        for victim in range(2):
+            update, granted = sent(mlp, "gradient", victim, defense), known(mlp, victim, *defenses)
+            eager, fast = (
+                replace(attack, compile=fast).invert(update, granted, generator(0), lambda *_: None)
+                for fast in (False, True)
+            )
+            torch.testing.assert_close(fast.trace["objective"], eager.trace["objective"], atol=1e-4, rtol=0)
+        assert len(counted) == graphs
