@@ -85,7 +85,7 @@ def cells() -> Iterator[Cell]:
     yield Cell(NONE)
     for noise in (0.002, 0.006, 0.02):
         yield defended(f"update-noise {noise:g}", "update-noise", clip=0.5, noise_multiplier=noise)
-    for noise in (0.1, 0.5, 2.0):
+    for noise in (0.01, 0.1, 1.0):
         yield defended(f"dp-sgd {noise:g}", "dp-sgd", clip=1.0, noise_multiplier=noise)
     for share in (0.5, 0.1, 0.01):
         yield defended(f"top-k {share:g}", "top-k", fraction=share)

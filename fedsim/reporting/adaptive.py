@@ -107,7 +107,7 @@ class Pair:
         most = max(side.summary.count if side.summary.unit == "victim" else 1 for side in (self.naive, self.adaptive))
         if most < FEWEST:
             return f"from fewer than {FEWEST} victims nothing is concluded"
-        return "neither attack leaks, but not all of the scores' intervals is at or below the floor"
+        return "neither attack leaks, but the 95 % interval of a score is not wholly at or below its floor"
 
 
 def at_floor(item: Summary) -> bool:

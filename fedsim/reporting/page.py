@@ -84,7 +84,7 @@ def write_report(
     leaks, measured = lines(scored(folder), kinds(folder, audit, trust=trust)), measurements(folder)
     styles = {title: figures.style(place) for place, title in enumerate(attacks)}
     floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
-    both = adaptive.pairs(leaks)
+    both = [pair for pair in adaptive.pairs(leaks) if pair.outcome]
     training, threats = figures.training_panels(measured), _threats(audit, found, attacks)
     html = _template().render(
         name=path.resolve().name,
