@@ -92,6 +92,7 @@ class Scene:
         moved: w_0 - w_T of a client that sent the difference, in the order of `names`.
         by_batch: BatchNorm layers of `model` normalise by the batch, see `normalising_by_batch`.
         defenses: of the clients, in their order, where the adversary knows them.
+        mixing: those of `defenses` through which a batch of dummy records passes before its gradient is taken.
         where: names the update in errors.
     """
 
@@ -117,6 +118,7 @@ class Scene:
     moved: Sequence[Tensor] | None = None
     by_batch: bool = False
     defenses: Sequence[Defense] = ()
+    mixing: Sequence[Defense] = ()
     where: str = ""
 
     @property
@@ -145,8 +147,11 @@ class Scene:
 
     def outputs(self, weights: Sequence[Tensor], dummy: Tensor) -> Tensor:
         """The outputs of the model for the dummy data, at weights in the order of `names`."""
+        return self._fed(weights, self.units.to_model(dummy))
+
+    def _fed(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
         state = {**dict(zip(self.names, weights, strict=True)), **self.buffers}
-        outputs: Tensor = functional_call(self.model, state, (self.units.to_model(dummy),))
+        outputs: Tensor = functional_call(self.model, state, (inputs,))
         return outputs
 
     def gradient(self, weights: Sequence[Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
@@ -156,10 +161,13 @@ class Scene:
             weights: in the order of `names`; the gradient of one that the model does not use is zero, as is its
                 part of the update.
             dummy: `example ...` in standardised units.
-            labels: `example` class indices or targets, or `example class` probabilities.
+            labels: `example` class indices or targets, or `example class` probabilities, which are what can be mixed.
         """
         weights = [w if w.requires_grad else w.detach().requires_grad_(True) for w in weights]
-        loss = self.loss(self.outputs(weights, dummy), labels)
+        inputs = self.units.to_model(dummy)
+        for defense in self.mixing:
+            inputs, labels = defense.adversary_batch(inputs, labels)
+        loss = self.loss(self._fed(weights, inputs), labels)
         return list(torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True))
 
     def defended(self, gradient: Sequence[Tensor]) -> list[Tensor]:

@@ -166,6 +166,7 @@ class Defense(ABC):
         encodes: whether its `on_update` puts the update into another form, sparse or quantised, of which nothing is
             left if another defense changes the numbers after it. Such an order is refused (`check_order`).
         mixes: whether its `on_batch` makes one example out of several records.
+        flips_signs: whether it also flips signs of what it mixed, at random around 0 in model units.
     """
 
     promise: ClassVar[str] = NO_GUARANTEE
@@ -173,6 +174,7 @@ class Defense(ABC):
     cost: ClassVar[str] = ""
     encodes: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
+    flips_signs: ClassVar[bool] = False
     paper: ClassVar[Paper]
 
     @property
@@ -305,6 +307,19 @@ class Defense(ABC):
             return None
         return replace(parts[0], epsilon=math.fsum(some.epsilon for some in parts), delta=delta)
 
+    def adversary_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """A model of what `on_batch` does to a batch, for an adversary who knows the defense.
+
+        Attacks that match gradients pass their dummy records through it. It is differentiable, draws nothing, and takes
+        the expectation over what it cannot know. Dummy records are in no order, so it may take neighbours for those
+        that were mixed. The default is the identity: dummy examples stand for what the client trained on.
+
+        Args:
+            inputs: `example ...` in model units.
+            labels: `example class` probabilities, or `example` targets of a regression.
+        """
+        return inputs, labels
+
     def adversary_view(self, gradient: State, sent: State) -> State:
         """A model of what this defense does to a gradient, for an adversary who knows the defense.
 
@@ -341,7 +356,7 @@ def a_defense(thing: Any) -> Defense:
     for method in dir(cls):
         if method.startswith("_") or hasattr(Defense, method) or not callable(getattr(cls, method)):
             continue
-        known = (*HOOKS, "sampling", "guarantee", "composed", "check", "of_client", "adversary_view")
+        known = (*HOOKS, "sampling", "guarantee", "composed", "check", "of_client", "adversary_view", "adversary_batch")
         near = difflib.get_close_matches(method, known, n=1, cutoff=0.5 if method[:2] == "on" else 0.8)
         if near or method.startswith("on_"):
             meant = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(HOOKS)}"

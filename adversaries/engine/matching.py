@@ -113,6 +113,13 @@ class GradientInversion(Attack):
         Raises:
             AttackError: the update cannot be matched, or all restarts diverged.
         """
+        best, trial = self._matched(update, knowledge, rng, progress)
+        return best.finding(trial, self._merged)
+
+    def _matched(
+        self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress
+    ) -> tuple[Restart, Trial]:
+        """The restart that matches best, at its end."""
         scene = self._scene(update, knowledge)
         recipe = self._recipe(scene)
         self._warn(recipe, scene, update, knowledge)
@@ -120,16 +127,17 @@ class GradientInversion(Attack):
             scene = replace(scene, model=normalising_by_batch(scene.model), by_batch=True)
         shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
         classes = check_inputs(scene, scene.before[0].new_zeros(shape)).shape[1:]
+        if any(defense.mixes for defense in scene.defenses):
+            recipe, scene = _of_mixtures(recipe, scene, tuple(classes))
         if recipe.joint_labels is None:
             scene = self._labelled(recipe, scene, update, knowledge, rng)
-        elif (knowledge.num_classes,) != tuple(classes):
+        elif knowledge.num_classes not in (None, *classes[-1:]) or len(classes) != 1:
             raise AttackError(
                 f"{scene.where}: the model gives outputs of shape {tuple(classes)} for each example, num_classes is "
                 f"{knowledge.num_classes}; grant the right one"
             )
-        restarts = [Restart(recipe, scene, shape, knowledge, self.iterations, rng) for _ in range(self.restarts)]
-        best, trial = self._best(restarts, self._evaluator(recipe, scene, restarts[0]), progress, scene.where)
-        return best.finding(trial, self._merged)
+        restarts = [Restart(recipe, scene, shape, tuple(classes), self.iterations, rng) for _ in range(self.restarts)]
+        return self._best(restarts, self._evaluator(recipe, scene, restarts[0]), progress, scene.where)
 
     def _warn(self, recipe: Recipe, scene: Scene, update: Update, knowledge: Knowledge) -> None:
         """Say so where the client trained otherwise than the attack assumes."""
@@ -216,3 +224,14 @@ class GradientInversion(Attack):
             return graphs[moving](values, around)
 
         return by_graph
+
+
+def _of_mixtures(recipe: Recipe, scene: Scene, classes: tuple[int, ...]) -> tuple[Recipe, Scene]:
+    """How mixtures of records are matched: the dummy records are mixed, too.
+
+    Labels of classes are probabilities then, and who was mixed with whom is not known, so they are found together with
+    the data, whether or not the records' labels are granted. Targets of a regression stay as they are.
+    """
+    if recipe.joint_labels is None and classes != (1,):
+        recipe = replace(recipe, joint_labels=recipe.step_size)
+    return recipe, replace(scene, mixing=[defense for defense in scene.defenses if defense.mixes])

@@ -13,7 +13,6 @@ from adversaries.engine.distances import Cosine, length
 from adversaries.engine.places import Variable
 from adversaries.engine.recipe import Recipe
 from adversaries.scene import Scene
-from fedsim.attacks import Knowledge
 from fedsim.findings import Reconstruction
 from fedsim.training.optimizers import SGD, Adam, Optimizer
 
@@ -60,7 +59,7 @@ class Restart:
         recipe: Recipe,
         scene: Scene,
         shape: tuple[int, ...],
-        knowledge: Knowledge,
+        classes: tuple[int, ...],
         iterations: int,
         rng: torch.Generator,
     ) -> None:
@@ -71,8 +70,7 @@ class Restart:
             scene.units.clamp_(self.dummy)
         self._variables = recipe.place.variables(scene)
         if recipe.joint_labels is not None:
-            assert knowledge.num_classes is not None
-            logits = torch.randn((shape[0], knowledge.num_classes), generator=rng).to(like)
+            logits = torch.randn((shape[0], *classes), generator=rng).to(like)
             self._variables["label_logits"] = Variable(logits, recipe.joint_labels, -math.inf, math.inf)
         self._own = {name: variable.start.clone() for name, variable in self._variables.items()}
         groups = [{"params": [self.dummy], "lr": recipe.step_size}]

@@ -41,6 +41,7 @@ class InstaHide(Mixing):
 
     k: int = 4
 
+    flips_signs: ClassVar[bool] = True
     against: ClassVar[str] = (
         "a server that reconstructs records: it finds mixtures without signs; one that knows the defense undoes the "
         "signs by absolute values, and may take the mixtures apart"

@@ -80,6 +80,22 @@ class Mixup(Mixing):
             return inputs, labels
         return self.mixed(inputs, labels, torch.tensor([weight, 1 - weight]).expand(len(inputs), 2), rng)
 
+    def adversary_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """See Defense. Each record is mixed with the next one on a circle, by the mean of the larger weight."""
+        weight = self._larger
+        return tuple(weight * whole + (1 - weight) * whole.roll(-1, 0) for whole in (inputs, labels))  # type: ignore[return-value]
+
+    @property
+    def _larger(self) -> float:
+        """Mean of the larger weight of a pair; on a circle walked the other way round, it is the record's own."""
+        if self.alpha is None:
+            return 0.5
+        if not self.alpha:
+            return 1.0
+        from scipy.special import betainc
+
+        return float(1 - betainc(self.alpha + 1, self.alpha, 0.5))
+
     def _weight(self, rng: torch.Generator) -> float:
         """Of the example itself."""
         if self.alpha is None:
