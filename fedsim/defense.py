@@ -268,6 +268,25 @@ class Defense(ABC):
         del rng
         return {name: each.sum(0) / expected for name, each in gradients.items()}
 
+    def example_factors(self, norms: Tensor) -> Tensor:
+        """By what factors the gradients of examples are shortened, if `on_examples` only does that before it sums.
+
+        A shortcut: where one class defines `on_examples`, this and `on_sum`, training may make the sum without making
+        the gradients, which is faster, and call `on_sum` with it. Both ways have to give the same.
+
+        Args:
+            norms: `tensor example`, the L2 norms of the gradients of single examples.
+
+        Returns:
+            `tensor example`, the factors.
+        """
+        return torch.ones_like(norms)
+
+    def on_sum(self, total: State, expected: float, *, rng: torch.Generator) -> State:
+        """Make the gradient of a mini-batch of the sum of shortened gradients; see `example_factors`."""
+        del rng
+        return {name: tensor / expected for name, tensor in total.items()}
+
     def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
         """Replace the mean gradient of a mini-batch, or what `on_examples` made, before the optimizer's step.
 
@@ -363,6 +382,11 @@ def a_defense(thing: Any) -> Defense:
             raise PluginError(f"{name}: '{method}' is no hook of a defense and would never be called, {meant}")
     if not any(overrides(thing, hook) for hook in (*HOOKS, "sampling")):
         raise PluginError(f"{name}: overrides none of sampling, {', '.join(HOOKS)}, so it defends nothing")
+    shortcut = [hook for hook in ("example_factors", "on_sum") if overrides(thing, hook)]
+    if shortcut and not overrides(thing, "on_examples"):
+        raise PluginError(
+            f"{name}: '{shortcut[0]}' is a shortcut of 'on_examples' and is not called without it; define that, too"
+        )
     for hook, given in HOOKS.items():
         keywords, signature = ["rng"], inspect.signature(getattr(thing, hook))
         for extra, taker in _EXTRAS.items():
@@ -482,6 +506,23 @@ def replaced_gradient(defense: Defense, gradient: State, rng: torch.Generator, w
     keywords |= {"step": step} if _asks_for(type(defense), "step") else {}
     got = defense.on_gradient(dict(given), **keywords)
     return _fitting(f"{type(defense).__name__}.on_gradient", gradient, given, got)
+
+
+def shortens(defense: Defense) -> bool:
+    """Whether `example_factors` and `on_sum` may take the place of `on_examples`: one class has defined all three."""
+    hooks, line = ("on_examples", "example_factors", "on_sum"), type(defense).__mro__
+    owners = {next(base for base in line if hook in vars(base)) for hook in hooks}
+    return len(owners) == 1 and Defense not in owners
+
+
+def of_sum(defense: Defense, total: State, expected: float, parameters: State, rng: torch.Generator) -> State:
+    """The gradient that `defense.on_sum` makes of the sum of shortened gradients of each of `parameters`.
+
+    Raises:
+        RunError: the hook returned something else than one tensor of numbers for each parameter, of its shape.
+    """
+    got = defense.on_sum(dict(total), expected, rng=rng)
+    return _fitting(f"{type(defense).__name__}.on_sum", parameters, parameters, got)
 
 
 def of_examples(defense: Defense, gradients: State, expected: float, parameters: State, rng: torch.Generator) -> State:

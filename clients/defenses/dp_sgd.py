@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 import torch
+from torch import Tensor
 
 from clients.defenses.mixup import Mixup
 from fedsim.attacks import Paper
@@ -127,27 +128,33 @@ class DpSgd(Defense):
 
     def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
         """See Defense."""
-        assert self.noise_multiplier is not None, "of_client was not asked"
-        deviation = self.noise_multiplier * self.clip
-        made = {}
-        for name, total in self.clipped_sum(gradients).items():
-            noise = torch.randn(total.shape, generator=rng, dtype=total.dtype).to(total.device)
-            made[name] = noise.mul_(deviation).add_(total).div_(expected)
-        return made
+        return self.on_sum(self.clipped_sum(gradients), expected, rng=rng)
 
     def clipped_sum(self, gradients: State) -> State:
         """The sum over the examples of their clipped gradients, of each tensor `example ...`."""
         flat = {name: tensor.flatten(1) for name, tensor in gradients.items()}
-        norms = torch.stack([torch.linalg.vector_norm(tensor, dim=1) for tensor in flat.values()])  # tensor example
-        if self.clipping == "flat":
-            norms, most = torch.linalg.vector_norm(norms, dim=0, keepdim=True), self.clip
-        else:
-            most = self.clip / math.sqrt(len(norms))
-        factors = (most / norms.clamp(min=most)).expand(len(flat), -1)
+        factors = self.example_factors(torch.stack([torch.linalg.vector_norm(rows, dim=1) for rows in flat.values()]))
         return {
-            name: (factor @ tensor).view(gradients[name].shape[1:])
-            for factor, (name, tensor) in zip(factors, flat.items(), strict=True)
+            name: (factor @ rows).view(gradients[name].shape[1:])
+            for factor, (name, rows) in zip(factors, flat.items(), strict=True)
         }
+
+    def example_factors(self, norms: Tensor) -> Tensor:
+        """See Defense."""
+        if self.clipping == "per-layer":
+            most = self.clip / math.sqrt(len(norms))
+            return torch.reciprocal(norms.clamp(min=most)) * most
+        whole = torch.linalg.vector_norm(norms, dim=0, keepdim=True)
+        return (torch.reciprocal(whole.clamp(min=self.clip)) * self.clip).expand_as(norms)
+
+    def on_sum(self, total: State, expected: float, *, rng: torch.Generator) -> State:
+        """See Defense."""
+        assert self.noise_multiplier is not None, "of_client was not asked"
+        made = {}
+        for name, tensor in total.items():
+            noise = torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype).to(tensor.device)
+            made[name] = noise.mul_(self.noise_multiplier * self.clip).add_(tensor).div_(expected)
+        return made
 
     def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:
         """See Defense. Where the noise is that of a wanted epsilon, of the copy that `of_client` returned."""

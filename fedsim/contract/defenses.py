@@ -21,12 +21,14 @@ from fedsim.defense import (
     a_defense,
     kind,
     of_examples,
+    of_sum,
     overrides,
     remembers,
     replaced_batch,
     replaced_features,
     replaced_gradient,
     replaced_update,
+    shortens,
 )
 from fedsim.errors import ConfigError
 from fedsim.models.mlp import Mlp
@@ -78,6 +80,26 @@ def does_something(subject: Subject) -> None:
         if not common.same(case.call(_state(), generator(1)), case.untouched(_state())):
             return
     raise Broken("with these settings it changes nothing; choose defaults that defend, or refuse such settings")
+
+
+def the_shortcut_of_examples_gives_the_same(subject: Subject) -> None:
+    """Where it says how it shortens gradients of examples, their sum makes of them what `on_examples` does."""
+    defense = _defense(subject)
+    if not shortens(defense):
+        raise DoesNotApply("it says nothing of how it shortens gradients of examples")
+    for size in (1.0, 100.0):
+        each = {name: size * tensor for name, tensor in _each(_state()).items()}
+        factors = defense.example_factors(torch.stack([tensor.flatten(1).norm(dim=1) for tensor in each.values()]))
+        total = {
+            name: torch.einsum("e,e...->...", factor, tensor)
+            for factor, (name, tensor) in zip(factors, each.items(), strict=True)
+        }
+        shown = of_examples(defense, each, 3.0, _state(), generator(1))
+        summed = of_sum(defense, total, 3.0, _state(), generator(1))
+        expect(
+            all(torch.allclose(shown[name], summed[name], rtol=1e-4, atol=1e-6) for name in shown),
+            "example_factors and on_sum make another gradient than on_examples",
+        )
 
 
 def sampling_is_poisson_or_none(subject: Subject) -> None:
@@ -195,6 +217,7 @@ CHECKS = (
     hooks_return_what_fits,
     draws_from_its_generator,
     does_something,
+    the_shortcut_of_examples_gives_the_same,
     sampling_is_poisson_or_none,
     memory_is_all_that_it_keeps,
     guarantee_is_one,

@@ -14,6 +14,8 @@ _LARGEST = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Orders of Rényi divergence beyond Opacus' own, of which a small epsilon needs the large ones."""
 _FRACTIONS = (1.25, 1.5, 1.75, 2.25, 2.5, 2.75, 3.25, 3.5, 4.5, 5.5)
 """Orders by which noise is looked for, beside integers: each takes longer than all of those, and few are enough."""
+_MUCH = 12.0
+"""From this epsilon on, the best order is near 1, where orders have to be close to one another."""
 _MOST_PRV = 100.0
 """Largest epsilon, by Rényi divergences, for which privacy loss distributions are computed: they take memory."""
 
@@ -74,7 +76,7 @@ def noise_multiplier_for(
 
     settings: dict[str, Any] = {"eps_error": _error(epsilon)}
     if accountant == "rdp":
-        settings = {"alphas": [*_FRACTIONS, *range(2, 64), *_LARGEST]}
+        settings = {"alphas": [*_FRACTIONS, *range(2, 64), *_LARGEST] if epsilon < _MUCH else _orders()}
     try:
         with _quiet():
             found = get_noise_multiplier(

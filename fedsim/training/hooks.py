@@ -13,10 +13,12 @@ from fedsim.defense import (
     keyed,
     kind,
     of_examples,
+    of_sum,
     overrides,
     replaced_batch,
     replaced_features,
     replaced_gradient,
+    shortens,
 )
 from fedsim.errors import ConfigError, RunError
 from fedsim.randomness import generator
@@ -25,6 +27,7 @@ from fedsim.training.features import last_linear, outputs_with_features
 from fedsim.training.modes import forward, mixing_layer
 from fedsim.training.sampling import batches, poisson_batches
 from fedsim.training.settings import LocalTraining
+from fedsim.training.shortened import Factors, fits
 from fedsim.wire.messages import State
 
 
@@ -33,6 +36,7 @@ class Hooks:
 
     Attributes:
         sees_examples: whether a defense is to be shown one gradient an example.
+        factors: how it shortens them, if that is all it has to see of them; None where it is to be shown them.
         sampling: what the defenses ask for; None leaves it to the settings.
     """
 
@@ -67,6 +71,7 @@ class Hooks:
         self._canaries = None if canaries is None else Insertion(canaries, count)
         if canaries is not None:
             self._check_canaries(defenses)
+        self.factors = self._factors(model)
 
     def expected(self, there: int) -> float:
         """How many examples are expected in a batch that has so many now."""
@@ -129,6 +134,11 @@ class Hooks:
         there = len(next(iter(gradients.values())))
         return of_examples(defense, gradients, self.expected(there), parameters, rng)
 
+    def summed(self, total: State, there: int, parameters: State) -> State:
+        """The gradient that the same defense makes of the sum over so many examples, shortened by its `factors`."""
+        ((defense, rng),) = self._on["on_examples"]
+        return of_sum(defense, total, self.expected(there), parameters, rng)
+
     def gradient(self, model: nn.Module) -> None:
         """Put in place of the gradient of each parameter, where it has one, what the defenses make of it."""
         if not self._on["on_gradient"]:
@@ -178,6 +188,13 @@ class Hooks:
                     f"canaries: {type(defense).__name__} makes one example out of several records, so a canary would "
                     "stand for no record; leave the defense or [canaries] out"
                 )
+
+    def _factors(self, model: nn.Module) -> Factors | None:
+        """Canaries are among the examples that are shown, so where there are any, they all are."""
+        if self._canaries is not None or not self.sees_examples or not fits(model):
+            return None
+        ((defense, _),) = self._on["on_examples"]
+        return defense.example_factors if shortens(defense) else None
 
     def _check_examples(self, model: nn.Module) -> None:
         seeing = [type(defense).__name__ for defense, _ in self._on["on_examples"]]

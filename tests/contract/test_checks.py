@@ -243,6 +243,20 @@ class DividesByNorm(Defense):
         return {name: tensor / tensor.norm() for name, tensor in gradient.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShortensOtherwise(Defense):
+    """Cut gradients in half where they are shown, and say of their factors that they stay as they are."""
+
+    def on_examples(self, gradients: Any, expected: float, *, rng: Any) -> Any:
+        return {name: each.sum(0) / (2 * expected) for name, each in gradients.items()}
+
+    def example_factors(self, norms: Any) -> Any:
+        return torch.ones_like(norms)
+
+    def on_sum(self, total: Any, expected: float, *, rng: Any) -> Any:
+        return {name: tensor / expected for name, tensor in total.items()}
+
+
 _SEEN: list[int] = []
 
 
@@ -504,6 +518,13 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (defenses.hooks_return_what_fits, "defenses", DividesByNorm, {}, "on_gradient makes NaN or infinite"),
     (defenses.hooks_return_what_fits, "defenses", Breaks, {}, "expected 'a' as a floating tensor of shape"),
     (defenses.memory_is_all_that_it_keeps, "defenses", KeepsElsewhere, {}, "so it keeps something elsewhere"),
+    (
+        defenses.the_shortcut_of_examples_gives_the_same,
+        "defenses",
+        ShortensOtherwise,
+        {},
+        "make another gradient than on_examples",
+    ),
     (defenses.guarantee_is_one, "defenses", PromisesLess, {}, "epsilon falls"),
     (defenses.adversary_sees_gradients, "defenses", SeesSigns, {}, "does not change with the gradient"),
     (defenses.adversary_sees_gradients, "defenses", SeesNoise, {}, "it draws from torch's global generator"),

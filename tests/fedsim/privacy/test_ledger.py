@@ -145,19 +145,16 @@ def test_what_the_server_asked_for_counts_and_not_what_the_file_says(
 def test_a_client_that_fails_or_is_too_late_may_have_sent(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(self: DpSgd, gradients: State, expected: float, *, rng: torch.Generator) -> State:
-        raise ValueError("no")
-
     run = tiny_config(defense=[DP], federation={"vectorise": False})
-    real, calls = DpSgd.on_examples, []
+    real, calls = DpSgd.on_sum, list[int]()
 
-    def sometimes(self: DpSgd, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def sometimes(self: DpSgd, total: State, expected: float, *, rng: torch.Generator) -> State:
         calls.append(1)
-        return (
-            failing(self, gradients, expected, rng=rng) if len(calls) == 1 else real(self, gradients, expected, rng=rng)
-        )
+        if len(calls) == 1:
+            raise ValueError("no")
+        return real(self, total, expected, rng=rng)
 
-    monkeypatch.setattr(DpSgd, "on_examples", sometimes)
+    monkeypatch.setattr(DpSgd, "on_sum", sometimes)
     folder = serial_run(run, tmp_path / "run")
     assert {update.client for update in Transcript(folder.path).updates() if update.round == 1} == {1, 2, 3}
     assert {row["counts"] for row in spendings(folder)} == {"1"}
