@@ -75,7 +75,13 @@ def measure(data: str, defense: str, folder: Path, data_dir: str) -> Path:
     """The run folder of one cell, recorded and attacked."""
     run = folder / f"{data}-{defense.replace(' + ', '-')}".lower()
     begin = [str(HERE / f"lmra-{data}.toml"), "--out", str(run), *changed(data, DEFENSES[defense])]
-    fedsim("run", *(["--resume", str(run)] if run.exists() else begin), "--quiet", "--data-dir", data_dir)
+    fedsim(
+        "run",
+        *(["--resume", str(run)] if (run / "experiment.toml").exists() else begin),
+        "--quiet",
+        "--data-dir",
+        data_dir,
+    )
     attacks = "lmra-defenses-faces-attacks.toml" if data == FACES else "lmra-defenses-attacks.toml"
     known = [] if data == FACES else ["--set", f"adversary.knowledge.partial_records={ATTRIBUTE[data]}"]
     beside = ["--quiet", "--data-dir", data_dir, "--set", "adversary.workers=1", *known]

@@ -44,7 +44,7 @@ def measure(defense: str, seed: int, folder: Path, data_dir: str) -> Path:
     changes = [word for name, value in moved.items() for word in ("--set", f"{name}={value}")]
     begin = [str(HERE / "tgias-table3-mnist.toml"), "--out", str(run), *changes]
     beside = ["--quiet", "--data-dir", data_dir]
-    fedsim("run", *(["--resume", str(run)] if run.exists() else begin), *beside, may_fail=True)
+    fedsim("run", *(["--resume", str(run)] if (run / "experiment.toml").exists() else begin), *beside, may_fail=True)
     fedsim("attack", str(run), str(HERE / "tgias-fig6-single.toml"), *beside, may_fail=True)
     return run
 
