@@ -25,7 +25,6 @@ from fedsim.experiments.settings import MAY_CHANGE, REBUILT, code_of, differing,
 from fedsim.experiments.trust import check_trust
 from fedsim.files import hash_file, remove_leftovers, write_text
 from fedsim.plugins.objects import is_gone
-from fedsim.privacy.ledger import NUMBERS
 from fedsim.recording import manifest
 
 _MADE = (
@@ -411,6 +410,8 @@ def spendings(folder: RunFolder) -> list[dict[str, str]]:
     Raises:
         RunError: they are not such as a run writes.
     """
+    from fedsim.privacy.ledger import NUMBERS  # with torch, which nobody shall wait for who made a mistake in a file
+
     rows = read_rows(folder.ledger, ("round", "client", "defense", "counts", *NUMBERS), NUMBERS)
     for row in rows:
         if odd := [row[name] for name in ("round", "client", "counts") if not row[name].isdecimal()]:
