@@ -22,7 +22,11 @@ from fedsim.randomness import numpy_generator
 from fedsim.task import Task
 
 ODD = [-1, 0, -0.5, 1.5, 50, 1 << 62, math.nan, math.inf, 1e30, True, "", "\0", "x", [], [-1], [math.nan], [True], {}]
-NEEDED = {"qfedavg": {"client_learning_rate": 0.1}, "fedsgd": {"learning_rate": 0.1}, "dp-sgd": {"noise_multiplier": 1.0}}
+NEEDED = {
+    "qfedavg": {"client_learning_rate": 0.1},
+    "fedsgd": {"learning_rate": 0.1},
+    "dp-sgd": {"noise_multiplier": 1.0},
+}
 
 
 def ours(group: registry.Group) -> list[str]:
