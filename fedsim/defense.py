@@ -329,9 +329,10 @@ class Defense(ABC):
     def adversary_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """A model of what `on_batch` does to a batch, for an adversary who knows the defense.
 
-        Attacks that match gradients pass their dummy records through it. It is differentiable, draws nothing, and takes
-        the expectation over what it cannot know. Dummy records are in no order, so it may take neighbours for those
-        that were mixed. The default is the identity: dummy examples stand for what the client trained on.
+        Attacks that match gradients pass their dummy records through it, where the defense `mixes`. It is
+        differentiable, draws nothing, and takes the expectation over what it cannot know. Dummy records are in no
+        order, so it may take neighbours for those that were mixed. The default is the identity: dummy examples stand
+        for what was trained on.
 
         Args:
             inputs: `example ...` in model units.
@@ -387,6 +388,8 @@ def a_defense(thing: Any) -> Defense:
         raise PluginError(
             f"{name}: '{shortcut[0]}' is a shortcut of 'on_examples' and is not called without it; define that, too"
         )
+    if overrides(thing, "adversary_batch") and not thing.mixes:
+        raise PluginError(f"{name}: 'adversary_batch' is called of a defense that mixes alone; set mixes = True")
     for hook, given in HOOKS.items():
         keywords, signature = ["rng"], inspect.signature(getattr(thing, hook))
         for extra, taker in _EXTRAS.items():

@@ -193,6 +193,21 @@ def adversary_sees_gradients(subject: Subject) -> None:
     )
 
 
+def adversary_mixes_records(subject: Subject) -> None:
+    """What an adversary who knows it makes of a batch of records is a batch of mixtures, with a slope in them."""
+    defense = _defense(subject)
+    if not overrides(defense, "adversary_batch"):
+        raise DoesNotApply("an adversary who knows it takes dummy examples for what was trained on")
+    records, labels = torch.randn((4, 1, 8, 8), generator=generator("records")), torch.eye(10)[:4]
+    leaf = records.clone().requires_grad_()
+    with common.global_generators_untouched():
+        mixed, soft = defense.adversary_batch(leaf, labels.clone())
+    fits = mixed.shape == records.shape and soft.shape == labels.shape and soft.is_floating_point()
+    expect(fits, f"adversary_batch returns {kind(mixed)} and {kind(soft)}, expected the shapes that it was given")
+    expect(bool((soft.sum(1) - 1).abs().max() < 1e-5), "adversary_batch returns labels that are no probabilities")
+    expect(mixed.requires_grad, "adversary_batch does not change with the records; compute it without 'detach'")
+
+
 def _check_view(defense: Defense, dummy: State, sent: State) -> None:
     given, beside = ({name: tensor.clone() for name, tensor in state.items()} for state in (dummy, sent))
     with common.global_generators_untouched():
@@ -222,6 +237,7 @@ CHECKS = (
     memory_is_all_that_it_keeps,
     guarantee_is_one,
     adversary_sees_gradients,
+    adversary_mixes_records,
     a_client_trains_under_it,
 )
 

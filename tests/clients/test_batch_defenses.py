@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from clients.defenses.augmentation import Augmentation
 from clients.defenses.instahide import LARGEST, InstaHide, bounded_weights
 from clients.defenses.mixing import partners
 from clients.defenses.mixup import Mixup
-from fedsim.defense import Defense, Participation, Setting, check_fits, check_order
-from fedsim.errors import ConfigError, RunError
+from fedsim.defense import Defense, Participation, Setting, a_defense, check_fits, check_order
+from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
@@ -103,6 +103,22 @@ def test_weights_follow_beta() -> None:
 def test_the_classes_have_to_be_known() -> None:
     with pytest.raises(RunError, match="Mixup: the number of classes is not known"):
         Mixup().on_batch(*batch(), rng=generator(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixesInWordsAlone(Defense):
+    paper = Mixup.paper
+
+    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        return inputs.flip(0), labels.flip(0)
+
+    def adversary_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs.flip(0), labels.flip(0)
+
+
+def test_a_model_of_mixing_that_nobody_would_call_is_refused() -> None:
+    with pytest.raises(PluginError, match="'adversary_batch' is called of a defense that mixes alone"):
+        a_defense(MixesInWordsAlone())
 
 
 def test_one_example_has_no_partner() -> None:

@@ -326,6 +326,35 @@ class SeesInPlace(Halves):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mixes(Halves):
+    """Say that an adversary has one mixture of all records."""
+
+    mixes: ClassVar[bool] = True
+
+    def on_batch(self, inputs: Any, labels: Any, *, rng: Any) -> Any:
+        return inputs.flip(0), labels.flip(0)
+
+    def adversary_batch(self, inputs: Any, labels: Any) -> Any:
+        return inputs.mean(0, keepdim=True), labels.mean(0, keepdim=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixesLabelsTwice(Mixes):
+    """Say that an adversary has labels that are no probabilities."""
+
+    def adversary_batch(self, inputs: Any, labels: Any) -> Any:
+        return inputs, labels + labels.roll(1, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixesDetached(Mixes):
+    """Say that an adversary has mixtures that do not change with the records."""
+
+    def adversary_batch(self, inputs: Any, labels: Any) -> Any:
+        return inputs.detach(), labels
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProvesInSilence(Halves):
     """Have a guarantee, and say that there is none."""
 
@@ -526,6 +555,9 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
         "make another gradient than on_examples",
     ),
     (defenses.guarantee_is_one, "defenses", PromisesLess, {}, "epsilon falls"),
+    (defenses.adversary_mixes_records, "defenses", Mixes, {}, "expected the shapes that it was given"),
+    (defenses.adversary_mixes_records, "defenses", MixesLabelsTwice, {}, "labels that are no probabilities"),
+    (defenses.adversary_mixes_records, "defenses", MixesDetached, {}, "does not change with the records"),
     (defenses.adversary_sees_gradients, "defenses", SeesSigns, {}, "does not change with the gradient"),
     (defenses.adversary_sees_gradients, "defenses", SeesNoise, {}, "it draws from torch's global generator"),
     (defenses.adversary_sees_gradients, "defenses", SeesLess, {}, "something else than a tensor for each name"),
