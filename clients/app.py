@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import platform
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
 from fedsim.errors import FedsimError, RunError, what_it_said
 from fedsim.experiments.build import Experiment
 from fedsim.randomness import generator, one_thread
-from fedsim.training.cohort import Share, local_updates, pays
+from fedsim.training.cohort import Share, acting_inside, local_updates, pays
+from fedsim.training.hooks import Hooks
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.sampling import batches_of_round
 from fedsim.training.settings import LocalTraining
@@ -125,7 +127,9 @@ def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mappi
         if settings.sends == "gradient":
             return {}
         shares = _shares(experiment, message, present, settings)
-        if not pays(shares, settings):
+        if acting_inside(experiment.defenses):
+            shares, present = _shortening(experiment, present, shares, settings)
+        if not present or not pays(shares, settings):
             return {}
         updates = local_updates(experiment.model, _state(message), shares, settings, experiment.dataset.task.loss)
         return {
@@ -136,6 +140,26 @@ def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mappi
     except (Exception, SystemExit) as error:  # `train` will find out whose fault it is, and fail that client alone
         log.debug("clients %s could not train at once: %r", list(states), error)
         return {}
+
+
+def _shortening(
+    experiment: Experiment, clients: Sequence[int], shares: Sequence[Share], settings: LocalTraining
+) -> tuple[list[Share], list[int]]:
+    """Of `clients` whose defense may shorten the gradients of its examples, the shares with it, and their ids."""
+    found, ids = [], []
+    for client, share in zip(clients, shares, strict=True):
+        hooks = Hooks(
+            experiment.defenses_of(client),
+            experiment.model,
+            settings,
+            len(share.labels),
+            share.key,
+            experiment.canaries_of(client),
+        )
+        if hooks.factors is not None:
+            found.append(dataclasses.replace(share, hooks=hooks))
+            ids.append(client)
+    return found, ids
 
 
 @app.evaluate()

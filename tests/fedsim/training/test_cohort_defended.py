@@ -1,0 +1,125 @@
+"""Clients under DP-SGD that train at once do what each does by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clients.app
+from clients.defenses.dp_sgd import DpSgd
+from clients.defenses.gradient_prune import GradientPrune
+from clients.defenses.mixup import Mixup
+from clients.defenses.update_noise import UpdateNoise
+from fedsim.defense import Defense
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.models.mlp import Mlp
+from fedsim.randomness import generator, seeded
+from fedsim.task import Task
+from fedsim.training.cohort import TOLERANCE, Share, fits, local_updates
+from fedsim.training.hooks import Hooks
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.settings import LocalTraining
+from fedsim.wire.messages import State
+
+SETTINGS = LocalTraining(local_epochs=2, batch_size=2, learning_rate=0.1)
+DP = DpSgd(clip=0.5, noise_multiplier=0.7)
+
+
+def net(layers: tuple[int, ...] = (9, 7)) -> nn.Module:
+    with seeded("net"):
+        return Mlp(hidden=layers).build(Task((1, 4, 4), 5))
+
+
+def share(count: int, place: int, defenses: list[Defense], model: nn.Module, how: LocalTraining = SETTINGS) -> Share:
+    inputs, labels = torch.randn((count, 1, 4, 4), generator=generator("x", place)), torch.arange(count) % 5
+    key = (1, "train", 1, place)
+    return Share(inputs=inputs, labels=labels, key=key, hooks=Hooks(defenses, model, how, count, key))
+
+
+def distance(one: State, other: State) -> float:
+    return math.sqrt(sum((one[name] - other[name]).square().sum().item() for name in one))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"momentum": 0.9, "weight_decay": 0.01, "proximal_mu": 0.5},
+        {"label_smoothing": 0.1},
+        {"local_epochs": None, "local_steps": 7, "batch_size": 1},
+    ],
+)
+@pytest.mark.parametrize("defense", [DP, DpSgd(clip=0.5, clipping="per-layer", noise_multiplier=0.7)])
+def test_each_does_what_it_would_do_by_itself(how: dict[str, Any], defense: DpSgd) -> None:
+    """With clients of different sizes, so with different rates, steps, and batches that may be empty."""
+    settings = LocalTraining(**{**vars(SETTINGS), **how})
+    model = net()
+    before = state_of(model)
+    shares = [share(count, place, [defense], model, settings) for place, count in enumerate((3, 11, 20, 7))]
+    assert any(len(index) == 0 for who in shares for index in share_order(who, defense, model, settings))
+    for who, done in zip(shares, local_updates(model, before, shares, settings), strict=True):
+        own, loss = local_update(model, before, who.inputs, who.labels, settings, key=who.key, defenses=[defense])
+        assert done is not None
+        assert distance(done[0], own) < TOLERANCE * distance(own, before)
+        assert done[1] == pytest.approx(loss, rel=1e-4)
+
+
+def share_order(who: Share, defense: DpSgd, model: nn.Module, settings: LocalTraining) -> list[Tensor]:
+    return list(Hooks([defense], model, settings, len(who.labels), who.key).order(None))
+
+
+def test_one_whose_batches_are_all_empty_is_left_to_the_loop() -> None:
+    settings, model = LocalTraining(local_steps=1, batch_size=1, learning_rate=0.1), net()
+    shares = [share(40, place, [DP], model, settings) for place in range(12)]
+    empty = [not len(share_order(who, DP, model, settings)[0]) for who in shares]
+    assert 0 < sum(empty) < 12
+    assert [done is None for done in local_updates(model, state_of(model), shares, settings)] == empty
+
+
+def test_who_may_train_at_once() -> None:
+    model = net()
+    assert fits(model, SETTINGS, [DP])
+    assert fits(model, SETTINGS, [DP, UpdateNoise(noise_multiplier=1.0)])
+    assert not fits(model, SETTINGS, [DP, GradientPrune()])
+    assert not fits(model, SETTINGS, [Mixup(), DpSgd(noise_multiplier=1.0, with_mixing=True)])
+    assert not fits(
+        nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(inplace=True), nn.Linear(4, 5)), SETTINGS, [DP]
+    )
+    assert not fits(nn.Linear(4, 4), SETTINGS, [DP])
+
+    @dataclass(frozen=True, kw_only=True)
+    class Shown(DpSgd):
+        def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+            return super().on_examples(gradients, expected, rng=rng)
+
+    assert not fits(model, SETTINGS, [Shown(noise_multiplier=1.0)])
+
+
+def test_a_federation_trains_them_at_once_and_those_with_canaries_alone(
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups: list[int] = []
+
+    def counted(model: nn.Module, before: State, shares: list[Share], *rest: Any) -> Any:
+        groups.append(len(shares))
+        return local_updates(model, before, shares, *rest)
+
+    monkeypatch.setattr(clients.app, "local_updates", counted)
+    config = tiny_config(
+        defense=[{"name": "dp-sgd", "noise_multiplier": 1.0}],
+        federation={"clients": 6, "rounds": 1},
+        canaries={"count": 20, "clients": [2]},
+    )
+    serial_run(config, tmp_path / "run")
+    assert groups == [5]
