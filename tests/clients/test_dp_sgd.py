@@ -311,6 +311,11 @@ def test_settings_out_of_range_are_one_sentence(settings: dict[str, Any], match:
             "asks for Poisson sampling, but clients that send gradients take one fixed mini-batch",
         ),
         ({"noise_multiplier": 1.0}, {"training": {"batches": "fixed"}}, "training.batches is 'fixed'"),
+        (
+            {"noise_multiplier": 0.2, "accountant": "prv"},
+            {},
+            r"accountant: 'prv' cannot compute this \(epsilon is about \d+, too large .* set it to 'rdp'",
+        ),
     ],
 )
 def test_what_cannot_be_kept_is_refused_before_work(
