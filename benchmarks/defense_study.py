@@ -2,8 +2,8 @@
 
 One federation a cell, through the round loop; ten of its clients are attacked in round 1. `python
 benchmarks/defense_study.py --data-dir DIR` takes about an hour of one core, keeps what is done in
-benchmarks/results/defenses.csv and goes on from it; `--cells top-k` does those whose name begins so, `--again` anew.
-`python benchmarks/defense_tables.py` shows what was found.
+benchmarks/results/defenses.csv and goes on from it; `--cells top-k mixup` does those whose name begins so, `--again`
+anew. `python benchmarks/defense_tables.py` shows what was found.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def cells() -> Iterator[Cell]:
     for noise in (0.002, 0.006, 0.02):
         yield defended(f"update-noise {noise:g}", "update-noise", clip=0.5, noise_multiplier=noise)
     for noise in (0.01, 0.1, 1.0):
-        yield defended(f"dp-sgd {noise:g}", "dp-sgd", clip=1.0, noise_multiplier=noise)
+        yield defended(f"dp-sgd {noise:g}", "dp-sgd", clip=4.0, noise_multiplier=noise)
     for share in (0.5, 0.1, 0.01):
         yield defended(f"top-k {share:g}", "top-k", fraction=share)
     for share in (0.4, 0.8, 0.95):
@@ -197,13 +197,13 @@ def main() -> None:
     """Do what is not done yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("FEDSIM_DATA"))
-    parser.add_argument("--cells", default="")
+    parser.add_argument("--cells", nargs="*", default=[""])
     parser.add_argument("--again", action="store_true", help="these cells, though they are done")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     done = {row["key"] for row in read(chosen.out)}
-    wanted = [cell for cell in cells() if cell.name.startswith(chosen.cells)]
+    wanted = [cell for cell in cells() if cell.name.startswith(tuple(chosen.cells))]
     both = [(cell, False) for cell in wanted] + [(cell, True) for cell in wanted if "defense" in cell.set]
     todo = [(cell, knows) for cell, knows in both if chosen.again or cell.key(knows=knows) not in done]
     failed: list[str] = []
