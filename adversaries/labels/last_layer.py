@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from adversaries.scene import Scene
+from fedsim.defense import Defense
 from fedsim.errors import KnowledgeError
+from fedsim.wire.messages import State
 
 _REMEDY = "grant them with adversary.knowledge.labels = true, and set align = false where there is such a setting"
 
@@ -51,6 +54,9 @@ def last_layer(scene: Scene, dummy: Tensor) -> LastLayer:
         raise untrained(name)
     before, gradient = ([tensors[place].double().cpu() for place in own] for tensors in (scene.before, scene.direction))
     bias = len(own) > 1
+    if bias and scene.defenses:
+        named = dict(zip([scene.names[place] for place in own], gradient, strict=True))
+        gradient = list(completed(named, scene.defenses).values())
     return LastLayer(
         weight=before[0],
         bias=before[1] if bias else None,
@@ -58,6 +64,29 @@ def last_layer(scene: Scene, dummy: Tensor) -> LastLayer:
         bias_gradient=gradient[1] if bias else None,
         non_negative=bool((features >= 0).all()),
     )
+
+
+def completed(layer: State, defenses: Sequence[Defense]) -> State:
+    """The gradient of a linear layer, what known defenses left out of it filled in as far as its other numbers tell it.
+
+    Row c of the weights' gradient is about the bias's c-th number times the mean feature vector: exactly for one
+    example, and nearly for classes that do not occur. That vector follows from the rows whose number was sent, and the
+    others' numbers from it. What is filled in is that part which, by their `adversary_view`, the defenses would have
+    left out. Where nothing of the bias was sent, nothing is filled.
+
+    Args:
+        layer: `class feature` and `class`, the weights first; zeros may have been left out.
+    """
+    (weight_name, weight), (bias_name, bias) = layer.items()
+    tiny = torch.finfo(weight.dtype).tiny
+    sent = (weight != 0).to(weight)
+    features = (bias @ weight) / (bias.square() @ sent).clamp_min(tiny)
+    slopes = torch.where(bias != 0, bias, (weight @ features) / (sent @ features.square()).clamp_min(tiny))
+    guess: State = {weight_name: slopes[:, None] * features, bias_name: slopes}
+    seen = guess
+    for defense in defenses:
+        seen = defense.adversary_view(seen, layer)
+    return {name: torch.where(tensor != 0, tensor, guess[name] - seen[name]) for name, tensor in layer.items()}
 
 
 @torch.no_grad()

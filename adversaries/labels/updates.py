@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from adversaries.labels.last_layer import LastLayer, apportioned, last_bias, spelled_out, untrained
+from adversaries.labels.last_layer import LastLayer, apportioned, completed, last_bias, spelled_out, untrained
 from adversaries.named_states import NamedStates, named_states
 from adversaries.scene import known_steps
 from fedsim.attacks import Knowledge
+from fedsim.defense import Defense
 from fedsim.errors import RunError
 from fedsim.training.loop import local_update
 from fedsim.training.settings import LocalTraining
@@ -70,12 +72,14 @@ def count_labels(
     probes = _probes(model, knowledge, rng)
     name = last_bias(model, probes)
     states = named_states(update, model, f"round {update.round}, client {update.client}")
+    directions = _directions(name, states, knowledge.defenses or ())
+    moved = directions[name]
+    if not moved.any():
+        if not model.get_parameter(name).requires_grad:
+            raise untrained(name)
+        log.warning("round %d, client %d: %s was not sent; labels are guesses", update.round, update.client, name)
     if update.gradient is not None:
-        slope = states.direction(name).double().cpu()
-        return spelled_out(apportioned(_seen(model, name, before, probes)[0] - slope, update.num_examples))
-    moved = states.direction(name).double().cpu()
-    if not model.get_parameter(name).requires_grad and not moved.any():
-        raise untrained(name)
+        return spelled_out(apportioned(_seen(model, name, before, probes)[0] - moved, update.num_examples))
     (first, start), (q, end) = (_seen(model, name, weights, probes) for weights in (before, after))
     p = (first + q) / 2
     known = _steps_times_rate(update.num_examples, knowledge)
@@ -86,7 +90,7 @@ def count_labels(
     steps = known_steps(knowledge, count)
     if not (known and steps):
         return spelled_out(apportioned(shares, count))
-    layer = _moved_layer(name, states, scale, non_negative=bool((start >= 0).all()))
+    layer = _moved_layer(states.before, directions, scale, non_negative=bool((start >= 0).all()))
     found = None
     if _GROWN > end.norm() / start.norm().clamp_min(1e-12) > 1 / _GROWN:
         found = _by_simulation(layer, shares, ((start + end) / 2).mean(0), count, steps, scale)
@@ -235,16 +239,23 @@ def _of_absent(layer: LastLayer, share: Tensor, noise: Tensor, num_examples: int
     return layer.weight_gradient[absent].sum(0) / layer.bias_gradient[absent].sum()
 
 
-def _moved_layer(name: str, states: NamedStates, scale: float, *, non_negative: bool) -> LastLayer:
+def _moved_layer(before: State, directions: State, scale: float, *, non_negative: bool) -> LastLayer:
     """The last linear layer at w_0, and its movement over `scale` for its gradient."""
-    weight, bias = (f"{name.removesuffix('bias')}{kind}" for kind in ("weight", "bias"))
+    weight, bias = directions
     return LastLayer(
-        weight=states.before[weight].double().cpu(),
-        bias=states.before[bias].double().cpu(),
-        weight_gradient=states.direction(weight, torch.float64).cpu() / scale,
-        bias_gradient=states.direction(bias, torch.float64).cpu() / scale,
+        weight=before[weight].double().cpu(),
+        bias=before[bias].double().cpu(),
+        weight_gradient=directions[weight] / scale,
+        bias_gradient=directions[bias] / scale,
         non_negative=non_negative,
     )
+
+
+def _directions(bias: str, states: NamedStates, defenses: Sequence[Defense]) -> State:
+    """How far the last layer moved, weights first, against the sign of training; what was left out is filled in."""
+    names = [f"{bias.removesuffix('bias')}{kind}" for kind in ("weight", "bias")]
+    moved = {name: states.direction(name, torch.float64).cpu() for name in names}
+    return completed(moved, defenses) if defenses else moved
 
 
 def _shares(parts: Tensor) -> Tensor:

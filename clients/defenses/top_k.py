@@ -91,8 +91,10 @@ class TopK(Defense):
     def adversary_view(self, gradient: State, sent: State) -> State:
         """See Defense. What was not sent is known to be no larger than the smallest number that was.
 
-        With `error_feedback` an update carries what earlier ones left over; that of one round does not tell it apart,
-        and it counts as noise.
+        With `error_feedback` that holds of the gradient with what earlier rounds left over, which is not known, and the
+        gradient is seen as it is.
         """
+        if self.error_feedback:
+            return gradient
         bound = torch.stack([smallest_sent(sent[name]) for name in gradient]).min()
         return with_bounds(gradient, sent, dict.fromkeys(gradient, bound))

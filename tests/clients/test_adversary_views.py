@@ -90,6 +90,11 @@ def test_bounds_are_taken_in_the_unit_of_the_gradient() -> None:
     )
 
 
+def test_bounds_do_not_hold_of_what_error_feedback_adds_up() -> None:
+    sent = tensors(w=[[3.0, 0.0], [0.0, -4.0]], b=[0.0, -2.0])
+    assert TopK(k=3, error_feedback=True).adversary_view(TRUE, sent) is TRUE
+
+
 def test_bounds_of_pruning_are_those_of_each_tensor() -> None:
     gradient = tensors(w=[4.0, 1.5], b=[0.4, 0.15])
     seen = GradientPrune(pruned=0.5).adversary_view(gradient, tensors(w=[4.0, 0.0], b=[0.4, 0.0]))
