@@ -137,8 +137,8 @@ def draw(found: Mapping[str, Sequence[Row]]) -> None:
         Line2D([], [], color="grey", marker="o", fillstyle="none", linestyle="", label="open: naive"),
         Line2D([], [], color="grey", marker="o", linestyle="", label="filled: knows all"),
     ]
-    figure.legend(handles=handles, loc="lower center", ncols=9, frameon=False, fontsize=8)
-    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.legend(handles=handles, loc="lower center", ncols=6, frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0.11, 1, 1))
     figure.savefig(DOCS / "defense-study.svg", metadata={"Date": None})
 
 
