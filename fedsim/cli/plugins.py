@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -28,23 +27,17 @@ def list_plugins(
         names = registry.names(known)
         width = max(map(len, names))
         for name in names:
-            stated = "" if group is None else _stated(known, name)
-            print(f"{name:<{width}}  {_one_line(known, name)}{stated}")  # noqa: T201
+            print(f"{name:<{width}}  {_one_line(known, name, stated=group is not None)}")  # noqa: T201
 
 
-def _one_line(group: registry.Group, name: str) -> str:
+def _one_line(group: registry.Group, name: str, *, stated: bool) -> str:
+    """What a plug-in says of itself; with `stated`, also what a defense promises, against whom and at what cost."""
     try:
         found = described(group, name)
     except FedsimError as error:
         return f"does not load: {error}"
-    return f"{f'{found.cited}. ' if found.cited else ''}{found.text.splitlines()[0]}  [{_owner(group, name)}]"
-
-
-def _stated(group: registry.Group, name: str) -> str:
-    """What a defense says of itself; nothing of other plug-ins, and of one that does not load."""
-    with suppress(FedsimError):
-        return "".join(f" / {line}" for line in described(group, name).statement)
-    return ""
+    parts = [found.text.splitlines()[0], *(found.statement if stated else ())]
+    return f"{f'{found.cited}. ' if found.cited else ''}{' / '.join(parts)}  [{_owner(group, name)}]"
 
 
 def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) -> None:

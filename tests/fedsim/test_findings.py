@@ -18,7 +18,8 @@ from fedsim.recording.finding_files import load_claim, load_finding, read_about,
 GREY, KINDS = torch.full((2, 1, 4, 4), 0.5), torch.tensor([0, 1])
 ABOUT: dict[str, Any] = {
     "attack": "sme", "plugin": "sme", "round": "1", "rounds": [1], "members": [], "first_round": 1, "victim": 0,
-    "repeat": 0, "settings": {}, "changed": {}, "granted": [], "partial_records": "", "fingerprint": "", "variant": "0a1b",
+    "repeat": 0, "settings": {}, "changed": {}, "granted": [], "partial_records": "", "fingerprint": "",
+    "variant": "0a1b",
     "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
 }  # fmt: skip
 

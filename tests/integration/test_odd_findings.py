@@ -39,7 +39,8 @@ SOUND: dict[str, Finding] = {
     "model": LocalModel(state={"of another": torch.zeros(10)}, trace=CURVE),  # one of ours takes a second to judge
 }
 ABOUT: dict[str, Any] = {
-    "attack": "odd", "plugin": "shared-model", "round": "1", "rounds": [1], "first_round": 1, "victim": 0, "repeat": 0,
+    "attack": "odd", "plugin": "shared-model", "round": "1", "rounds": [1], "members": [], "first_round": 1,
+    "victim": 0, "repeat": 0,
     "settings": {}, "changed": {}, "granted": [], "partial_records": "", "fingerprint": "", "variant": "0a1b",
     "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
 }  # fmt: skip

@@ -109,6 +109,7 @@ def finding_of_theirs(run: Path) -> None:
         "plugin": NAME,
         "round": "1",
         "rounds": [1],
+        "members": [],
         "first_round": 1,
         "victim": 0,
         "repeat": 0,

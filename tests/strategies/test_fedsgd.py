@@ -480,7 +480,7 @@ def test_noise_and_clipping_act_on_the_gradient_and_on_what_travels_beside_it() 
     before = state_of(normalised())
     gradient, beside, _ = computed(normalised())
     defense = UpdateNoise(clip=0.01, noise_multiplier=0.0)
-    sent = defended(defense, before, as_sent(gradient, beside), generator(0))
+    sent = defended(defense, before, as_sent(gradient, beside), generator(0), {})
     sent_gradient, sent_beside = sent.values("gradient", before), sent.values("weights", before)
     moved = {name: t - before[name] for name, t in beside.items()}
     norm = math.sqrt(sum(t.double().square().sum().item() for t in (*gradient.values(), *moved.values())))
@@ -508,7 +508,7 @@ def test_a_gradient_that_no_defense_touches_is_sent_to_the_bit() -> None:
 )
 def test_a_gradient_that_cannot_be_defended_is_not_sent(reply: Payload, expected: str) -> None:
     with pytest.raises(RunError) as error:
-        defended(UpdateNoise(), {"w": torch.zeros(1)}, reply, generator(0))
+        defended(UpdateNoise(), {"w": torch.zeros(1)}, reply, generator(0), {})
     assert expected in str(error.value)
 
 
