@@ -12,10 +12,10 @@ _SURE = 0.01
 
 
 def with_bounds(gradient: State, sent: State, bounds: State) -> State:
-    """`gradient` where something was sent; elsewhere how far it is beyond half of the bound below which nothing is.
+    """`gradient`, in which numbers that were not sent count half up to the bound below which nothing is, wholly beyond.
 
-    So numbers that were not sent count for nothing while they are small. Half of the bound, because most of them are
-    well below it, many at zero: by the whole of it attacks find less.
+    Half is between the adversary who takes what was not sent for zero, which most of it is nearly, and one to whom it
+    says nothing up to the bound: attacks found more by it than by either.
 
     Args:
         bounds: by name, one number of at least 0, in the unit of `sent`. `gradient` is taken to be as long as `sent`,
@@ -25,8 +25,8 @@ def with_bounds(gradient: State, sent: State, bounds: State) -> State:
     unit = _length([gradient[name] * there[name] for name in gradient]) / _length([sent[name] for name in gradient])
     seen = {}
     for name, tensor in gradient.items():
-        bound = bounds[name] * unit.detach() / 2
-        seen[name] = torch.where(there[name], tensor, tensor - tensor.clamp(-bound, bound))
+        bound = bounds[name] * unit.detach()
+        seen[name] = torch.where(there[name], tensor, tensor - tensor.clamp(-bound, bound) / 2)
     return seen
 
 

@@ -51,7 +51,7 @@ def tensors(**lists: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("defense", BUILT_IN)
 def test_the_true_gradient_is_seen_as_what_was_sent(defense: Defense) -> None:
-    """But for signs, which are seen as smooth ones, and for bounds, which leave the upper half of what was not sent."""
+    """But for signs, which are seen as smooth ones, and for what was not sent, of which half is left."""
     sent = sent_by(defense)
     seen = defense.adversary_view(TRUE, sent)
     for name, tensor in sent.items():
@@ -73,39 +73,38 @@ def test_what_is_seen_has_a_slope_in_the_gradient(defense: Defense) -> None:
     assert any(slope is not None and slope.any() for slope in slopes)
 
 
-def test_what_top_k_did_not_send_counts_beyond_half_of_the_smallest_number_that_it_sent() -> None:
-    """3, -4 and -2 were sent, so the rest was at most 2; of the gradient's 1.5 and -0.5 the one is 0.5 beyond 1."""
-    seen = TopK(k=3).adversary_view(
-        tensors(w=[[3.0, 1.5], [-0.5, -4.0]], b=[0.0, -2.0]), tensors(w=[[3.0, 0.0], [0.0, -4.0]], b=[0.0, -2.0])
-    )
-    torch.testing.assert_close(seen, tensors(w=[[3.0, 0.5], [0.0, -4.0]], b=[0.0, -2.0]))
+def test_what_top_k_did_not_send_counts_half() -> None:
+    sent = tensors(w=[[3.0, 0.0], [0.0, -4.0]], b=[0.0, -2.0])
+    seen = TopK(k=3).adversary_view(tensors(w=[[3.0, 5.0], [-0.5, -4.0]], b=[1.0, -2.0]), sent)
+    torch.testing.assert_close(seen, tensors(w=[[3.0, 2.5], [-0.25, -4.0]], b=[0.5, -2.0]))
 
 
-def test_bounds_are_taken_in_the_unit_of_the_gradient() -> None:
-    """A tenth of 4 and -3 was sent, so the rest of the gradient was at most 3, of which 1.5 is half."""
-    sent = tensors(w=[0.0, 0.4, -0.3])
-    torch.testing.assert_close(TopK(k=2).adversary_view(tensors(w=[2.0, 4.0, -3.0]), sent), tensors(w=[0.5, 4.0, -3.0]))
-    torch.testing.assert_close(
-        TopK(k=2).adversary_view(tensors(w=[0.2, 0.4, -0.3]), sent), tensors(w=[0.05, 0.4, -0.3])
-    )
+def test_what_pruning_set_to_zero_counts_half_up_to_its_bound_in_the_unit_of_the_gradient() -> None:
+    """A tenth of 4 and -3 was sent, so the rest of the gradient was at most 3; of 5 that is 1.5 and 2."""
+    defense, sent = GradientPrune(pruned=0.3), tensors(w=[0.0, 0.4, -0.3])
+    torch.testing.assert_close(defense.adversary_view(tensors(w=[5.0, 4.0, -3.0]), sent), tensors(w=[3.5, 4.0, -3.0]))
+    torch.testing.assert_close(defense.adversary_view(tensors(w=[0.5, 0.4, -0.3]), sent), tensors(w=[0.35, 0.4, -0.3]))
 
 
-def test_bounds_do_not_hold_of_what_error_feedback_adds_up() -> None:
+def test_what_error_feedback_adds_up_is_seen_as_it_is() -> None:
     sent = tensors(w=[[3.0, 0.0], [0.0, -4.0]], b=[0.0, -2.0])
     assert TopK(k=3, error_feedback=True).adversary_view(TRUE, sent) is TRUE
 
 
 def test_bounds_of_pruning_are_those_of_each_tensor() -> None:
-    gradient = tensors(w=[4.0, 1.5], b=[0.4, 0.15])
+    gradient = tensors(w=[4.0, 6.0], b=[0.4, 0.6])
     seen = GradientPrune(pruned=0.5).adversary_view(gradient, tensors(w=[4.0, 0.0], b=[0.4, 0.0]))
-    torch.testing.assert_close(seen, tensors(w=[4.0, 0.0], b=[0.4, 0.0]))
+    torch.testing.assert_close(seen, tensors(w=[4.0, 4.0], b=[0.4, 0.4]))
     far = GradientPrune(pruned=0.5).adversary_view(tensors(w=[4.0, 3.0], b=[0.4, 0.3]), gradient | {"w": gradient["w"]})
     assert far["w"].tolist() == [4.0, 3.0], "all was sent"
 
 
-def test_a_tensor_of_which_nothing_was_sent_counts_for_nothing() -> None:
+def test_a_tensor_of_which_nothing_was_sent_has_no_bound() -> None:
     sent = tensors(w=[4.0, 0.0], b=[0.0, 0.0])
-    assert GradientPrune(pruned=0.5).adversary_view(tensors(w=[4.0, 0.0], b=[9.0, 9.0]), sent)["b"].tolist() == [0, 0]
+    assert GradientPrune(pruned=0.5).adversary_view(tensors(w=[4.0, 0.0], b=[9.0, 1.0]), sent)["b"].tolist() == [
+        4.5,
+        0.5,
+    ]
 
 
 @pytest.mark.parametrize(("rescale", "factor"), [(False, 1.0), (True, 2.5)])

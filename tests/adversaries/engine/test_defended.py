@@ -117,6 +117,7 @@ def found(build: Build, sends: str, defense: Defense, *, adaptive: bool) -> floa
 @pytest.mark.parametrize(
     ("build", "sends", "defense", "margin"),
     [
+        (mlp, "gradient", TopK(fraction=0.1), 1.0),
         (cnn, "gradient", TopK(fraction=0.02), 0.4),
         (cnn, "weights", TopK(fraction=0.02), 0.5),
         (mlp, "gradient", RandomMask(masked=0.4), 6.0),
@@ -153,7 +154,7 @@ def test_who_knows_the_defense_finds_more(build: Build, sends: str, defense: Def
 def test_at_the_true_data_every_distance_is_smaller_for_who_knows_the_defense(
     distance: Distance, defense: Defense
 ) -> None:
-    """It would be zero but for what is beyond half of a bound; nothing in it is NaN, nor is its slope."""
+    """It would be zero but for the half of what was not sent; nothing in it is NaN, nor is its slope."""
     update = sent(mlp, "gradient", 0, defense)
     inputs, labels = data(0)
     values = []
@@ -166,7 +167,7 @@ def test_at_the_true_data_every_distance_is_smaller_for_who_knows_the_defense(
         assert slope.isfinite().all()
         values.append(value.item())
     naive, adaptive = values
-    assert adaptive < naive * (0.5 if isinstance(defense, TopK | GradientPrune) else 1e-3)
+    assert adaptive < naive * (0.9 if isinstance(defense, TopK | GradientPrune) else 1e-3)
 
 
 @pytest.mark.slow
@@ -204,11 +205,11 @@ def test_what_a_mask_left_out_of_the_last_layer_follows_from_its_other_numbers()
 
 
 def test_only_what_a_defense_can_have_left_out_is_filled_in() -> None:
-    """Below half of the smallest number sent, under top-k; nothing under a rounding that is right on average."""
+    """Half of it under top-k, half of the bound under pruning, nothing under a rounding that is right on average."""
     layer = {"weight": torch.tensor([[2.0, 4.0], [1.0, 2.0], [4.0, 8.0]]), "bias": torch.tensor([1.0, 0.5, 0.0])}
     assert completed(layer, [RandomMask()])["bias"].tolist() == pytest.approx([1.0, 0.5, 2.0])
-    assert completed(layer, [TopK()])["bias"].tolist()[:2] == [1.0, 0.5]
-    assert 0 < completed(layer, [TopK()])["bias"][2] < 0.5
+    assert completed(layer, [TopK()])["bias"].tolist() == pytest.approx([1.0, 0.5, 1.0])
+    assert completed(layer, [GradientPrune()])["bias"].tolist() == pytest.approx([1.0, 0.5, 0.25], rel=1e-3)
     assert completed(layer, [Quantise(scheme="ternary")])["bias"].tolist() == [1.0, 0.5, 0.0]
     silent = {"weight": layer["weight"], "bias": torch.zeros(3)}
     assert not completed(silent, [RandomMask()])["bias"].any(), "where nothing was sent nothing is told"
