@@ -7,6 +7,7 @@ Flower app, as a mod (`clients.mods.as_mod`).
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import math
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -358,6 +359,9 @@ class Defense(ABC):
         return gradient
 
 
+_D = TypeVar("_D", bound=Defense)
+
+
 def a_defense(thing: Any) -> Defense:
     """`thing`, if it is a defense that does something.
 
@@ -509,6 +513,18 @@ def replaced_gradient(defense: Defense, gradient: State, rng: torch.Generator, w
     keywords |= {"step": step} if _asks_for(type(defense), "step") else {}
     got = defense.on_gradient(dict(given), **keywords)
     return _fitting(f"{type(defense).__name__}.on_gradient", gradient, given, got)
+
+
+def mixers(defenses: Sequence[Defense]) -> list[Defense]:
+    """Those of `defenses` that make one example of a batch out of several records."""
+    return [defense for defense in defenses if defense.mixes and overrides(defense, "on_batch")]
+
+
+def informed(defense: _D, **facts: Any) -> _D:
+    """A copy of `defense` on which class attributes have other values: what it learns in `of_client`, no setting."""
+    knowing = copy.copy(defense)
+    vars(knowing).update(facts)
+    return knowing
 
 
 def shortens(defense: Defense) -> bool:

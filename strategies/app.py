@@ -45,7 +45,7 @@ from fedsim.wire.payloads import Payload
 from strategies.checkpoint import Checkpoint, opaque
 from strategies.curious import Curious
 from strategies.exchange import miscounted
-from strategies.secure_sum import SecureSum
+from strategies.secure_sum import SecureSum, some_of
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
 _STEPS = 32
@@ -112,7 +112,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     done = start.round if start else 0
     arrays = start.arrays if start else record_of(experiment.initial_state())
     rows = [row for row in measurements(folder) if int(row["round"]) <= done] if start else []
-    ledger = Ledger(experiment.setting, experiment.defenses_of, [table.name for table in config.defense])
+    ledger = Ledger(lambda: experiment.setting, experiment.defenses_of, [table.name for table in config.defense])
     if start:
         ledger.resume(spendings(folder), done, str(folder.ledger))
     keep = _keeper(experiment, folder)
@@ -324,9 +324,7 @@ def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Itera
 
 def _clients(numbers: list[int]) -> str:
     """`client 3`, `clients 3, 5`, or the first few of many."""
-    shown = ", ".join(map(str, numbers[:_NAMED]))
-    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
-    return f"client{'s' if len(numbers) > 1 else ''} {shown}{more}"
+    return f"client{'s' if len(numbers) > 1 else ''} {some_of(numbers, _NAMED)}"
 
 
 def _evaluate(

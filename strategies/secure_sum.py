@@ -202,7 +202,7 @@ class _Group:
             why = (
                 f"its sum is lost: {len(self.survivors)} of its group of {len(self.members)} answered, {needed} have to"
             )
-            log.warning("round %d, group of clients %s: %s", number, _named(self.members), why)
+            log.warning("round %d, group of clients %s: %s", number, some_of(self.members, _SHOWN), why)
             for client in self.survivors:
                 yield Message(Error(code=_LOST, reason=why), reply_to=asked[client])
             return
@@ -239,6 +239,7 @@ def _values(reply: RecordDict, asked: RecordDict) -> dict[str, tuple[Kind, torch
     }
 
 
-def _named(clients: Sequence[int]) -> str:
-    more = f" and {len(clients) - _SHOWN} more" if len(clients) > _SHOWN else ""
-    return ", ".join(map(str, clients[:_SHOWN])) + more
+def some_of(clients: Sequence[int], most: int) -> str:
+    """The first `most` of these clients, and how many more there are."""
+    more = f" and {len(clients) - most} more" if len(clients) > most else ""
+    return ", ".join(map(str, clients[:most])) + more

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, Participation, Setting, kind, overrides
+from fedsim.defense import Defense, Participation, Setting, informed, kind, mixers
 from fedsim.errors import ConfigError, RunError, did_you_mean, first_line
 from fedsim.randomness import seeded_by
 
@@ -79,17 +78,14 @@ class Augmentation(Defense):
 
     def check_beside(self, others: Sequence[Defense], place: int) -> None:
         """See Defense."""
-        for other in others[:place]:
-            if other.mixes and overrides(other, "on_batch"):
-                raise ConfigError(
-                    f"it would transform the mixtures of {type(other).__name__} instead of images; put it before that"
-                )
+        for other in mixers(others[:place]):
+            raise ConfigError(
+                f"it would transform the mixtures of {type(other).__name__} instead of images; put it before that"
+            )
 
     def of_client(self, participation: Participation) -> Self:
         """See Defense. The copy knows the range of values."""
-        knowing = copy.copy(self)
-        object.__setattr__(knowing, "value_range", participation.value_range)
-        return knowing
+        return informed(self, value_range=participation.value_range)
 
     def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """See Defense."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clients.defenses.mixup import Mixup
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, Guarantee, Participation, Poisson, Setting, overrides
+from fedsim.defense import Defense, Guarantee, Participation, Poisson, Setting, mixers
 from fedsim.errors import ConfigError
 from fedsim.privacy.accountants import Accountant, Steps, epsilon_of, noise_multiplier_for
 from fedsim.wire.messages import State
@@ -96,7 +96,7 @@ class DpSgd(Defense):
     def check_beside(self, others: Sequence[Defense], place: int) -> None:
         """See Defense. Where in their order the mixing stands makes no difference, batches are mixed before."""
         del place
-        mixing = [other for other in others if other.mixes and overrides(other, "on_batch")]
+        mixing = mixers(others)
         if not mixing and self.with_mixing:
             raise ConfigError("with_mixing: no defense beside it mixes examples, so it would waste noise; leave it out")
         for other in mixing:

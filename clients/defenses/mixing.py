@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsim.defense import Defense, Participation, Setting, overrides
+from fedsim.defense import Defense, Participation, Setting, informed, mixers
 from fedsim.errors import ConfigError, RunError
 
 log = logging.getLogger("fedsim." + __name__)
@@ -60,17 +59,14 @@ class Mixing(Defense):
 
     def check_beside(self, others: Sequence[Defense], place: int) -> None:
         """See Defense."""
-        for other in others[:place]:
-            if other.mixes and overrides(other, "on_batch"):
-                raise ConfigError(
-                    f"{type(other).__name__} before it already mixes the records; mix once, and leave one of them out"
-                )
+        for other in mixers(others[:place]):
+            raise ConfigError(
+                f"{type(other).__name__} before it already mixes the records; mix once, and leave one of them out"
+            )
 
     def of_client(self, participation: Participation) -> Self:
         """See Defense. The copy knows how many classes a soft label has."""
-        knowing = copy.copy(self)
-        object.__setattr__(knowing, "classes", participation.num_classes)
-        return knowing
+        return informed(self, classes=participation.num_classes)
 
     def mixed(self, inputs: Tensor, labels: Tensor, weights: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Each example of a batch mixed with others of the batch, and its label with theirs by the same weights.

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from fedsim.defense import Defense, Guarantee, Participation, Setting, overrides
@@ -49,20 +50,30 @@ class Ledger:
             have sent; `epsilon` is that of all its rounds so far, infinite where nothing is proved of them.
     """
 
-    def __init__(self, setting: Setting, defenses_of: Callable[[int], Sequence[Defense]], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        setting: Callable[[], Setting],
+        defenses_of: Callable[[int], Sequence[Defense]],
+        names: Sequence[str],
+    ) -> None:
         """Of an experiment.
 
         Args:
+            setting: what defenses work in; it builds the model, so it is asked for only where something is proved.
             defenses_of: the defenses as a client uses them.
             names: what the experiment calls each of them.
         """
-        self._setting, self._defenses_of = setting, defenses_of
+        self._setting_of, self._defenses_of = setting, defenses_of
         self._places = {label: place for place, label in enumerate(labels(names)) if self._proves(place)}
         self._done: dict[tuple[str, int], Counter[Participation]] = {}
         self.rows: list[Row] = []
         self._largest: dict[str, float] = {}
         several = len(self._places) > 1
         self._columns = {label: f"epsilon of {label}" if several else "epsilon" for label in self._places}
+
+    @cached_property
+    def _setting(self) -> Setting:
+        return self._setting_of()
 
     def __bool__(self) -> bool:
         """Whether any defense proves anything."""
@@ -117,11 +128,12 @@ class Ledger:
 
     def _proves(self, place: int) -> bool:
         """Whether the defense at `place` proves anything of any client."""
+        first = self._defenses_of(0)[place]
+        if not (overrides(first, "guarantee") or overrides(first, "composed")):
+            return False
         alike = {self._setting.participation(client, 1): client for client in range(self._setting.clients)}
         for participation, client in alike.items():
             defense = self._defenses_of(client)[place]
-            if not (overrides(defense, "guarantee") or overrides(defense, "composed")):
-                return False
             if defense.guarantee(participation, delta_of(defense)) is not None:
                 return True
         return False
