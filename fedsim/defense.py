@@ -359,7 +359,7 @@ class Defense(ABC):
         return gradient
 
 
-_D = TypeVar("_D", bound=Defense)
+D = TypeVar("D", bound=Defense)
 
 
 def a_defense(thing: Any) -> Defense:
@@ -520,7 +520,7 @@ def mixers(defenses: Sequence[Defense]) -> list[Defense]:
     return [defense for defense in defenses if defense.mixes and overrides(defense, "on_batch")]
 
 
-def informed(defense: _D, **facts: Any) -> _D:
+def informed(defense: D, **facts: Any) -> D:
     """A copy of `defense` on which class attributes have other values: what it learns in `of_client`, no setting."""
     knowing = copy.copy(defense)
     vars(knowing).update(facts)
