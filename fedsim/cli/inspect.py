@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,8 +44,8 @@ def inspect(
         print(transcript.hash())  # noqa: T201
         return
     table = Table("round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder)))
-    failures, sizes, norms, sent = [], dict[int, list[int]](), list[float](), dict[int, int]()
-    missing = 0
+    failures, sizes, norms, sent = [], list[int](), list[float](), dict[int, int]()
+    clients, missing, sums = set[int](), 0, False
     for number in transcript.rounds:
         try:
             header = transcript.header(number)
@@ -59,7 +59,9 @@ def inspect(
                 called = f"{client}, the sum of {len(update.members)} clients" if update.members else str(client)
                 shown = str(number), called, str(update.num_examples), escape(one_line(reported)), str(size), told
                 table.add_row(*shown)
-                sizes.setdefault(client, []).append(update.num_examples)
+                sizes.append(update.num_examples)
+                clients.update(update.members or (client,))
+                sums |= bool(update.members)
                 norms += [] if norm is None else [norm]
             for client, why in header.failures.items():
                 table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", "-", style="yellow")
@@ -74,7 +76,7 @@ def inspect(
     if rows:
         console.print(table)
     _show(others, rows=rows)
-    console.print(_summary_of(transcript, sizes, norms, list(sent.values()), missing))
+    console.print(_summary_of(transcript, clients, sizes, norms, list(sent.values()), missing, sums))
     verdict = held_against_manifest(run)
     failures += verdict.differences
     if not failures:
@@ -110,25 +112,33 @@ def _row_of(messages: Messages) -> tuple[str, ...]:
 
 def _summary_of(
     transcript: Transcript,
-    sizes: Mapping[int, Sequence[int]],
+    clients: Collection[int],
+    sizes: Sequence[int],
     norms: Sequence[float],
     sent: Sequence[int],
     missing: int,
+    sums: bool,
 ) -> Table:
-    """What the readable rounds of a recording hold, in a few lines; `sent` are bytes, of all clients of a round."""
+    """What the readable rounds of a recording hold, in a few lines.
+
+    `sent` are bytes, of all clients of a round; where updates are `sums` over groups, they are those of the sums, for
+    what each client sent is not recorded.
+    """
 
     def spread(values: Sequence[float]) -> str:
         return f"{min(values):.4g} to {max(values):.4g}, {fmean(values):.4g} on average" if values else "-"
 
     table = Table(show_header=False, box=None, title=escape(str(transcript.folder)), title_justify="left")
-    numbers, updates = transcript.rounds, [size for own in sizes.values() for size in own]
+    numbers = transcript.rounds
     size = sum(file.stat().st_size for file in transcript.folder.glob("round-*.safetensors")) / 1e6
     table.add_row("rounds", f"{len(numbers)}, {numbers[0]} to {numbers[-1]}" if numbers else "none")
-    table.add_row("clients", f"{len(sizes)}, {min(sizes)} to {max(sizes)}" if sizes else "none")
-    table.add_row("updates", f"{len(updates)}, and {number_of(missing, 'failure')}")
-    table.add_row("N", spread(updates))
+    table.add_row("clients", f"{len(clients)}, {min(clients)} to {max(clients)}" if clients else "none")
+    table.add_row("sums over groups" if sums else "updates", f"{len(sizes)}, and {number_of(missing, 'failure')}")
+    table.add_row("N", spread(sizes))
     table.add_row("update norm", spread(norms))
-    table.add_row("bytes sent", f"{sum(sent)}, a round {spread(sent)}" if sent else "-")
+    table.add_row(
+        "bytes of the sums" if sums else "bytes sent", f"{sum(sent)}, a round {spread(sent)}" if sent else "-"
+    )
     table.add_row("size", f"{size:.1f} MB")
     return table
 

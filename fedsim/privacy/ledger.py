@@ -221,12 +221,17 @@ def sentences(rows: Sequence[Row], attacked: Sequence[int] = ()) -> list[str]:
 def told(clients: Mapping[int, Spent], attacked: Sequence[int] = ()) -> str:
     """What the one of `clients` that has spent most has spent, and those that are `attacked`, in a few words."""
     most = most_spent(clients)
-    text = f"ε = {most.epsilon:.3g}, δ = {most.delta:g} after {most.rounds} rounds for client {most.client}"
+    text = f"ε = {most.epsilon:.3g}, δ = {most.delta:g} after {counted(most.rounds)} for client {most.client}"
     text += ", which spent most" if len(clients) > 1 else ""
     shown = [clients[client] for client in attacked if client in clients and client != most.client]
     for some in shown[:_SHOWN]:
-        text += f"; for the attacked client {some.client} ε = {some.epsilon:.3g} after {some.rounds} rounds"
+        text += f"; for the attacked client {some.client} ε = {some.epsilon:.3g} after {counted(some.rounds)}"
     return text + (f", and {len(shown) - _SHOWN} more are attacked" if len(shown) > _SHOWN else "")
+
+
+def counted(rounds: int) -> str:
+    """`1 round`, or `3 rounds`."""
+    return f"{rounds} round{'s' * (rounds != 1)}"
 
 
 def labels(names: Sequence[str]) -> list[str]:

@@ -69,6 +69,11 @@ class Reply:
     records: Sequence[str] = ()
     members: Sequence[int] = ()
 
+    @property
+    def senders(self) -> Sequence[int]:
+        """Whose update it is: one client, or those whose sum it is."""
+        return self.members or (self.client,)
+
     def plain(self) -> dict[str, Any]:
         """Everything in it for JSON; what few recordings have is left out where there is none."""
         fields = asdict(self)

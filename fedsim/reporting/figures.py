@@ -33,6 +33,8 @@ _TRACES = {
     "training_error": ("How far a learned mapping misses updates it has seen", "squared error / a constant's"),
     "validation_error": ("How far it misses updates held out from it", "squared error / a constant's"),
     "training_loss": ("Training a model on dummy data", "loss (mean over the dummy examples)"),
+    "residual": ("What equal updates of clients leave of the sums unexplained", "norm / that of the sums"),
+    "standard_error": ("Standard error of the claimed update", "standard error / norm of the update"),
     "alpha": ("Place of the surrogate: 1 broadcast state, 0 returned state", "α (dimensionless)"),
 }
 
@@ -51,7 +53,7 @@ def style(place: int) -> Style:
     return Style(_OKABE_ITO[colour], _STROKES[turn % len(_STROKES)])
 
 
-SERVER, CLIENTS = Style("#000000", "solid"), Style("#8a8a8a", "solid")
+SERVER, CLIENTS, LEDGER = Style("#000000", "solid"), Style("#8a8a8a", "solid"), Style("#D55E00", "solid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,25 +103,47 @@ def overlay(curves: Sequence[tuple[Numbers, Numbers]], style: Style, level: floa
     return Line(x=x[kept], y=np.where(np.isfinite(y), y, np.nan)[:, kept], style=style, level=level)
 
 
+def epsilons(row: Mapping[str, str]) -> list[str]:
+    """The columns of `metrics.csv` that say what was spent: `epsilon`, or `epsilon of NAME` of several defenses."""
+    return [name for name in row if name.split(" of ")[0] == "epsilon"]
+
+
+def called(column: str) -> str:
+    """`epsilon of update-noise` as the page writes it."""
+    return column.replace("epsilon", "ε", 1)
+
+
 def training_panels(rows: Sequence[Mapping[str, str]]) -> list[Panel]:
-    """Accuracy and loss per round out of the rows of `metrics.csv`; none where nothing was evaluated."""
-    panels = []
-    for name, title, unit in (
-        ("accuracy", "Accuracy", "fraction correct"),
-        ("loss", "Loss", "mean over the test examples"),
-    ):
-        curves: dict[str, dict[int, float]] = {}
-        for row in rows:
-            if row.get(name):
-                curves.setdefault(row["client"], {})[int(row["round"])] = float(row[name])
-        drawn = [(who, (np.array(list(c), float), np.array(list(c.values())))) for who, c in curves.items()]
-        server = [curve for who, curve in drawn if who == "server"]
-        clients = [curve for who, curve in drawn if who != "server"]
-        lines = [overlay(some, look) for some, look in ((clients, CLIENTS), (server, SERVER)) if some]
-        limits = (-0.02, 1.02) if name == "accuracy" else None
-        if lines := [line for line in lines if len(line.x)]:
-            panels.append(Panel(title=title, xlabel="round", ylabel=f"{name} ({unit})", lines=lines, limits=limits))
-    return panels
+    """Accuracy, loss and proved epsilon per round out of the rows of `metrics.csv`; none of what was not measured."""
+    panels = [
+        _over_rounds(rows, "accuracy", "Accuracy", "accuracy (fraction correct)", SERVER, (-0.02, 1.02)),
+        _over_rounds(rows, "loss", "Loss", "loss (mean over the test examples)", SERVER),
+    ]
+    for column in epsilons(rows[0]) if rows else []:
+        name = called(column)
+        panels.append(_over_rounds(rows, column, f"Privacy spent: largest proved {name} of a client", name, LEDGER))
+    return [panel for panel in panels if panel.lines]
+
+
+def _over_rounds(
+    rows: Sequence[Mapping[str, str]],
+    column: str,
+    title: str,
+    ylabel: str,
+    style: Style,
+    limits: tuple[float, float] | None = None,
+) -> Panel:
+    """What `column` says of the server, in `style`, and of clients."""
+    curves: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row.get(column):
+            curves.setdefault(row["client"], {})[int(row["round"])] = float(row[column])
+    drawn = [(who, (np.array(list(c), float), np.array(list(c.values())))) for who, c in curves.items()]
+    server = [curve for who, curve in drawn if who == "server"]
+    clients = [curve for who, curve in drawn if who != "server"]
+    lines = [overlay(some, look) for some, look in ((clients, CLIENTS), (server, style)) if some]
+    kept = [line for line in lines if len(line.x)]
+    return Panel(title=title, xlabel="round", ylabel=ylabel, lines=kept, limits=limits)
 
 
 def attack_panels(

@@ -33,7 +33,7 @@ from fedsim.experiments.run_folder import RunFolder, measurements, spendings
 from fedsim.files import write_text
 from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
-from fedsim.privacy.ledger import Spent, delta_of, labels, most_spent, spent, told
+from fedsim.privacy.ledger import Spent, counted, delta_of, labels, most_spent, spent, told
 from fedsim.reporting import adaptive, figures
 from fedsim.reporting.evidence import (
     Found,
@@ -103,6 +103,8 @@ def write_report(
         },
         remarks=worth_of_defenses(leaks, audit),
         accuracy=_final_accuracy(measured, audit),
+        epsilon=_final_epsilon(measured),
+        sums=any(reply.members for header in recording.headers for reply in header.replies),
         epsilons=audited,
         inf=math.inf,
         threats=threats,
@@ -151,6 +153,7 @@ def _training_legend(training: Sequence[figures.Panel]) -> dict[str, figures.Sty
     legend = {
         "server, on the public test set": figures.SERVER,
         "clients, each on what it holds out: mean, lowest to highest": figures.CLIENTS,
+        "the client that has spent most privacy": figures.LEDGER,
     }
     return {name: style for name, style in legend.items() if style in drawn}
 
@@ -175,6 +178,13 @@ def _final_accuracy(rows: Sequence[Mapping[str, str]], audit: Audit | None = Non
             whose = "what one client holds out" if len(own) == 1 else f"what {len(own)} clients hold out, on average,"
             return f"The model's final {name} on {whose} is {mean:{unit}} (after round {last})."
     return ""
+
+
+def _final_epsilon(rows: Sequence[Mapping[str, str]]) -> str:
+    """What the client that spent most has spent by the last round, in a sentence; empty where nothing is proved."""
+    spent = [(row["round"], column, row[column]) for row in rows for column in figures.epsilons(row) if row[column]]
+    last = {column: f"{figures.called(column)} is {float(value):.3g}" for _, column, value in spent}
+    return f"The largest proved {listed(list(last.values()))} (after round {spent[-1][0]})." if last else ""
 
 
 def _single(found: Sequence[Found]) -> tuple[str, str] | None:
@@ -341,7 +351,7 @@ def _promise(
     proved = own.guarantee(replace(done, rounds=max(1, done.rounds)), delta_of(defense))
     if proved is None:
         return NO_GUARANTEE
-    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {done.rounds} rounds"
+    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {counted(done.rounds)}"
     privacy = told(clients, victims) if clients else privacy
     return f"{privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor
 import fedsim
 from fedsim.attacks import Paper
 from fedsim.auditing.audit import open_audit
+from fedsim.cli.inspect import inspect
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, FedsimError, KnowledgeError
 from fedsim.experiments.build import Experiment
@@ -28,6 +30,7 @@ from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.experiments.secure_aggregation import check_defenses, check_weights
 from fedsim.recording.finding_files import read_about
 from fedsim.recording.transcript import Transcript
+from fedsim.reporting.page import write_report
 from fedsim.wire.messages import State
 from fedsim.wire.payloads import Payload
 from fedsim.workflow import work
@@ -405,6 +408,8 @@ def test_a_group_is_attacked_as_one_client_that_holds_all(tiny_config: Tiny, tmp
     assert "the sum over clients" in page
     assert "which client holds an example is not known" in page
     assert "sums over groups of 3 clients or more, drawn in each round" in page
+    assert "and who is in it, but no update of a single client" in page
+    assert "reads all messages" not in page
 
 
 def test_batches_of_a_group_are_those_of_its_members_together(
@@ -508,6 +513,18 @@ def test_geometry_of_sums_is_refused(runs: dict[str, RunFolder]) -> None:
 
 
 # Single clients again.
+
+
+def test_inspect_and_the_report_tell_sums_from_updates_of_clients(
+    runs: dict[str, RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, updates in (("plain", "updates"), ("secure", "sums over groups")):
+        inspect(runs[name].path)
+        shown = capsys.readouterr().out
+        assert re.search(rf"clients +8, 0 to 7 *\n *{updates} ", shown)
+        assert ("bytes sent" in shown) == (name == "plain")
+        html = write_report(runs[name].path).read_text("utf-8")
+        assert ("<td>6, in 2 sums</td>" in html) == (name == "secure")
 
 
 def test_disaggregated_models_are_models_that_others_build_on(tiny_config: Tiny, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def claimed_otherwise(folder, variant, changed, **about):
 
 
 def measure(folder, rows):
-    names = ("round", "client", "accuracy", "loss")
+    names = ("round", "client", "accuracy", "loss", "epsilon of dp-sgd", "epsilon of update-noise")[: len(rows[0])]
     write_rows(folder.metrics, names, [dict(zip(names, row, strict=True)) for row in rows])
 
 
@@ -391,6 +391,25 @@ def test_an_accuracy_on_some_of_the_examples_is_not_said_to_be_on_all(folder):
     record(folder)
     measure(folder, [(1, "server", 0.5, 2.0)])
     assert "accuracy on at most 40 examples of the public test set is 50.0%" in text_of(page(folder))
+
+
+def test_what_was_spent_stands_beside_the_accuracy(folder):
+    record(folder)
+    measure(folder, [(1, "server", 0.5, 2.0, 3.0, 1.0), (2, "server", 0.75, 1.0, 4.25, 9.0), (2, 0, 0.5, 1.0, "", "")])
+    shown = text_of(page(folder))
+    assert (
+        "largest proved ε of dp-sgd is 4.25, ε of update-noise is 9 (after round 2)." in shown.split("What leaked")[0]
+    )
+    assert "Privacy spent: largest proved ε of dp-sgd of a client" in shown
+    assert "the client that has spent most privacy" in shown
+
+
+def test_without_a_proof_nothing_is_said_to_be_spent(folder):
+    record(folder)
+    measure(folder, [(1, "server", 0.5, 2.0)])
+    shown = text_of(page(folder))
+    assert "proved" not in shown
+    assert "Privacy spent" not in shown
 
 
 def test_pictures_of_classes_are_not_said_to_be_matched(folder, held):
