@@ -26,7 +26,8 @@ class DpSgd(Defense):
     by q N. The standard deviation of the noise is sigma C in each number, in each step and for each client by itself,
     so the promise holds against the server. What is proved is (epsilon, delta)-differential privacy of all that a
     client sends in the run, for one of its examples added or removed. N, which steps and rate follow from, and the
-    metrics that it reports, its training loss among them, are sent in clear and are not covered.
+    metrics that it reports, its training loss among them, are sent in clear and are not covered. Nor are the mean
+    and the standard deviation by which the data set is standardised: they count as public.
 
     Set `noise_multiplier`, or `epsilon`, for which the noise of each client follows from its own sampling rate and its
     steps in all rounds. With both, a noise multiplier that does not keep to epsilon is refused. Neither an infinite

@@ -14,6 +14,9 @@ _LARGEST = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Orders of Rényi divergence beyond Opacus' own, of which a small epsilon needs the large ones."""
 _FRACTIONS = (1.25, 1.5, 1.75, 2.25, 2.5, 2.75, 3.25, 3.5, 4.5, 5.5)
 """Orders by which noise is looked for, beside integers: each takes longer than all of those, and few are enough."""
+_LEAST = 1e-100
+"""Noise below this, or above its inverse, is taken to prove nothing: float64 loses its square, and Opacus' series may
+then never end."""
 _MUCH = 12.0
 """From this epsilon on, the best order is near 1, where orders have to be close to one another."""
 _MOST_PRV = 100.0
@@ -52,10 +55,9 @@ def epsilon_of(done: tuple[Steps, ...], delta: float, accountant: Accountant = "
     """
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
-    try:
-        total = sum(steps.number * _divergences(steps.noise_multiplier, steps.rate) for steps in done)
-    except (ZeroDivisionError, OverflowError):  # there is noise, but its square is zero
+    if not all(_LEAST <= steps.noise_multiplier <= 1 / _LEAST for steps in done):
         return math.inf
+    total = sum(steps.number * _divergences(steps.noise_multiplier, steps.rate) for steps in done)
     with _quiet():
         rdp, _ = get_privacy_spent(orders=_orders(), rdp=total, delta=delta)
     if not math.isfinite(rdp):
