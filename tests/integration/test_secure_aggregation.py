@@ -62,6 +62,23 @@ def runs(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFa
 # What the server sees.
 
 
+def test_a_common_mask_is_that_of_all_clients_in_one_round_and_another_one_in_the_next(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    mask = {"name": "random-mask", "masked": 0.5, "common": True}
+    federation = {"clients": 3, "rounds": 2}
+    plain = Transcript(serial_run(tiny_config(federation=federation, defense=[mask]), tmp_path / "plain").path)
+    masks = {(u.round, u.client): flat(u.pseudo_gradient) == 0 for u in plain.updates()}
+    left_out = [torch.stack([masks[number, client] for client in range(3)]) for number in (1, 2)]
+    for each in left_out:
+        assert (each == each.all(0)).float().mean() > 0.9  # a number may be zero by itself
+        assert each.all(0).float().mean() > 0.3
+    assert (left_out[0].all(0) == left_out[1].all(0)).float().mean() < 0.7
+    config = secure(tiny_config, federation={**federation, "straggler_probability": 0.0}, defense=[mask])
+    (summed,) = Transcript(serial_run(config, tmp_path / "secure").path).only([1]).updates()
+    assert not flat(summed.pseudo_gradient)[left_out[0].all(0)].any()
+
+
 def test_the_recording_has_the_weighted_mean_of_each_group_and_who_is_in_it(runs: dict[str, RunFolder]) -> None:
     plain, sums = (Transcript(runs[name].path) for name in ("plain", "secure"))
     for update in sums.updates():
