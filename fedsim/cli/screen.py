@@ -16,6 +16,8 @@ from fedsim.progress import ROUNDS, heard
 
 PAUSE = 5.0
 """Seconds between two plain lines, and between two lines about rounds."""
+_KNOWN = 0.05
+"""Share of a phase after which the time left is told; before, what happens once, as a compilation, is most of it."""
 
 
 class Phases(logging.Handler):
@@ -71,9 +73,10 @@ class Phases(logging.Handler):
         now = time.monotonic()
         if not self._console.is_terminal and shown and phase.done < phase.total and now > self._last + PAUSE:
             self._last = now
-            left = (now - phase.began) * (phase.total / shown - 1)
-            minutes, seconds = divmod(round(left), 60)
-            text = f"{phase.what}: {phase.done} of {phase.total}, about {minutes}:{seconds:02d} left"
+            text = f"{phase.what}: {phase.done} of {phase.total}"
+            if shown >= _KNOWN * phase.total:
+                minutes, seconds = divmod(round((now - phase.began) * (phase.total / shown - 1)), 60)
+                text += f", about {minutes}:{seconds:02d} left"
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

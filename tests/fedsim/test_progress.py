@@ -75,6 +75,15 @@ def test_fast_rounds_print_few_lines_and_the_last(clock: Clock) -> None:
     assert filter.filter(logging.LogRecord("fedsim.auditing.audit", logging.INFO, "", 0, "something else", (), None))
 
 
+def test_of_the_first_few_steps_no_time_left_is_told(clock: Clock) -> None:
+    out = io.StringIO()
+    phases = Phases(Console(file=out, width=80))
+    phases.emit(logging.LogRecord("p", logging.DEBUG, "", 0, "%s: %d of %d", ("sme", 0, 1), None))
+    clock.now += 30
+    phases.part("sme", "update 1", 0.001)
+    assert out.getvalue() == "sme: 0 of 1\n"
+
+
 def test_an_attack_on_many_updates_is_one_phase_with_parts(clock: Clock) -> None:
     out = io.StringIO()
     phases = Phases(Console(file=out, width=80))
