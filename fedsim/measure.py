@@ -3,61 +3,125 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
+import torch
 from torch import Tensor, nn
 
 from fedsim.errors import ConfigError, RunError
 from fedsim.randomness import one_thread, seeded
 from fedsim.task import Loss
+from fedsim.training.sent import BUDGET, Sent
+
+if TYPE_CHECKING:
+    from fedsim.training.settings import LocalTraining
+
+Meaning = Literal["more", "less"]
+"""Whether a larger value says that more is exposed, or less."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(ABC):
     """Base of all measures: a frozen dataclass whose fields are its settings.
 
-    A measure is a pure function of a model, a loss and a batch. A subclass implements `_of`. Its docstring says in
-    which unit a value is, whether a larger value means more exposure, and where it is undefined.
+    A measure is a pure function of a model, a loss and a batch, by way of what a client sends of it (`Sent`). A
+    subclass implements `_of` and names its values in `quantities`. Its docstring says in which unit a value is and
+    where it is undefined.
+
+    Attributes:
+        quantities: the values that it gives, by name, and what a larger one says.
     """
 
-    @final
-    def of(self, model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor) -> Tensor:
-        """How exposed a batch is.
+    quantities: ClassVar[Mapping[str, Meaning]]
 
-        The model is copied, and stays in its modes. What its layers draw (dropout) is the same each time.
+    @final
+    def of(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        training: LocalTraining | None = None,
+        order: Sequence[Tensor] | None = None,
+        memory: int = BUDGET,
+    ) -> dict[str, float]:
+        """How exposed a batch is, or with `training` a client's local data.
+
+        The model is copied. What its layers draw (dropout) is the same each time.
 
         Args:
-            model: with the weights that the client trains from.
+            model: with the weights that the client trains from. Without `training` its layers stay in their modes.
             loss: what the client minimises, as `fedsim.Task.loss`.
             inputs: `example ...` in model units.
             labels: `example`, class indices or targets.
+            training: how the client trains, where it sends an update (FedAvg); None of the gradient of the batch.
+            order: the examples of each step of `training`; by default in the order that they are in.
+            memory: bytes that may be used at once.
 
         Returns:
-            One float32 or float64 value of the whole batch, or `example`, one value of each example; NaN where the
-            measure is undefined.
+            By each name in `quantities` a value; NaN where it is undefined, as all are of a zero gradient.
 
         Raises:
-            ConfigError: the batch is empty, or there is not one label for each input.
-            RunError: the measure returned something else than that, or an infinite value.
+            ConfigError: the batch is empty, or there is not one label for each input; the model, the loss or the inputs
+                do not allow this measure.
+            RunError: the measure gave other quantities than it names, or an infinite value.
         """
-        if not len(inputs) or len(inputs) != len(labels):
-            raise ConfigError(
-                f"measure: expected at least one example and a label for each, got {len(inputs)} inputs and "
-                f"{len(labels)} labels"
-            )
+        sent = _sent(model, loss, inputs, labels, training, order, memory)
         with seeded("measure"), one_thread():
-            value = self._of(deepcopy(model), loss, inputs.clone(), labels.clone())
-        if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape not in ((), (len(inputs),)):
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            return self._checked(sent)
+
+    @final
+    def of_each(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        training: LocalTraining | None = None,
+        order: Sequence[Tensor] | None = None,
+        memory: int = BUDGET,
+    ) -> dict[str, Tensor]:
+        """How exposed each example of a batch is if all the others are known: as `of`, `example` values by name."""
+        sent = _sent(model, loss, inputs, labels, training, order, memory)
+        with seeded("measure"), one_thread():
+            every = [self._checked(sent.alone(example)) for example in range(len(inputs))]
+        return {name: torch.tensor([values[name] for values in every]) for name in self.quantities}
+
+    def _checked(self, sent: Sent) -> dict[str, float]:
+        if sent.is_zero:
+            return dict.fromkeys(self.quantities, torch.nan)
+        values = {name: float(value) for name, value in self._of(sent).items()}
+        if values.keys() != self.quantities.keys():
             raise RunError(
-                f"{type(self).__name__}: expected one floating value, or one for each of {len(inputs)} examples, "
-                f"got {got}"
+                f"{type(self).__name__}: expected the quantities {', '.join(self.quantities)}, got {', '.join(values)}"
             )
-        if value.isinf().any():
-            raise RunError(f"{type(self).__name__}: the value is infinite; return NaN where the measure is undefined")
-        return value.detach()
+        if endless := [name for name, value in values.items() if abs(value) == torch.inf]:
+            raise RunError(
+                f"{type(self).__name__}: {endless[0]} is infinite; return NaN where the measure is undefined"
+            )
+        return values
 
     @abstractmethod
-    def _of(self, model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor) -> Tensor: ...
+    def _of(self, sent: Sent) -> Mapping[str, float | Tensor]:
+        """The values, of something that is not zero; `sent.varying` says which examples are unknown."""
+
+
+def _sent(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Tensor,
+    labels: Tensor,
+    training: LocalTraining | None,
+    order: Sequence[Tensor] | None,
+    memory: int,
+) -> Sent:
+    if not len(inputs) or len(inputs) != len(labels):
+        raise ConfigError(
+            f"measure: expected at least one example and a label for each, got {len(inputs)} inputs and "
+            f"{len(labels)} labels"
+        )
+    return Sent.of(model, loss, inputs.clone(), labels.clone(), training=training, order=order, budget=memory)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import torch
@@ -26,10 +27,20 @@ def is_a_measure(subject: Subject) -> None:
 
 
 def says_something(subject: Subject) -> None:
-    """It gives a value of an ordinary batch, or one of each of its examples."""
+    """It gives a value of an ordinary batch under each name, and one of each of its examples."""
     for task, model, inputs, labels in _batches(subject):
-        value = _measure(subject).of(model, task.loss, inputs, labels)
-        expect(not value.isnan().all(), "of an ordinary batch it says that it is undefined")
+        values = _measure(subject).of(model, task.loss, inputs, labels)
+        for name, value in values.items():
+            expect(not math.isnan(value), f"of an ordinary batch it says that {name} is undefined")
+        each = _measure(subject).of_each(model, task.loss, inputs, labels)
+        expect(not any(value.isnan().any() for value in each.values()), "of some ordinary example it is undefined")
+
+
+def says_what_its_values_mean(subject: Subject) -> None:
+    """It names its quantities, and says of each whether a larger value means that more is exposed, or less."""
+    meanings = getattr(_measure(subject), "quantities", None)
+    good = isinstance(meanings, Mapping) and meanings and set(meanings.values()) <= {"more", "less"}
+    expect(bool(good), f"quantities: expected names, each with 'more' or 'less', got {meanings!r}")
 
 
 def is_a_pure_function(subject: Subject) -> None:
@@ -41,13 +52,13 @@ def is_a_pure_function(subject: Subject) -> None:
             first = measure.of(model, task.loss, inputs, labels)
         with common.other_global_generators(1):
             again = measure.of(model, task.loss, inputs, labels)
-        expect(torch.equal(first.nan_to_num(), again.nan_to_num()), "of the same batch it gives something else")
+        expect(repr(first) == repr(again), "of the same batch it gives something else")
         expect(torch.equal(inputs, copies[0]) and torch.equal(labels, copies[1]), "it changes the batch")
         same = all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
         expect(same and all(p.grad is None for p in model.parameters()), "it changes the model")
 
 
-CHECKS = (*common.CHECKS, is_a_measure, says_something, is_a_pure_function)
+CHECKS = (*common.CHECKS, is_a_measure, says_what_its_values_mean, says_something, is_a_pure_function)
 
 
 def _measure(subject: Subject) -> Measure:

@@ -1,31 +1,29 @@
-"""The length of a batch's gradient."""
+"""The length of what a client sends."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsim.errors import ConfigError
-from fedsim.measure import Measure
-from fedsim.task import Loss
-from fedsim.training.modes import forward
+from fedsim.measure import Meaning, Measure
+from fedsim.training.sent import Sent
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientNorm(Measure):
-    """L2 norm of the gradient of a batch's mean loss, all trained parameters together.
+    """L2 norm of the gradient of a batch's mean loss, all trained parameters together; of an update, (w_0 - w_T) / lr.
 
-    One value a batch, in units of the loss over those of the weights; a larger value means that the batch moves the
-    model further, not that it is easier to reconstruct. It is undefined where the gradient is exactly zero: such a
-    gradient holds nothing to read, and a norm of 0 beside small ones would say otherwise.
+    `norm` is in units of the loss over those of the weights. Geiping et al. 2020 and Yin et al. 2021 take a larger one
+    for more exposure; LAVP finds that it often says nothing. Of each example of a batch it is the norm of that
+    example's share of the gradient. A norm of exactly 0 is undefined, for there is nothing to read.
     """
 
-    def _of(self, model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor) -> Tensor:
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not parameters:
-            raise ConfigError("measure: the model has no parameter to train, so there is no gradient")
-        gradients = torch.autograd.grad(loss(forward(model, inputs), labels), parameters, materialize_grads=True)
-        norm = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt()
-        return torch.where(norm == 0, torch.nan, norm)
+    quantities: ClassVar[Mapping[str, Meaning]] = {"norm": "more"}
+
+    def _of(self, sent: Sent) -> Mapping[str, Tensor | float]:
+        norm = sent.share.double().norm()
+        return {"norm": norm if norm else math.nan}

@@ -461,14 +461,21 @@ class Mean(Measure):
     """
 
     way: str = ""
+    quantities = {"mean": "more"}  # noqa: RUF012
 
-    def _of(self, model: Any, loss: Any, inputs: Any, labels: Any) -> Any:
+    def _of(self, sent: Any) -> Any:
         if self.way == "nan":
-            return torch.tensor(torch.nan)
+            return {"mean": torch.tensor(torch.nan)}
         if self.way == "changing":
             _SEEN.append(1)
-            return torch.tensor(float(len(_SEEN)))
-        return "high" if self.way == "text" else inputs.mean()
+            return {"mean": torch.tensor(float(len(_SEEN)))}
+        return {"high" if self.way == "text" else "mean": sent.unknown.mean()}
+
+
+class Mute(Mean):
+    """It does not say what its value means."""
+
+    quantities = {"mean": "perhaps"}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
@@ -580,7 +587,8 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (models.weights_are_floats, "models", Net, {"way": "infinite"}, "'bias' is NaN or infinite"),
     (models.has_the_same_weights_again, "models", Net, {"way": "unseeded"}, "'weight' has other weights"),
     (measures.says_something, "measures", Mean, {"way": "nan"}, "undefined"),
-    (measures.says_something, "measures", Mean, {"way": "text"}, "expected one floating value"),
+    (measures.says_something, "measures", Mean, {"way": "text"}, "expected the quantities mean, got high"),
+    (measures.says_what_its_values_mean, "measures", Mute, {}, "each with 'more' or 'less'"),
     (measures.is_a_pure_function, "measures", Mean, {"way": "changing"}, "of the same batch it gives something else"),
     (kinds.is_an_evaluator, "findings", Odd, {}, "'judge' cannot be called as judge"),
     (kinds.is_of_a_finding, "findings", Odd, {}, "the kind of Reconstruction is 'reconstruction', expected '.*:Odd'"),

@@ -1,0 +1,107 @@
+"""The Hessian of a gradient matching loss at the true inputs: what an attacker's descent sees once it is close."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.errors import RunError
+from fedsim.training.sent import Sent
+
+Distance = Literal["l2", "cosine"]
+EXACT = 4096
+"""Most numbers of an input whose whole Hessian is made."""
+
+
+@dataclass(frozen=True)
+class Hessian:
+    """J' J for the L2 distance; for the cosine distance J' (I - g g' / |g|^2) J / |g|^2.
+
+    J is the derivative of what is sent, g, by the inputs. The L2 distance is half the squared one, so there is no
+    factor of 2, as in the paper. Both are positive semi-definite.
+
+    Attributes:
+        sent: what a client sends.
+        distance: by which an attacker matches it.
+
+    References:
+        Hong et al. 2023 (LAVP), Theorems 3 and 4, Eqs. 4 and 5.
+    """
+
+    sent: Sent
+    distance: Distance
+
+    @property
+    def size(self) -> int:
+        """How many inputs vary."""
+        return self.sent.linear.size
+
+    @cached_property
+    def _norm(self) -> float:
+        return float(self.sent.vector.norm())
+
+    @cached_property
+    def _direction(self) -> Tensor:
+        return self.sent.vector / self._norm
+
+    def push(self, direction: Tensor) -> Tensor:
+        """The square root's part: J v, or (I - g g' / |g|^2) J v / |g|, `number`."""
+        moved: Tensor = self.sent.linear.push(direction)
+        if self.distance == "l2":
+            return moved
+        return (moved - self._direction * (self._direction @ moved)) / self._norm
+
+    def __matmul__(self, direction: Tensor) -> Tensor:
+        """H v of `number`."""
+        moved = self.push(direction)
+        pulled: Tensor = self.sent.linear.pull(moved)
+        return pulled if self.distance == "l2" else pulled / self._norm
+
+    @cached_property
+    def largest(self) -> float:
+        """Its largest eigenvalue, by Lanczos iteration (ARPACK).
+
+        Raises:
+            RunError: the iteration did not converge.
+        """
+        from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh  # takes a second to import
+
+        if self.size == 1:
+            return float(self @ torch.ones(1, dtype=self.sent.vector.dtype))
+        start = np.random.default_rng(0).standard_normal(self.size)
+        operator = LinearOperator((self.size, self.size), matvec=self._numbers, dtype=np.float64)
+        try:
+            (value,) = eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)
+        except ArpackError as error:
+            if not (self @ torch.from_numpy(start).to(self.sent.vector.dtype)).any():
+                return 0.0
+            raise RunError(f"measure: the largest eigenvalue was not found: {error}") from error
+        return max(float(value), 0.0)
+
+    def shifted_smallest(self, steps: int) -> float:
+        """What power iteration with `steps` steps on lambda_max I - H leaves of the smallest eigenvalue.
+
+        It approaches the smallest from above, and is no eigenvalue before; where that is 0, it falls as 1 / steps.
+        """
+        vector = torch.from_numpy(np.random.default_rng(0).standard_normal(self.size)).to(self.sent.vector.dtype)
+        vector = vector / vector.norm()
+        for _ in range(steps):
+            vector = self.largest * vector - self @ vector
+            vector = vector / vector.norm()
+        return float(self.push(vector).double().square().sum())
+
+    def matrix(self) -> Tensor:
+        """The whole of it in float64, `number number`, by one product for each row."""
+        identity = torch.eye(self.size, dtype=self.sent.vector.dtype)
+        made = torch.stack([self @ row for row in identity]).double()
+        return (made + made.T) / 2
+
+    def _numbers(self, direction: NDArray[np.float64]) -> NDArray[np.float64]:
+        vector = torch.from_numpy(np.asarray(direction)).flatten().to(self.sent.vector.dtype)
+        return (self @ vector).double().numpy()
