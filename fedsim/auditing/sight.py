@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 _SHOWN = 10
 """Most clients named in a sentence."""
+_DECODER = "disaggregation"
+"""The attack that finds single clients in sums over groups."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,19 @@ class Sight:
 
 def does_not_read(attack: Attack) -> str:
     """Why `attack` is not made on sums over groups."""
-    source = " and, where it reads models, can build on 'disaggregation' (source)" if hasattr(attack, "source") else ""
+    source = f" and, where it reads models, can build on '{_DECODER}' (source)" if _can_build(attack) else ""
     return (
         "it reads the updates of single clients, and under secure aggregation the server sees sums over groups; it is "
         f"for federations without{source}"
     )
+
+
+def _can_build(attack: Attack) -> bool:
+    """Whether it takes models that `disaggregation` decoded as its `source`."""
+    try:
+        return replace(attack, source=_DECODER).builds_on == _DECODER
+    except (TypeError, ValueError):  # it has no such setting, or refuses this source
+        return False
 
 
 def _of(present: list[int], chosen: Sequence[int] | Literal["all"] | None) -> Sequence[int]:

@@ -21,6 +21,7 @@ from torch import Tensor
 import fedsim
 from fedsim.attacks import Paper
 from fedsim.auditing.audit import open_audit
+from fedsim.auditing.sight import does_not_read
 from fedsim.cli.inspect import inspect
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, FedsimError, KnowledgeError
@@ -28,6 +29,7 @@ from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, SecureAggregationTable
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.experiments.secure_aggregation import check_defenses, check_weights
+from fedsim.plugins import registry
 from fedsim.recording.finding_files import read_about
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.page import write_report
@@ -563,6 +565,26 @@ def test_disaggregated_models_are_models_that_others_build_on(tiny_config: Tiny,
         assert all(float(row["floor"]) > 0 for row in mine)
     abouts = [read_about(path) for path in done.folder.findings.rglob("*.safetensors")]
     assert all(about["members"] == [] for about in abouts)
+
+
+def test_the_attacks_that_build_on_disaggregated_models_are_those_that_the_page_and_the_error_name() -> None:
+    building = set[str]()
+    for name in registry.names("attacks"):
+        try:
+            built = registry.build("attacks", name, {"source": "disaggregation"}, "attack")
+        except ConfigError:
+            continue
+        building |= {name} if built.builds_on == "disaggregation" else set()
+    page = Path("docs/local-models.md").read_text("utf-8")
+    sentence = re.search(r"`source = \"disaggregation\"`: (.*?)\.\n", page, re.DOTALL)
+    assert sentence is not None
+    assert set(re.findall(r"`([\w-]+)`", sentence[1])) == building
+    told = {
+        name
+        for name in registry.names("attacks")
+        if "'disaggregation' (source)" in does_not_read(registry.build("attacks", name, {}, "attack"))
+    }
+    assert told == building
 
 
 def test_one_group_of_all_hides_single_clients_from_the_regression(tiny_config: Tiny, tmp_path: Path) -> None:
