@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -13,11 +15,17 @@ from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
 from fedsim.plugins import registry
 from fedsim.plugins.descriptions import described
 
+_NARROWEST = 30
+"""Columns that a text beside a name has at least."""
+
 
 def list_plugins(
     group: Annotated[str | None, typer.Argument(help=f"{', '.join(registry.GROUPS)}; else all.")] = None,
 ) -> None:
-    """List registered plug-ins, one a line, name first; defenses, where only these, with what each promises."""
+    """List registered plug-ins, name first; defenses, where only these, with what each promises.
+
+    A terminal breaks long lines; in a pipe each plug-in is one line. Those of others end with who brought them.
+    """
     if group is not None and group not in registry.GROUPS:
         raise ConfigError(f"list: nothing is called '{group}', {did_you_mean(group, registry.GROUPS)}")
     chosen = [known for known in registry.GROUPS if group in (None, known)]
@@ -27,17 +35,28 @@ def list_plugins(
         names = registry.names(known)
         width = max(map(len, names))
         for name in names:
-            print(f"{name:<{width}}  {_one_line(known, name, stated=group is not None)}")  # noqa: T201
+            print(_laid_out(f"{name:<{width}}  ", _told(known, name, stated=group is not None)))  # noqa: T201
 
 
-def _one_line(group: registry.Group, name: str, *, stated: bool) -> str:
-    """What a plug-in says of itself; with `stated`, also what a defense promises, against whom and at what cost."""
+def _told(group: registry.Group, name: str, *, stated: bool) -> list[str]:
+    """What a plug-in says of itself; with `stated`, also what a defense promises."""
     try:
         found = described(group, name)
     except FedsimError as error:
-        return f"does not load: {error}"
-    parts = [found.text.splitlines()[0], *(found.statement if stated else ())]
-    return f"{f'{found.cited}. ' if found.cited else ''}{' / '.join(parts)}  [{_owner(group, name)}]"
+        return [f"does not load: {error}"]
+    text = ". ".join(filter(None, [found.cited, found.text.splitlines()[0]]))
+    promise = f"promises: {found.promises}" if stated and found.promises else ""
+    owner = _owner(group, name)
+    return list(filter(None, [text, promise, "" if owner == registry.OWNER else f"[{owner}]"]))
+
+
+def _laid_out(head: str, parts: Sequence[str]) -> str:
+    """One line for whatever reads a pipe; on a terminal lines of its width, a new one for each of `parts`."""
+    if not console.is_terminal:
+        return head + "  ".join(parts)
+    room = max(_NARROWEST, console.width - len(head))
+    lines = [line for part in parts for line in textwrap.wrap(part, room, break_on_hyphens=False)]
+    return head + f"\n{' ' * len(head)}".join(lines)
 
 
 def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) -> None:

@@ -427,9 +427,27 @@ def test_list_begins_each_line_with_a_name(here: Call, group: str) -> None:
     result = here("list", group)
     assert result.returncode == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == registry.names(group)  # type: ignore[arg-type]
-    ours = [line for line in result.stdout.splitlines() if line.endswith(("[fedsim-curious]", "[flwr]"))]
-    assert ours or group == "strategies"
+    ours = [line for line in result.stdout.splitlines() if registry.is_own(group, line.split()[0])]  # type: ignore[arg-type]
+    assert ours
     assert not [line for line in ours if "does not load" in line]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_on_a_terminal_a_list_fits_its_width_and_promises_stand_on_lines_of_their_own(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedsim.cli import plugins
+
+    monkeypatch.setattr(plugins, "console", Console(width=width, force_terminal=True))
+    plugins.list_plugins("defenses")
+    lines = capsys.readouterr().out.splitlines()
+    names = plugins.registry.names("defenses")
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == names
+    assert sum(line.lstrip().startswith("promises: ") for line in lines) == len(names)
+    assert max(map(len, lines)) <= width
+    assert not any("against: " in line or "costs: " in line for line in lines)
+    plugins.list_plugins(None)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= width
 
 
 def test_an_evaluation_on_some_examples_is_said_once_and_counted(here: Call, home: Path, tmp_path: Path) -> None:
