@@ -166,8 +166,9 @@ def _logical(experiment: Experiment, folder: RunFolder, grid: Grid, expected: in
     check_nodes(grid, nodes, simulation)
     watched = _STEPS if experiment.config.federation.engine != "flower" else 0  # that starts a process for each message
     together = experiment.together
+    parking = folder.path if experiment.config.secure_aggregation is None else None  # no update of one client on disk
     return CohortGrid(
-        grid, clients, simulation, nodes, together=together, parking=folder.path, steps=watched, memory=memory
+        grid, clients, simulation, nodes, together=together, parking=parking, steps=watched, memory=memory
     )
 
 

@@ -7,7 +7,8 @@ Logical node ids are partition ids, so sampling and recordings do not depend on 
 over in the order of those ids, so sums do not depend on which client was faster.
 
 Replies stream: a node gets its next message after it has answered the last one. So of a large round, memory holds only
-the messages under way and as many replies as `Parking` allows.
+the messages under way and as many replies as `Parking` allows, or where replies may not lie on disk, those that came
+before their turn.
 
 The failure of one client stays its own. When a node fails over a message, the clients of that message are asked again,
 first in groups and then one by one.
@@ -64,7 +65,7 @@ class CohortGrid(Grid):
         nodes: ids of the physical nodes; any of them can play any client.
         together: clients that train as one batch of computations. Who is in one depends on the
             messages of the round alone, so that nodes and engines change no bit.
-        parking: folder for the replies of large rounds; None is the system's for temporary files.
+        parking: folder for the replies of large rounds; None where they may not lie on disk and wait in memory.
         steps: the least number of messages that a round is cut into, as long as each has eight clients or more. The
             replies of one message arrive together, so more messages show progress more often.
         memory: what clients keep from round to round, likewise never seen by the strategy. What comes with a reply
@@ -130,20 +131,20 @@ class CohortGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """One reply for each message, ascending by client; a client that did not answer has an error reply.
 
-        Once the caller asks for the next reply, the arrays of the last one may move to disk. They are read again
-        from there whenever they are needed.
+        Once the caller asks for the next reply, the arrays of the last one may move to disk, if there is a folder for
+        that. They are read again from there whenever they are needed.
         """
         messages = list(messages)
         if messages and self._bytes(messages) > _MUCH:
             gc.collect()  # Flower's records refer to themselves, so those of the last round are still in memory
-        parking = Parking(self._parking, _MEMORY_BYTES)
+        parking = None if self._parking is None else Parking(self._parking, _MEMORY_BYTES)
         for message, reply in self._exchange(messages, timeout, parking):
             self.memory.bring(_client(message), reply)
             yield _reply(reply, message)
             _park(reply, parking)
 
     def _exchange(
-        self, messages: Sequence[Message], timeout: float | None, parking: Parking
+        self, messages: Sequence[Message], timeout: float | None, parking: Parking | None
     ) -> Iterator[tuple[Message, dict[str, Any]]]:
         orders = self._orders(sorted(messages, key=lambda m: m.metadata.dst_node_id))
         work = _Work(self._physical, self._nodes, self._late, parking, timeout, orders, self._together)
@@ -207,7 +208,7 @@ class _Work:
         grid: Grid,
         nodes: Sequence[int],
         late: Mapping[str, int],
-        parking: Parking,
+        parking: Parking | None,
         timeout: float | None,
         orders: Sequence[Sequence[Message]],
         together: int,
@@ -318,9 +319,9 @@ def _unpack(answer: Message) -> Answers | str:
     return answers
 
 
-def _park(reply: Mapping[str, Any], parking: Parking) -> None:
+def _park(reply: Mapping[str, Any], parking: Parking | None) -> None:
     for record in reply.values():
-        if isinstance(record, ArrayRecord):
+        if parking is not None and isinstance(record, ArrayRecord):
             parking.take(record)
 
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -273,7 +274,9 @@ class Slow(Counting):
         return InProcessGrid.pull_messages(self, ready)
 
 
-def slow(clients: int, nodes: int, *, together: int = 1, seed: int = 0) -> tuple[CohortGrid, Slow]:
+def slow(
+    clients: int, nodes: int, *, together: int = 1, seed: int = 0, parking: Path | None = None
+) -> tuple[CohortGrid, Slow]:
     app = ClientApp()
 
     @app.train()
@@ -283,7 +286,8 @@ def slow(clients: int, nodes: int, *, together: int = 1, seed: int = 0) -> tuple
 
     app.query(COHORT.split(".")[1])(lambda message, context: play_cohort(app, message, context))
     physical = Slow(app, nodes, seed)
-    return CohortGrid(physical, clients, SECRET, list(physical.get_node_ids()), together=together), physical
+    ids = list(physical.get_node_ids())
+    return CohortGrid(physical, clients, SECRET, ids, together=together, parking=parking), physical
 
 
 def sent_to(physical: Counting) -> list[list[int]]:
@@ -310,12 +314,12 @@ def test_small_messages_are_many_and_say_the_same(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_nodes_do_not_wait_for_the_slowest_and_what_they_send_waits_on_disk(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 1)
     monkeypatch.setattr(fedsim.engines.cohort, "_MEMORY_BYTES", 0)
     nodes = 1 + seed % 4
-    grid, physical = slow(40, nodes, seed=seed)
+    grid, physical = slow(40, nodes, seed=seed, parking=tmp_path)
     physical.longest[min(physical.longest)] = 30
     early, waited = [], []
     for taken, reply in enumerate(grid.send_and_receive(broadcast(range(40)))):
@@ -568,12 +572,15 @@ def test_whoever_stops_listening_leaves_the_rest_unsent(monkeypatch: pytest.Monk
     assert len(physical.sent) <= 4
 
 
-def test_replies_are_parked_and_still_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("parked", [True, False])
+def test_replies_are_parked_where_there_is_a_folder_for_them_and_still_say_the_same(
+    parked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(fedsim.engines.cohort, "_MEMORY_BYTES", 0)
-    grid, _ = slow(10, 2)
+    grid, _ = slow(10, 2, parking=tmp_path if parked else None)
     replies = list(grid.send_and_receive(broadcast(range(10))))
     arrays = [reply.content.array_records["arrays"]["w"] for reply in replies]
-    assert not any(array.in_memory for array in arrays)
+    assert [array.in_memory for array in arrays] == [not parked] * 10
     assert [array.numpy().tolist() for array in arrays] == [[client] * 3 for client in range(10)]
 
 
