@@ -455,7 +455,7 @@ def check_order(defenses: Sequence[Defense]) -> None:
     acting = [defense for defense in defenses if overrides(defense, "on_update")]
     for place, encoder in enumerate(acting[:-1]):
         if encoder.encodes:
-            first, after = type(encoder).__name__, type(acting[place + 1]).__name__
+            first, after = called(encoder), called(acting[place + 1])
             raise ConfigError(
                 f"defense: {first} puts the update into another form, sparse or quantised, and {after} after it "
                 f"changes the numbers, so that nothing is left of it; put {first} last, and use one of this kind alone"
@@ -479,12 +479,19 @@ def check_fits(defense: Defense, setting: Setting) -> None:
                 defense.of_client(alike)
 
 
+def called(defense: Defense) -> str:
+    """The name of `defense` in an experiment file; that of its class, where it is not registered."""
+    from fedsim.plugins import registry  # which takes more than torch
+
+    return registry.name_of("defenses", type(defense)) or type(defense).__name__
+
+
 @contextmanager
 def _named(defense: Defense) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"defense: {type(defense).__name__}: {error}") from error
+        raise ConfigError(f"defense: {called(defense)}: {error}") from error
 
 
 def overrides(defense: Defense, hook: str) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, Participation, Setting, informed, kind, mixers
+from fedsim.defense import Defense, Participation, Setting, called, informed, kind, mixers
 from fedsim.errors import ConfigError, RunError, did_you_mean, first_line
 from fedsim.randomness import seeded_by
 
@@ -80,7 +80,7 @@ class Augmentation(Defense):
         """See Defense."""
         for other in mixers(others[:place]):
             raise ConfigError(
-                f"it would transform the mixtures of {type(other).__name__} instead of images; put it before that"
+                f"it would transform the mixtures of {called(other)} instead of images; put it before that"
             )
 
     def of_client(self, participation: Participation) -> Self:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clients.defenses.mixup import Mixup
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, Guarantee, Participation, Poisson, Setting, mixers
+from fedsim.defense import Defense, Guarantee, Participation, Poisson, Setting, called, mixers
 from fedsim.errors import ConfigError
 from fedsim.privacy.accountants import Accountant, Steps, epsilon_of, noise_multiplier_for
 from fedsim.wire.messages import State
@@ -101,7 +101,7 @@ class DpSgd(Defense):
         if not mixing and self.with_mixing:
             raise ConfigError("with_mixing: no defense beside it mixes examples, so it would waste noise; leave it out")
         for other in mixing:
-            name = type(other).__name__
+            name = called(other)
             if not isinstance(other, Mixup):
                 raise ConfigError(
                     f"{name} makes each example of several records, and no guarantee is known for that; use mixup, or "

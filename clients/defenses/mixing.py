@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsim.defense import Defense, Participation, Setting, informed, mixers
+from fedsim.defense import Defense, Participation, Setting, called, informed, mixers
 from fedsim.errors import ConfigError, RunError
 
 log = logging.getLogger("fedsim." + __name__)
@@ -52,7 +52,7 @@ class Mixing(Defense):
             log.warning(
                 "%s: the last batch of an epoch of client %d is of one example, which has no partner and is not mixed "
                 "(clients in all: %d); choose another training.batch_size",
-                type(self).__name__,
+                called(self),
                 alone[0],
                 len(alone),
             )
@@ -61,7 +61,7 @@ class Mixing(Defense):
         """See Defense."""
         for other in mixers(others[:place]):
             raise ConfigError(
-                f"{type(other).__name__} before it already mixes the records; mix once, and leave one of them out"
+                f"{called(other)} before it already mixes the records; mix once, and leave one of them out"
             )
 
     def of_client(self, participation: Participation) -> Self:

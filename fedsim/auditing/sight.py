@@ -94,7 +94,7 @@ def does_not_read(attack: Attack) -> str:
 def _can_build(attack: Attack) -> bool:
     """Whether it takes models that `disaggregation` decoded as its `source`."""
     try:
-        return replace(attack, source=_DECODER).builds_on == _DECODER
+        return replace(attack, source=_DECODER).builds_on == _DECODER  # type: ignore[call-arg]
     except (TypeError, ValueError):  # it has no such setting, or refuses this source
         return False
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsim.defense import Defense
+from fedsim.defense import Defense, called
 from fedsim.errors import ConfigError
 from fedsim.experiments.config import SecureAggregationTable
 from fedsim.experiments.strategy_checks import sampled
@@ -90,7 +90,7 @@ def check_defenses(defenses: Sequence[Defense]) -> None:
     for defense in defenses:
         if not defense.summable:
             raise ConfigError(
-                f"defense: {type(defense).__name__} sends an update in a form of its own, and under secure aggregation "
+                f"defense: {called(defense)} sends an update in a form of its own, and under secure aggregation "
                 "clients send masked integers, one for each number, so nothing is left of it; leave it out, or use "
                 "random-mask with common = true, whose clients leave out the same numbers"
             )

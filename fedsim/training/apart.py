@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.defense import Defense, overrides, replaced_batch
+from fedsim.defense import Defense, called, overrides, replaced_batch
 from fedsim.errors import ConfigError
 from fedsim.randomness import generator, seeded
 from fedsim.training.modes import dropping, set_modes
@@ -35,7 +35,7 @@ def check_apart(
         inputs: `example ...` in model units, a few of the data set.
         labels: `example`, of them.
     """
-    seeing = [type(defense).__name__ for defense in defenses if overrides(defense, "on_examples")]
+    seeing = [called(defense) for defense in defenses if overrides(defense, "on_examples")]
     size = min(_MOST, len(inputs) // 2)
     if not seeing or not size:
         return
@@ -44,7 +44,7 @@ def check_apart(
     for defense in defenses:
         if not defense.mixes and _mixes(defense, one, other):
             raise ConfigError(
-                f"defense: {seeing[0]} is to see the gradient of each example, but {type(defense).__name__} lets one "
+                f"defense: {seeing[0]} is to see the gradient of each example, but {called(defense)} lets one "
                 "example change what it makes of another; let its on_batch treat each example by itself, or leave one "
                 "of them out"
             )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedsim.defense import (
     Defense,
     Poisson,
+    called,
     keyed,
     kind,
     of_examples,
@@ -163,9 +164,9 @@ class Hooks:
         raise ConfigError(f"defense: {self._asker} asks for Poisson sampling, but {how}, or leave the defense out")
 
     def _check_features(self, model: nn.Module) -> None:
-        replacing = [type(defense).__name__ for defense, _ in self._on["on_features"]]
+        replacing = [called(defense) for defense, _ in self._on["on_features"]]
         if replacing and self.sees_examples:
-            seeing = type(self._on["on_examples"][0][0]).__name__
+            seeing = called(self._on["on_examples"][0][0])
             raise ConfigError(
                 f"defense: {replacing[0]} replaces the features of a whole batch, and {seeing} sees the gradient of "
                 "each example by itself; leave one of them out"
@@ -185,7 +186,7 @@ class Hooks:
         for defense in defenses:
             if defense.mixes:
                 raise ConfigError(
-                    f"canaries: {type(defense).__name__} makes one example out of several records, so a canary would "
+                    f"canaries: {called(defense)} makes one example out of several records, so a canary would "
                     "stand for no record; leave the defense or [canaries] out"
                 )
 
@@ -197,7 +198,7 @@ class Hooks:
         return defense.example_factors if shortens(defense) else None
 
     def _check_examples(self, model: nn.Module) -> None:
-        seeing = [type(defense).__name__ for defense, _ in self._on["on_examples"]]
+        seeing = [called(defense) for defense, _ in self._on["on_examples"]]
         if len(seeing) > 1:
             raise ConfigError(
                 f"defense: {seeing[0]} and {seeing[1]} both make one gradient of those of single examples, but only "
@@ -214,15 +215,17 @@ def _asked(defenses: Sequence[Defense], count: int, batch_size: int) -> tuple[st
     """Which of `defenses` asks for sampling, and for which; nobody may ask for none."""
     found: tuple[str, Poisson | None] = "", None
     for defense in defenses:
-        name, got = type(defense).__name__, defense.sampling(count, batch_size)
+        got = defense.sampling(count, batch_size)
         if got is None:
             continue
         if not isinstance(got, Poisson):
-            raise RunError(f"{name}.sampling: expected fedsim.defense.Poisson or None back, got {kind(got)}")
+            raise RunError(
+                f"{type(defense).__name__}.sampling: expected fedsim.defense.Poisson or None back, got {kind(got)}"
+            )
         if found[1] not in (None, got):
             raise ConfigError(
-                f"defense: {found[0]} asks for {found[1]} and {name} for {got}, but a client draws its batches in one "
-                "way; let them ask for the same, or leave one of them out"
+                f"defense: {found[0]} asks for {found[1]} and {called(defense)} for {got}, but a client draws its "
+                "batches in one way; let them ask for the same, or leave one of them out"
             )
-        found = name, got
+        found = called(defense), got
     return found

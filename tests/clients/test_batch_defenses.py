@@ -164,16 +164,16 @@ def test_a_batch_smaller_than_k_is_mixed_as_a_whole() -> None:
 @pytest.mark.parametrize(
     ("defense", "setting", "expected"),
     [
-        (Mixup(), replace(IMAGES, task=Task((6,), 3, 20)), "Mixup: tokens of a text cannot be mixed"),
-        (Mixup(), replace(IMAGES, task=Task((6,), 0)), "Mixup: regression: the task is a regression"),
+        (Mixup(), replace(IMAGES, task=Task((6,), 3, 20)), "mixup: tokens of a text cannot be mixed"),
+        (Mixup(), replace(IMAGES, task=Task((6,), 0)), "mixup: regression: the task is a regression"),
         (Mixup(), replace(IMAGES, training=LocalTraining(local_epochs=1, batch_size=1)), "training.batch_size: one"),
         (Mixup(), replace(IMAGES, num_examples=[4, 1, 8]), "client 1 holds 1 training examples"),
         (InstaHide(k=5), IMAGES, "training.batch_size: one example is made of 5 records of a batch, got 4"),
         (InstaHide(), replace(IMAGES, num_examples=[3, 8, 8]), "client 0 holds 3 training examples"),
-        (InstaHide(), replace(IMAGES, task=Task((6,), 3)), "InstaHide: it hides images with classes"),
+        (InstaHide(), replace(IMAGES, task=Task((6,), 3)), "instahide: it hides images with classes"),
         (InstaHide(), replace(IMAGES, value_range=((0.0,), (1.0,))), "data.standardise: signs are flipped around 0"),
         (Augmentation(), IMAGES, "padding: images of 4 x 4 pixels would be moved by up to 4 pixels"),
-        (Augmentation(padding=1), replace(IMAGES, task=Task((6,), 3)), "Augmentation: it transforms images"),
+        (Augmentation(padding=1), replace(IMAGES, task=Task((6,), 3)), "augmentation: it transforms images"),
         (
             Augmentation(padding=0, transforms=({"name": "FiveCrop", "size": 2},)),
             IMAGES,
@@ -231,8 +231,8 @@ def test_a_last_batch_of_one_is_warned_of(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
-        ([Mixup(), InstaHide()], "InstaHide: Mixup before it already mixes the records"),
-        ([InstaHide(), Augmentation()], "Augmentation: it would transform the mixtures of InstaHide"),
+        ([Mixup(), InstaHide()], "instahide: mixup before it already mixes the records"),
+        ([InstaHide(), Augmentation()], "augmentation: it would transform the mixtures of instahide"),
     ],
 )
 def test_orders_that_make_no_sense_are_refused(order: list[Defense], expected: str) -> None:

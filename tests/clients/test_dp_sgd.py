@@ -160,9 +160,9 @@ def test_one_record_more_changes_one_mixture_and_adds_one(count: int) -> None:
 
 def test_mixing_is_refused_unless_the_guarantee_that_is_left_is_asked_for() -> None:
     mixup, plain = Mixup(), DpSgd(noise_multiplier=3.0)
-    with pytest.raises(ConfigError, match=r"DpSgd: Mixup makes each example of two records.*set with_mixing = true"):
+    with pytest.raises(ConfigError, match=r"dp-sgd: mixup makes each example of two records.*set with_mixing = true"):
         check_order([mixup, plain])
-    with pytest.raises(ConfigError, match=r"DpSgd: InstaHide makes each .* no guarantee is known"):
+    with pytest.raises(ConfigError, match=r"dp-sgd: instahide makes each .* no guarantee is known"):
         check_order([DpSgd(noise_multiplier=1.0, with_mixing=True), InstaHide()])
     with pytest.raises(ConfigError, match="with_mixing: no defense beside it mixes"):
         check_order([DpSgd(noise_multiplier=1.0, with_mixing=True)])

@@ -160,12 +160,12 @@ def test_strength_zero_hands_back_the_update_itself(defense: Defense) -> None:
         (lambda: RandomMask(rescale=True, error_feedback=True), "set one of them to false"),
         (lambda: GradientPrune(pruned=1.0), "pruned: expected a share of at least 0, below 1, got 1.0"),
         (lambda: LayerFreeze(), "layers: nothing is named"),
-        (lambda: check_fits(LayerFreeze(layers=("c",)), SETTING), "LayerFreeze: layers: 'c' matches nothing .* w, b"),
+        (lambda: check_fits(LayerFreeze(layers=("c",)), SETTING), "layer-freeze: layers: 'c' matches nothing .* w, b"),
         (lambda: check_fits(LayerFreeze(layers=("*",)), SETTING), "they are the whole model"),
         (lambda: Quantise(bits=1), "bits: expected 2 to 16"),
-        (lambda: check_fits(TopK(k=7), SETTING), "TopK: k: 7 numbers are to be sent, but an update has 6"),
-        (lambda: check_order([Quantise(), UpdateNoise()]), "put Quantise last"),
-        (lambda: check_order([TopK(), Quantise()]), "TopK puts the update into another form"),
+        (lambda: check_fits(TopK(k=7), SETTING), "top-k: k: 7 numbers are to be sent, but an update has 6"),
+        (lambda: check_order([Quantise(), UpdateNoise()]), "put quantise last"),
+        (lambda: check_order([TopK(), Quantise()]), "top-k puts the update into another form"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, told: str) -> None:
@@ -229,7 +229,7 @@ def test_strength_zero_leaves_what_is_sent_as_it_is(tmp_path: Any, table: dict[s
 
 
 def test_settings_that_do_not_fit_the_model_are_refused_before_work() -> None:
-    with pytest.raises(ConfigError, match=r"k: 1000000 numbers are to be sent, but an update has"):
+    with pytest.raises(ConfigError, match=r"^defense: top-k: k: 1000000 numbers are to be sent, but an update has"):
         Experiment(config({"name": "top-k", "k": 10**6})).check()
-    with pytest.raises(ConfigError, match="put Quantise last"):
+    with pytest.raises(ConfigError, match="put quantise last"):
         Experiment(config({"name": "quantise"}, {"name": "update-noise"})).check()

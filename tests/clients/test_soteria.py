@@ -203,12 +203,12 @@ def test_it_is_refused_before_work_where_it_cannot_act(tiny_config: Callable[...
     with pytest.raises(ConfigError, match="pruned: expected a share of at least 0, below 1, got 1"):
         Soteria(pruned=1.0)
     with pytest.raises(
-        ConfigError, match="Soteria replaces the features of a whole batch, and DpSgd sees the gradient"
+        ConfigError, match="soteria replaces the features of a whole batch, and dp-sgd sees the gradient"
     ):
         Hooks([Soteria(), DpSgd(noise_multiplier=1.0)], cnn(), PLAN, 6, KEY)
     with pytest.raises(ConfigError, match="the model has no linear layer"):
         Hooks([Soteria()], nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), PLAN, 6, KEY)
     texts = Setting(update={}, task=Task((5,), 2, vocabulary=9), training=PLAN, rounds=1, clients=1, num_examples=[6])
-    with pytest.raises(ConfigError, match="defense: Soteria: replaces features by how they change with the inputs"):
+    with pytest.raises(ConfigError, match="defense: soteria: replaces features by how they change with the inputs"):
         check_fits(Soteria(), texts)
     Experiment(tiny_config(defense=[{"name": "soteria"}])).check()
