@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from clients.exposure import measured
 from clients.memory import memory_of
 from clients.mods import defended
 from fedsim.defense import agrees, keyed
@@ -68,6 +69,7 @@ def train(message: Message, context: Context) -> Message:
     model, device = _placed(experiment)
     settings = LocalTraining.told(message.content["config"])
     (share,) = _shares(experiment, message, [client], settings)
+    measured(experiment, _state(message), _round(message), share, settings, context.state)
     if settings.sends == "gradient":
         reply = _gradient(experiment, message, client, share, settings, context.state)
         return Message(RecordDict(reply), reply_to=message)
@@ -131,6 +133,8 @@ def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mappi
             shares, present = _shortening(experiment, present, shares, settings)
         if not present or not pays(shares, settings):
             return {}
+        for client, share in zip(present, shares, strict=True):
+            measured(experiment, _state(message), _round(message), share, settings, states[client])
         updates = local_updates(experiment.model, _state(message), shares, settings, experiment.dataset.task.loss)
         return {
             client: _reply(experiment, message, client, share, _on_cpu(update[0]), update[1], states[client])

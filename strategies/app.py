@@ -30,10 +30,12 @@ from fedsim.errors import PayloadError, RunError, one_line, what_it_said
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import FederationTable
 from fedsim.experiments.reading import load_config
-from fedsim.experiments.run_folder import RunFolder, measurements, spendings
+from fedsim.experiments.run_folder import RunFolder, exposures, measurements, spendings
 from fedsim.experiments.settings import made_with
 from fedsim.experiments.simulation import begin
 from fedsim.experiments.states import States
+from fedsim.exposure.of_clients import COLUMNS as EXPOSURE
+from fedsim.exposure.of_clients import KEPT, failures, unpacked
 from fedsim.privacy.ledger import COLUMNS, Ledger, sentences
 from fedsim.progress import ROUNDS, tell, tracked
 from fedsim.randomness import seeded
@@ -115,6 +117,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     ledger = Ledger(lambda: experiment.setting, experiment.defenses_of, [table.name for table in config.defense])
     if start:
         ledger.resume(spendings(folder), done, str(folder.ledger))
+    exposed: list[Mapping[str, Any]] = [row for row in exposures(folder) if int(row["round"]) <= done] if start else []
     keep = _keeper(experiment, folder)
     if not done:
         keep(0, arrays, {})
@@ -128,6 +131,9 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
             arrays, measured = _round(experiment, strategy, logical, number, arrays, ledger, folder)
             rows += measured
             folder.write_table(folder.metrics, (*METRICS, *ledger.columns), rows)
+            if config.measure:
+                exposed += _exposed(logical.memory, number)
+                folder.write_table(folder.exposure, EXPOSURE, exposed)
             keep(number, arrays, measured[0])
             reached = Checkpoint.of(number, arrays, strategy.strategy, fresh, logical.memory.kept)
             reached.save(folder.checkpoint, recording.fsync, partial(folder.announce, folder.checkpoint))
@@ -142,7 +148,24 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     attacked = config.adversary.victims if isinstance(config.adversary.victims, list) else []
     for sentence in sentences(ledger.rows, attacked):
         log.info("privacy: %s", sentence)
+    for sentence in ledger.exceeded():
+        log.warning("privacy: %s", sentence)
     folder.settle()
+
+
+def _exposed(memory: ClientMemory, number: int) -> list[dict[str, Any]]:
+    """What clients whose reply in round `number` was accepted keep of how exposed they were, which is taken from them.
+
+    Only a simulation can: it holds the memory of its clients, and neither the strategy nor the recording sees it.
+    """
+    rows = [
+        {"round": number, "state": f"round-{number - 1}", "client": client, **row}
+        for client, kept in memory.taken(KEPT).items()
+        for row in unpacked(kept["rows"])
+    ]
+    for sentence in failures(rows):
+        log.warning("%s", sentence)
+    return rows
 
 
 def _keeper(experiment: Experiment, folder: RunFolder) -> Callable[[int, ArrayRecord, Mapping[str, Any]], None]:

@@ -62,6 +62,14 @@ class ClientMemory:
             # Copies: the arrays of a reply may be in a file, or in the middle of a larger piece of memory.
             self.kept[client] = {key: {n: a.numpy() for n, a in record.items()} for key, record in brought.items()}
 
+    def taken(self, key: str) -> dict[int, dict[str, NDArray[Any]]]:
+        """What each client keeps under `key`, by client ascending; it is kept no longer."""
+        found = {client: records.pop(key) for client, records in sorted(self.kept.items()) if key in records}
+        for client in found:
+            if not self.kept[client]:
+                del self.kept[client]
+        return found
+
 
 def states_in(content: Mapping[str, Any]) -> dict[int, dict[str, ArrayRecord]]:
     """The memory of each client in a message that was `packed`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,14 @@ from fedsim.attacks import Attack
 from fedsim.datasets import Dataset
 from fedsim.datasets.checks import check_dataset
 from fedsim.defense import Defense, Participation, Setting, a_defense, check_fits, check_order, overrides
-from fedsim.errors import ConfigError, PluginError, first_line
+from fedsim.errors import ConfigError, FedsimError, PluginError, first_line
 from fedsim.experiments import secure_aggregation
-from fedsim.experiments.config import AttackFile, AttackTable, Config, StrategyTable, TrainingTable, check
+from fedsim.experiments.config import AttackFile, AttackTable, Config, MeasureTable, StrategyTable, TrainingTable, check
 from fedsim.experiments.federated_data import FederatedData
 from fedsim.experiments.states import read_state
 from fedsim.experiments.strategy_checks import LEAST, check_strategy, sends
+from fedsim.exposure.of_clients import Gauge
+from fedsim.measure import Measure
 from fedsim.models.checks import a_network, check_model, drawn_anew, within_memory
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
@@ -32,7 +36,7 @@ from fedsim.training.apart import check_apart
 from fedsim.training.canaries import Canaries, audited_at
 from fedsim.training.cohort import fits, group_size
 from fedsim.training.hooks import Hooks
-from fedsim.training.model_state import state_of, statistics_of
+from fedsim.training.model_state import load_state, state_of, statistics_of
 from fedsim.training.modes import trained
 from fedsim.training.sampling import batches_of_round
 from fedsim.training.settings import LocalTraining
@@ -76,6 +80,7 @@ class Experiment:
         few = slice(0, 16)
         inputs, labels = self.data.to_model(self.dataset.train.inputs(few)), self.dataset.train.labels[few]
         check_apart(self.model, self.training, self.defenses_of(0), inputs, labels)
+        self._check_measures()
 
     def _check_secure_aggregation(self) -> None:
         """Raise ConfigError where groups, strategy, weights or defenses do not go with sums over groups."""
@@ -115,6 +120,30 @@ class Experiment:
                 count = self.data.counts[client]
                 Hooks(self.defenses_of(client), self.model, self.training, count, ("check",), canaries)
                 canaries.places(trained(self.model, self.training))
+
+    def _check_measures(self) -> None:
+        """Raise ConfigError where a measure does not apply; one of another package is not tried: clients alone run it.
+
+        So nobody else's code runs in the server's process, and what it refuses shows when the first client measures.
+        """
+        for table, gauge in zip(self.config.measure, self.gauges, strict=True):
+            if not is_object(table.name) and registry.is_own("measures", table.name):
+                try:
+                    self.try_out(gauge)
+                except FedsimError as error:
+                    raise ConfigError(f"measure.{gauge.title}: {error}") from error
+
+    def try_out(self, gauge: Gauge) -> None:
+        """Compute a measure as clients do, of a single step on two examples.
+
+        Raises:
+            FedsimError: it does not apply to this task, model or training.
+        """
+        few = slice(0, 2)
+        inputs, labels = self.data.to_model(self.dataset.train.inputs(few)), self.dataset.train.labels[few]
+        training, loss = dataclasses.replace(self.training, local_epochs=None, local_steps=1), self.dataset.task.loss
+        measure = gauge.measure.of_each if gauge.each else gauge.measure.of
+        measure(self.filled(self.initial_state()), loss, inputs, labels, training=training, memory=gauge.memory)
 
     def canaries_of(self, client: int) -> Canaries | None:
         """What is put among the examples of `client`: nothing, unless a defense promises something of each example."""
@@ -181,6 +210,12 @@ class Experiment:
         plugin = registry.build("models", table.name, table.settings, "model")
         with seeded(self.seed, weights), within_memory(table.name):
             return a_network(plugin.build(self.dataset.task), table.name)
+
+    def filled(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """A network of its own, on the CPU, that holds `state`."""
+        model = deepcopy(self.model).cpu()
+        load_state(model, state)
+        return model
 
     def initial_state(self) -> dict[str, Tensor]:
         """w_0 of the federation: fresh weights, or the trained ones of `[model] start`.
@@ -324,6 +359,11 @@ class Experiment:
         check_order(found)
         return found
 
+    @cached_property
+    def gauges(self) -> list[Gauge]:
+        """What clients measure before they send."""
+        return [a_gauge(table) for table in self.config.measure]
+
     def defenses_of(self, client: int) -> list[Defense]:
         """The defenses as `client` uses them.
 
@@ -341,6 +381,21 @@ class Experiment:
     def _of_clients(self) -> dict[Participation, list[Defense]]:
         """Defenses by what clients do, which is alike for many of them."""
         return {}
+
+
+def a_gauge(table: MeasureTable) -> Gauge:
+    """The measure that a table names, and how it is used.
+
+    Raises:
+        ConfigError: it does not take one of the settings.
+        PluginError: it does not load, or is no measure.
+    """
+    where = f"measure.{table.title}"
+    measure = registry.build("measures", table.name, table.settings, where)
+    if not isinstance(measure, Measure):
+        raise PluginError(f"{where}: {type(measure).__module__}.{type(measure).__name__} does not derive from Measure")
+    check_frozen(type(measure))
+    return Gauge(title=table.title, measure=measure, each=table.each, every=table.every, memory=table.memory << 20)
 
 
 def build_attacks(spec: AttackFile) -> list[tuple[AttackTable, Attack]]:
@@ -384,6 +439,7 @@ def resolve(config: Config) -> Config:
                 "partition": full("partitions", config.partition, "partition"),
                 "model": full("models", config.model, "model"),
                 "defense": [full("defenses", t, f"defense.{i}") for i, t in enumerate(config.defense)],
+                "measure": [full("measures", t, f"measure.{t.title}") for t in config.measure],
                 "attack": [full("attacks", t, f"attack.{t.title}") for t in config.attack],
             }
         ).model_dump(mode="json", exclude_none=True),

@@ -271,8 +271,8 @@ class AdversaryTable(Table):
     knowledge: KnowledgeTable = KnowledgeTable()
 
 
-class AttackTable(PluginTable):
-    """[[attack]]: one attack; `label` tells two settings of the same one apart and names a folder."""
+class LabelledTable(PluginTable):
+    """A table of a list; `label` tells two settings of the same plug-in apart."""
 
     label: str = ""
 
@@ -285,8 +285,24 @@ class AttackTable(PluginTable):
 
     @property
     def title(self) -> str:
-        """What scores and findings are filed under."""
+        """What its results are filed under."""
         return self.label or self.name
+
+
+class AttackTable(LabelledTable):
+    """[[attack]]: one attack; `label` tells two settings of the same one apart and names a folder."""
+
+
+class MeasureTable(LabelledTable):
+    """[[measure]]: how exposed each client is before it sends, which it computes of itself and tells nobody.
+
+    `each` measures each example besides of all of them together. It is done in round 1 and each `every` rounds after
+    it, with `memory` MiB at once. `label` tells two settings of the same measure apart.
+    """
+
+    each: bool = False
+    every: int = Field(default=1, ge=1)
+    memory: int = Field(default=512, ge=1, le=1 << 20)
 
 
 class AppTable(Table):
@@ -339,10 +355,7 @@ class AttackFile(Table):
         for name, chosen in (("victims", self.adversary.victims), ("rounds", self.adversary.rounds)):
             if isinstance(chosen, list):
                 _check_list(f"adversary.{name}", chosen, "clients" if name == "victims" else name)
-        titles = [table.title for table in self.attack]
-        for title in titles:
-            if titles.count(title) > 1:
-                raise ValueError(f"two attacks are called '{title}'; give one of them a label of its own")
+        _check_titles(self.attack, "attacks")
         return self
 
 
@@ -358,12 +371,14 @@ class Config(AttackFile):
     defense: list[PluginTable] = []
     secure_aggregation: SecureAggregationTable | None = None
     canaries: CanariesTable | None = None
+    measure: list[MeasureTable] = []
     recording: RecordingTable = RecordingTable()
     states: StatesTable = StatesTable()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         clients, rounds = self.federation.clients, self.federation.rounds
+        _check_titles(self.measure, "measures")
         for where, chosen, count, what in (
             ("adversary.victims", self.adversary.victims, clients, "clients"),
             ("recording.clients", self.recording.clients, clients, "clients"),
@@ -423,6 +438,12 @@ class Config(AttackFile):
         if chosen == "all":
             return list(range(self.federation.clients))
         return list(chosen) if chosen else [min(self.recording.clients or [0])]
+
+
+def _check_titles(tables: Iterable[LabelledTable], what: str) -> None:
+    for title, count in Counter(table.title for table in tables).items():
+        if count > 1:
+            raise ValueError(f"two {what} are called '{title}'; give one of them a label of its own")
 
 
 def _check_clients(keys: Iterable[str]) -> None:

@@ -29,8 +29,8 @@ from fedsim.recording import manifest
 
 _MADE = (
     "experiment.toml", "versions.json", manifest.NAME, manifest.GUARD, lock.NAME, "log.txt", "metrics.csv",
-    "ledger.csv", "scores.csv", "image-scores.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html",
-    "geometry.csv", "geometry-ratios.png",
+    "ledger.csv", "exposure.csv", "exposure/exposure.csv", "exposure/*.png", "scores.csv", "image-scores.csv",
+    "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv", "geometry-ratios.png",
     "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
     "findings/*/*.safetensors", "findings/*/*.png",
     "states/*.safetensors", "states/manifest.json", "optima/*/client-*.safetensors", "deployment/*",
@@ -94,6 +94,11 @@ class RunFolder:
     def ledger(self) -> Path:
         """What each client did in each round, and the privacy loss that is proved of it so far."""
         return self.path / "ledger.csv"
+
+    @property
+    def exposure(self) -> Path:
+        """How exposed each client measured itself to be before it sent; no message says so."""
+        return self.path / "exposure.csv"
 
     @property
     def report(self) -> Path:
@@ -279,7 +284,7 @@ class RunFolder:
         """Raise RunError where what a run resumes from is not what it wrote last."""
         if not self.manifest.is_file():
             return
-        for path in (self.checkpoint, self.metrics, self.ledger):
+        for path in (self.checkpoint, self.metrics, self.ledger, self.exposure):
             if path.is_file() and not manifest.is_noted(self.path, path):
                 raise RunError(
                     f"{path}: is not what this run wrote, so going on from it would give another run; "
@@ -416,4 +421,19 @@ def spendings(folder: RunFolder) -> list[dict[str, str]]:
     for row in rows:
         if odd := [row[name] for name in ("round", "client", "counts") if not row[name].isdecimal()]:
             raise RunError(f"{folder.ledger}: has {one_line(odd[0])!r} in place of a count; put the file back")
+    return rows
+
+
+def exposures(folder: RunFolder) -> list[dict[str, str]]:
+    """The rows of `exposure.csv`, none where clients measure nothing.
+
+    Raises:
+        RunError: they are not such as a run writes.
+    """
+    from fedsim.exposure.of_clients import COLUMNS  # with torch, likewise
+
+    rows = read_rows(folder.exposure, COLUMNS, ("value",))
+    for row in rows:
+        if odd := [row[name] for name in ("round", "client") if not row[name].isdecimal()]:
+            raise RunError(f"{folder.exposure}: has {one_line(odd[0])!r} in place of a count; put the file back")
     return rows

@@ -54,6 +54,7 @@ def code_of(config: Config) -> dict[str, str]:
         "strategy": ("strategies", config.strategy.name),
     }
     parts |= {f"defense.{place}": ("defenses", table.name) for place, table in enumerate(config.defense)}
+    parts |= {f"measure.{table.title}": ("measures", table.name) for table in config.measure}
     others = {
         where: registry.load(group, name)
         for where, (group, name) in parts.items()
@@ -66,7 +67,8 @@ def settings_of(config: Config) -> dict[str, Any]:
     """Every setting by `table.key`, as it would be read from the experiment file again."""
     found: dict[str, Any] = {}
     for name, table in json.loads(config.model_dump_json(exclude_none=True)).items():
-        rows = {f"{name}.{row.get('label') or row['name']}": row for row in table} if name == "attack" else {}
+        titled = table if name in ("attack", "measure") else ()
+        rows = {f"{name}.{row.get('label') or row['name']}": row for row in titled}
         rows |= {f"{name}.{place}": row for place, row in enumerate(table)} if name == "defense" else {}
         for prefix, row in (rows if isinstance(table, list) else {name: table}).items():
             found |= {f"{prefix}.{key}": value for key, value in row.items()}

@@ -38,7 +38,7 @@ def make_states(config: Config, name: str, out: Path | None) -> States:
     wanted = [*rounds, *epochs]
     if not wanted:
         raise ConfigError("states: no state is asked for; add [states] with rounds or epochs, e.g. epochs = [0, 10]")
-    quiet = {"attack": [], "adversary": AdversaryTable(), "recording": RecordingTable(rounds=[])}
+    quiet = {"attack": [], "measure": [], "adversary": AdversaryTable(), "recording": RecordingTable(rounds=[])}
     config = resolve(config.model_copy(update=quiet))
     made_by = made_with(config)
     key = hashlib.sha256(json.dumps(made_by["experiment"], sort_keys=True).encode()).hexdigest()[:12]

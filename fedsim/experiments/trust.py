@@ -30,6 +30,7 @@ def check_trust(spec: AttackFile, path: Path, trust: bool) -> None:
     if isinstance(spec, Config):
         named |= {name: getattr(spec, name).name for name in ("data", "partition", "model", "strategy")}
         named |= {f"defense.{place}": table.name for place, table in enumerate(spec.defense)}
+        named |= {f"measure.{table.title}": table.name for table in spec.measure}
     found = {f"{where}.name": name for where, name in named.items() if ":" in name}
     knowledge = spec.adversary.knowledge
     written = {"adversary.knowledge.model": knowledge.model, "adversary.knowledge.loss": knowledge.loss}

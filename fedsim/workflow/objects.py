@@ -27,7 +27,7 @@ _TABLES: Mapping[str, registry.Group] = {
     "model": "models",
     "strategy": "strategies",
 }
-_LISTS: Mapping[str, registry.Group] = {"attack": "attacks", "defense": "defenses"}
+_LISTS: Mapping[str, registry.Group] = {"attack": "attacks", "defense": "defenses", "measure": "measures"}
 
 
 def replaced(tables: dict[str, Any]) -> None:
@@ -81,11 +81,11 @@ def as_table(group: registry.Group, thing: Any, where: str) -> dict[str, Any]:
 
     Raises:
         ConfigError: it is no object of this group, or has a setting that cannot be written in an experiment file.
-        PluginError: it is an attack or a defense whose class is no frozen dataclass.
+        PluginError: it is an attack, a defense or a measure whose class is no frozen dataclass.
     """
     cls = type(thing)
     if dataclasses.is_dataclass(cls) and hasattr(cls, registry.OFFERS[group]):
-        if group in ("attacks", "defenses"):
+        if group in _LISTS.values():
             check_frozen(cls)
         registered = registry.name_of(group, cls)
         table = {"name": registered or importable(cls) or hand_over(cls), **_settings(thing, where)}
@@ -124,6 +124,7 @@ class _Strategy(Protocol):
 _EXPECTED: dict[registry.Group, str] = {
     "attacks": "a name, a table, or an instance of fedsim.Attack that is a dataclass",
     "defenses": "a table, or an instance of fedsim.Defense that is a dataclass",
+    "measures": "a table, or an instance of fedsim.Measure that is a dataclass",
     "strategies": "a table, or a Flower strategy",
     "datasets": "a table, or a fedsim.Dataset",
     "partitions": "a table, or a partition that is a dataclass",

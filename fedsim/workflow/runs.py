@@ -18,7 +18,7 @@ from fedsim.errors import ConfigError, RunError
 from fedsim.evaluation.empirical_epsilon import written
 from fedsim.experiments.config import AttackFile, Config
 from fedsim.experiments.reading import config_of, put, read_toml
-from fedsim.experiments.run_folder import RunFolder, default_folder, measurements, read_rows, spendings
+from fedsim.experiments.run_folder import RunFolder, default_folder, exposures, measurements, read_rows, spendings
 from fedsim.experiments.trust import check_trust, is_in_a_run
 from fedsim.findings import Finding
 from fedsim.plugins.frozen import plain
@@ -151,6 +151,16 @@ class Run:
             RunError: the table is damaged.
         """
         return _frame(self._folder, self._folder.ledger, lambda: spendings(self._folder), texts=("defense",))
+
+    @property
+    def exposure(self) -> pd.DataFrame:
+        """How exposed clients were before they sent, a row for each value or failure; empty without `[[measure]]`.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        path, texts = self._folder.exposure, ("state", "measure", "quantity", "failure")
+        return _frame(self._folder, path, lambda: exposures(self._folder), texts=texts)
 
     @property
     def epsilons(self) -> pd.DataFrame:

@@ -18,8 +18,9 @@ from fedsim.evaluation.empirical_epsilon import measure
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
 from fedsim.experiments.integrity import adopt
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.run_folder import RunFolder, exposures
 from fedsim.experiments.simulation import federate
+from fedsim.exposure.of_clients import failures as unmeasured
 from fedsim.reporting.evidence import kinds
 from fedsim.reporting.page import worth_of_defenses, write_report
 from fedsim.reporting.summary import Line, lines
@@ -79,7 +80,7 @@ def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, fo
         Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), beside=folder.path).check()
     with folder.held(), kept(folder.log):
         federate(config, folder, resume=resume, overwrite=overwrite)
-        failures = _measured(config, folder)
+        failures = _measured(config, folder) + unmeasured(exposures(folder))
         # the code that the experiment names was accepted above
         done = _audited(open_audit(folder.path, None, trust=True), follow) if attacked else Done(folder=folder)
         done.failures.extend(failures)
