@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -145,6 +145,10 @@ class UpdateNoise(Defense):
             neighbours="one client's whole data replaced (local model, no amplification by sampling)",
             accountant=accountant,
         )
+
+    def composed(self, done: Sequence[Participation], delta: float) -> Guarantee | None:
+        """See Defense. How a client trained makes no difference, so rounds of all kinds count alike."""
+        return self.guarantee(replace(done[0], rounds=sum(some.rounds for some in done)), delta)
 
     def adversary_view(self, gradient: State, sent: State) -> State:
         """See Defense. Clipped to C; noise has the expectation zero, and a C that follows the norms is not known."""

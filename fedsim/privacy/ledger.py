@@ -88,6 +88,27 @@ class Ledger:
         """By column of `metrics.csv`, the epsilon of the client that has spent most so far."""
         return {column: self._largest.get(label, 0.0) for label, column in self._columns.items()}
 
+    def exceeded(self) -> list[str]:
+        """For each defense by which a client has spent more than was promised before the run, a sentence.
+
+        The promise is of clients that train as the experiment says, in all its rounds. The noise for a wanted epsilon
+        is chosen for that, and a strategy may ask for other batches or more steps.
+        """
+        return [_told_exceeded(label, over) for label in self._places if (over := self._over(label))]
+
+    def _over(self, label: str) -> list[tuple[Spent, float]]:
+        """Which clients have spent more by a defense than it promised, and what that was."""
+        over = []
+        for client, some in spent(self.rows, label).items():
+            planned = self._setting.participation(client)
+            if self._done[label, client].keys() <= {replace(planned, rounds=1)}:
+                continue
+            defense = self._defenses_of(client)[self._places[label]]
+            promised = defense.guarantee(planned, delta_of(defense))
+            if promised is not None and some.epsilon > promised.epsilon:
+                over.append((some, promised.epsilon))
+        return over
+
     def resume(self, rows: Iterable[Mapping[str, str]], rounds: int, where: str) -> None:
         """Go on after so many `rounds`, of which `rows` tell, as they were read from the file `where`.
 
@@ -227,6 +248,16 @@ def told(clients: Mapping[int, Spent], attacked: Sequence[int] = ()) -> str:
     for some in shown[:_SHOWN]:
         text += f"; for the attacked client {some.client} ε = {some.epsilon:.3g} after {counted(some.rounds)}"
     return text + (f", and {len(shown) - _SHOWN} more are attacked" if len(shown) > _SHOWN else "")
+
+
+def _told_exceeded(label: str, over: Sequence[tuple[Spent, float]]) -> str:
+    some, promised = max(over, key=lambda pair: pair[0].epsilon)
+    others = f", and the same is true of {len(over) - 1} more" if len(over) > 1 else ""
+    return (
+        f"{label}: client {some.client} has spent ε = {some.epsilon:.4g} in {counted(some.rounds)}, above the "
+        f"{promised:.4g} that was promised before the run{others}; the strategy asked for other batches or steps than "
+        "[training] says, so let [training] say the most that it asks for"
+    )
 
 
 def counted(rounds: int) -> str:

@@ -145,6 +145,61 @@ def test_what_the_server_asked_for_counts_and_not_what_the_file_says(
     assert last(folder)[0] == pytest.approx(proved, rel=0.01)
 
 
+class More(FedAvg):
+    """Asks for two steps more than [training] says, in all rounds but the first."""
+
+    def configure_train(self, server_round: int, arrays: Any, config: ConfigRecord, grid: Any) -> Any:
+        del config["local-epochs"]
+        config["local-steps"] = 3 if server_round == 1 else 5
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@pytest.mark.parametrize(
+    ("asks", "defense", "promised"),
+    [
+        (More, {"name": "dp-sgd", "epsilon": 6.0}, 6.0),
+        (More, DP, by_google([(1.0, 8 / 24, 9)])),
+        (More, {"name": "update-noise", "noise_multiplier": 9.0}, None),
+        (Fewer, {"name": "dp-sgd", "epsilon": 6.0}, None),
+        (FedAvg, {"name": "dp-sgd", "epsilon": 6.0}, None),
+    ],
+)
+def test_a_promise_that_was_not_kept_because_the_strategy_asked_for_more_is_told(
+    asks: type[FedAvg], defense: dict[str, Any], promised: float | None, tiny_config: Tiny, serial_run: Run,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Also of a run that was interrupted after the rounds in which more was asked for."""
+    monkeypatch.setattr(
+        registry, "load", lambda group, name, real=registry.load: asks if name == "fedavg" else real(group, name)
+    )
+    name, first = defense["name"], tiny_config(defense=[defense], federation={"rounds": 3})
+    real = strategies.app.Checkpoint.save
+
+    def once(self: Checkpoint, *rest: Any) -> None:
+        real(self, *rest)
+        if self.round == 2:
+            monkeypatch.setattr(strategies.app.Checkpoint, "save", real)
+            raise RunError("interrupted")
+
+    monkeypatch.setattr(strategies.app.Checkpoint, "save", once)
+    with pytest.raises(RunError, match="interrupted"):
+        serial_run(first, tmp_path / "run")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and "ε" in record.message]
+    folder = serial_run(first, tmp_path / "run", resume=True)
+    told = [record.message for record in caplog.records if record.levelno >= logging.WARNING and "ε" in record.message]
+    if promised is None:
+        assert told == []
+        return
+    (sentence,) = told
+    found = re.fullmatch(
+        rf"privacy: {name}: client \d has spent ε = {last(folder)[0]:.4g} in 3 rounds, above the (.*) that was "
+        r"promised before the run, and the same is true of 3 more; the strategy asked for .*",
+        sentence,
+    )
+    assert found, sentence
+    assert float(found[1]) == pytest.approx(promised, rel=0.01)
+
+
 def test_a_client_that_fails_or_is_too_late_may_have_sent(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
