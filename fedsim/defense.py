@@ -11,10 +11,11 @@ import copy
 import difflib
 import inspect
 import math
+import re
 from abc import ABC
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -359,6 +360,10 @@ class Defense(ABC):
         return gradient
 
 
+_WORDS = frozenset(Defense.__annotations__)
+"""What a defense says of itself."""
+_METHODS = frozenset(name for name in vars(Defense) if not name.startswith("_")) - _WORDS
+"""What a defense may override."""
 D = TypeVar("D", bound=Defense)
 
 
@@ -373,18 +378,11 @@ def a_defense(thing: Any) -> Defense:
     name = f"{cls.__module__}.{cls.__name__}"
     if not isinstance(thing, Defense):
         raise PluginError(f"{name}: expected a defense, made from a class that derives from fedsim.defense.Defense")
-    if beside := sorted(vars(thing).keys() & {*HOOKS, "sampling"}):
+    if beside := sorted(vars(thing).keys() & _METHODS):
         raise PluginError(
             f"{name}: '{beside[0]}' is set on an instance, where it is never called; define it in the class"
         )
-    for method in dir(cls):
-        if method.startswith("_") or hasattr(Defense, method) or not callable(getattr(cls, method)):
-            continue
-        known = (*HOOKS, "sampling", "guarantee", "composed", "check", "of_client", "adversary_view", "adversary_batch")
-        near = difflib.get_close_matches(method, known, n=1, cutoff=0.5 if method[:2] == "on" else 0.8)
-        if near or method.startswith("on_"):
-            meant = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(HOOKS)}"
-            raise PluginError(f"{name}: '{method}' is no hook of a defense and would never be called, {meant}")
+    _check_spelling(cls, name)
     if not any(overrides(thing, hook) for hook in (*HOOKS, "sampling")):
         raise PluginError(f"{name}: overrides none of sampling, {', '.join(HOOKS)}, so it defends nothing")
     shortcut = [hook for hook in ("example_factors", "on_sum") if overrides(thing, hook)]
@@ -414,6 +412,22 @@ def a_defense(thing: Any) -> Defense:
             f"{name}: 'sampling' cannot be called as sampling(num_examples, batch_size) ({error})"
         ) from error
     return thing
+
+
+def _check_spelling(cls: type[Defense], name: str) -> None:
+    """Raise PluginError where something that `cls` adds, and no setting, is called nearly as what a defense has."""
+    known = {field.name for field in fields(cls)} | _WORDS | _METHODS
+    for added in dir(cls):
+        if added.startswith("_") or added in known:
+            continue
+        value = inspect.getattr_static(cls, added)
+        method = callable(value) or isinstance(value, property | classmethod | staticmethod)
+        hook = re.match("on[_A-Z]", added) is not None
+        near = difflib.get_close_matches(added, _METHODS if method else _WORDS, n=1, cutoff=0.5 if hook else 0.8)
+        if near or added.startswith("on_"):
+            meant = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(HOOKS)}"
+            ignored = "hook of a defense and would never be called" if method else "attribute that is looked at"
+            raise PluginError(f"{name}: '{added}' is no {ignored}, {meant}")
 
 
 def remembers(defense: Defense) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -252,6 +253,56 @@ class Camel(Defense):
 
     def onUpdate(self, update: State, *, rng: torch.Generator) -> State:
         return {}
+
+
+class CallsMixes(Hooks):
+    mix = True
+
+    def mixed(self) -> None:
+        """A name of its own, which is near one of the interface that is no method."""
+
+
+def misspelt(name: str, value: Any) -> Defense:
+    return cast("Defense", type("Misspelt", (Hooks,), {name: value})())
+
+
+MISSPELT = {
+    "check_besides": "check_beside",
+    "example_factor": "example_factors",
+    "on_sums": "on_sum",
+    "onSum": "on_sum",
+    "of_clients": "of_client",
+    "compose": "composed",
+    "guarantees": "guarantee",
+    "adversary_views": "adversary_view",
+    "adversarial_batch": "adversary_batch",
+    "samplings": "sampling",
+    "checks": "check",
+}
+
+
+@pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
+def test_a_name_that_is_nearly_one_of_the_interface_is_refused(name: str, meant: str) -> None:
+    words = f"'{name}' is no hook of a defense and would never be called, did you mean '{meant}'?"
+    with pytest.raises(PluginError, match=re.escape(words)):
+        a_defense(misspelt(name, lambda self: None))
+
+
+def test_what_a_defense_says_of_itself_is_spelt_as_it_is_looked_at() -> None:
+    with pytest.raises(PluginError, match=r"'sumable' is no hook .* did you mean 'summable'\?"):
+        a_defense(misspelt("sumable", property(lambda self: True)))
+    for name, meant in {"encode": "encodes", "flip_signs": "flips_signs", "promises": "promise"}.items():
+        with pytest.raises(PluginError, match=f"'{name}' is no attribute that is looked at, did you mean '{meant}'"):
+            a_defense(misspelt(name, True))
+    assert a_defense(CallsMixes())
+
+
+def test_each_method_that_may_be_overridden_is_guarded_against_being_set_on_an_instance() -> None:
+    for name in ("on_update", "on_sum", "guarantee", "check_beside", "summable"):
+        thing = Hooks()
+        vars(thing)[name] = lambda: None
+        with pytest.raises(PluginError, match=f"'{name}' is set on an instance, where it is never called"):
+            a_defense(thing)
 
 
 class NoRng(Defense):
