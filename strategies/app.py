@@ -150,8 +150,6 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
         log.info("privacy: %s", sentence)
     for sentence in ledger.exceeded():
         log.warning("privacy: %s", sentence)
-    for sentence in ledger.exceeded():
-        log.warning("privacy: %s", sentence)
     folder.settle()
 
 
