@@ -239,6 +239,8 @@ class Defense(ABC):
         """Replace what the gradient of the last linear layer's weights is computed from.
 
         That gradient tells the representation of the batch. The forward pass and all other gradients keep the true one.
+        The layer is that of the last matrix which is trained, so that who sees a gradient finds it, too; a model is
+        refused where that matrix is of no linear layer.
 
         Args:
             features: `example feature`, the input of the model's last linear layer, differentiable by `inputs`.

@@ -75,7 +75,7 @@ class Soteria(Defense):
     def adversary_view(self, gradient: State, sent: State) -> State:
         """See Defense. Features whose column of the last layer's weights was sent as zero count for nothing there.
 
-        That layer is the last matrix of the model. Of several steps, only what was left out in each is known.
+        That layer is the last matrix, as in training. Of several steps, only what was left out in each is known.
         """
         matrices = [name for name, tensor in gradient.items() if tensor.ndim == 2]
         if not self.pruned or not matrices:

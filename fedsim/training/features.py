@@ -15,9 +15,13 @@ Replace = Callable[[Tensor, Tensor], Tensor]
 
 
 def last_linear(model: nn.Module) -> tuple[str, nn.Linear] | None:
-    """The linear layer that `model` defines last, with its name; None where it has none."""
+    """The linear layer whose weights are the last matrix of `model` that is trained, with its name.
+
+    So it is found by the names and shapes of a gradient, too. None where that matrix is of another layer, or none.
+    """
+    matrices = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.ndim == 2]
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return layers[-1] if layers else None
+    return next((found for found in layers if matrices and found[1].weight is matrices[-1]), None)
 
 
 def outputs_with_features(model: nn.Module, inputs: Tensor, replace: Replace) -> Tensor:

@@ -174,7 +174,8 @@ class Hooks:
         if replacing and last_linear(model) is None:
             raise ConfigError(
                 f"defense: {replacing[0]} replaces the features that the model's last linear layer is given, but the "
-                "model has no linear layer; choose another model, or leave the defense out"
+                "last matrix that is trained is not the weights of one; choose another model, define its last linear "
+                "layer after all others, or leave the defense out"
             )
 
     def _check_canaries(self, defenses: Sequence[Defense]) -> None:

@@ -147,6 +147,45 @@ def test_features_that_a_defense_changes_in_place_change_the_weights_gradient_al
         torch.testing.assert_close(defended[key], 2 * tensor if key == name else tensor)
 
 
+class Recurrent(nn.Module):
+    """Has matrices beside its linear layer, of a layer that is defined before that or after it."""
+
+    def __init__(self, after: bool) -> None:
+        super().__init__()
+        layers = {"recurrent": nn.RNN(8, 4, batch_first=True), "head": nn.Linear(4, 3)}
+        for name in reversed(layers) if after else layers:
+            self.add_module(name, layers[name])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.recurrent(inputs[:, 0])[0][:, -1])  # type: ignore[no-any-return]
+
+
+def test_an_adversary_finds_the_layer_that_training_takes() -> None:
+    """The columns that were left out are those that the adversary leaves out of a gradient of ones, in one tensor."""
+    model = Recurrent(after=False)
+    defended = gradient(model, Soteria(pruned=0.5))
+    seen = Soteria(pruned=0.5).adversary_view({name: torch.ones_like(t) for name, t in defended.items()}, defended)
+    assert [name for name, tensor in seen.items() if not tensor.all()] == ["head.weight"]
+    assert (seen["head.weight"] == 0).all(0).sum() == 2
+    assert torch.equal(seen["head.weight"] != 0, defended["head.weight"] != 0)
+
+
+def test_a_matrix_behind_the_last_linear_layer_is_refused_for_an_adversary_would_take_that_one() -> None:
+    with pytest.raises(ConfigError, match=r"soteria replaces .* define its last linear layer after all others"):
+        gradient(Recurrent(after=True), Soteria())
+    found = last_linear(Recurrent(after=False))
+    assert found is not None
+    assert found[0] == "head"
+
+
+def test_of_what_is_trained_the_last_linear_layer_is_taken() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].requires_grad_(False)
+    found = last_linear(model)
+    assert found is not None
+    assert found[0] == "0"
+
+
 class Twice(nn.Module):
     """Uses its last linear layer twice."""
 
@@ -206,7 +245,7 @@ def test_it_is_refused_before_work_where_it_cannot_act(tiny_config: Callable[...
         ConfigError, match="soteria replaces the features of a whole batch, and dp-sgd sees the gradient"
     ):
         Hooks([Soteria(), DpSgd(noise_multiplier=1.0)], cnn(), PLAN, 6, KEY)
-    with pytest.raises(ConfigError, match="the model has no linear layer"):
+    with pytest.raises(ConfigError, match="the last matrix that is trained is not the weights of one; choose another"):
         Hooks([Soteria()], nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), PLAN, 6, KEY)
     texts = Setting(update={}, task=Task((5,), 2, vocabulary=9), training=PLAN, rounds=1, clients=1, num_examples=[6])
     with pytest.raises(ConfigError, match="defense: soteria: replaces features by how they change with the inputs"):
