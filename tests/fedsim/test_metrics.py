@@ -186,6 +186,7 @@ def test_damaged_weights_are_noticed_before_anything_is_attacked(
     assert "\n" not in str(caught.value)
 
 
+@needs_weights
 @pytest.mark.parametrize("channels", [1, 3])
 def test_lpips_is_zero_for_equals_and_rises_with_noise(channels: int) -> None:
     true = images(2, channels, 32, 32)
