@@ -1,0 +1,297 @@
+"""Which measure foresees how well gradient inversion goes: the study of LAVP (Hong et al. 2023), its Tables 1 and 3.
+
+Three stages; each keeps what is done and goes on from it. `--data-dir DIR` or FEDSIM_DATA has CIFAR and the weights of
+LPIPS; `--folder` gets the networks. `--models`, `--data` and `--images` choose a part.
+
+    python benchmarks/lavp_study.py train      # the eight networks, about 25 minutes of one core
+    python benchmarks/lavp_study.py attack     # benchmarks/results/lavp-quality.csv, about two hours
+    python benchmarks/lavp_study.py measure    # benchmarks/results/lavp-measures.csv
+
+`python benchmarks/lavp_tables.py` shows what was found. `tune` is how step size and weight of the prior were chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adversaries.engine.distances import Cosine, Distance, SquaredL2
+from adversaries.engine.matching import GradientInversion
+from adversaries.engine.priors import TotalVariation
+from adversaries.engine.recipe import Recipe
+from adversaries.scene import Scene
+from fedsim import metrics
+from fedsim.errors import AttackError
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import Config, check
+from fedsim.experiments.training_states import make_states
+from fedsim.findings import Reconstruction
+from fedsim.knowledge import Knowledge
+from fedsim.plugins import registry
+from fedsim.randomness import generator, one_thread
+from fedsim.training.model_state import load_state, state_of
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
+
+RESULTS = Path(__file__).parent / "results"
+QUALITY, MEASURED = RESULTS / "lavp-quality.csv", RESULTS / "lavp-measures.csv"
+SCORES = ("mse", "ssim", "psnr", "lpips")
+QUALITY_COLUMNS = ("data", "model", "distance", "image", *SCORES, "objective")
+MEASURED_COLUMNS = ("data", "model", "image", "measure", "value")
+DATA = ("cifar10", "cifar100")
+MODELS: dict[str, dict[str, Any]] = {
+    "lenet": {"name": "lenet"},
+    "alexnet": {"name": "alexnet", "stride": 2, "channels": [32, 96, 192, 128, 128], "hidden": [512, 512]},
+    "vgg9": {"name": "vgg9", "batch_norm": True, "channels": [16, 32, 64, 64, 128, 128], "hidden": [256, 256]},
+    "resnet8": {"name": "resnet8", "channels": [16, 32, 64], "pool": "global", "hidden": 0},
+}
+"""LAVP names its networks and no more. AlexNet and VGG9 have half their usual channels, so that two cores can attack
+them, and VGG9 has batch norm, without which the published learning rate of 0.1 does not train it in a few epochs."""
+EPOCHS = {
+    ("cifar10", "lenet"): 32,
+    ("cifar10", "alexnet"): 16,
+    ("cifar10", "vgg9"): 8,
+    ("cifar10", "resnet8"): 8,
+    ("cifar100", "lenet"): 40,
+    ("cifar100", "alexnet"): 24,
+    ("cifar100", "vgg9"): 12,
+    ("cifar100", "resnet8"): 12,
+}
+"""As many as about 25 minutes of one core allow; the paper's are 300, on all images."""
+SEED, IMAGES, TUNED_ON, RESTARTS, ITERATIONS = 1, 100, 4, 3, 200
+DISTANCES: Mapping[str, Distance] = {"l2": SquaredL2(), "cosine": Cosine()}
+STEP_SIZES, TV_WEIGHTS = (0.03, 0.1, 0.3), (1e-5, 1e-4, 1e-3, 1e-2)
+HOW = {"l2": {"step_size": 0.1, "tv_weight": 1e-4}, "cosine": {"step_size": 0.1, "tv_weight": 1e-3}}
+"""Of each distance; least mean squared error on images that are not among those of the study, see `tune`."""
+MEASURES: dict[str, dict[str, Any]] = {name: {"name": name} for name in registry.names("measures")}
+"""By label, the tables of the measures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching(GradientInversion):
+    """Gradient matching as LAVP's attack: Adam, total variation, pixels in their range.
+
+    Args:
+        distance: `l2` or `cosine`.
+        step_size: of Adam, in standard deviations of the inputs, a tenth after 3/8, 5/8 and 7/8 of the way.
+        tv_weight: of the total variation.
+    """
+
+    distance: str
+    step_size: float
+    tv_weight: float
+
+    def _recipe(self, scene: Scene) -> Recipe:
+        prior = (self.tv_weight, TotalVariation())
+        return Recipe(distance=DISTANCES[self.distance], priors=[prior], step_size=self.step_size)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A network that is trained on a data set.
+
+    Attributes:
+        folder: of all weights.
+    """
+
+    data: str
+    model: str
+    folder: Path = field(compare=False)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """Its central training is LAVP's: SGD from 0.1, a tenth of it after half and three quarters of the epochs."""
+        epochs = EPOCHS[self.data, self.model]
+        tables = {
+            "data": {"name": self.data},
+            "model": MODELS[self.model],
+            "training": {"local_epochs": 1, "learning_rate": 0.1, "batch_size": 32},
+            "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
+            "states": {"epochs": [epochs], "decay_at": [epochs // 2, epochs * 3 // 4], "decay": 0.1},
+        }
+        return Experiment(check(Config, tables, self.data))
+
+    @property
+    def weights(self) -> Path:
+        """The file of its trained state, which is made where it is not there."""
+        states = make_states(self.experiment.config, self.data, self.folder / f"{self.data}-{self.model}")
+        return states.path(f"epoch-{EPOCHS[self.data, self.model]}")
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The trained network in evaluation mode."""
+        from safetensors.torch import load_file
+
+        network = self.experiment.new_model()
+        load_state(network, load_file(self.weights))
+        return network.eval()
+
+    @cached_property
+    def images(self) -> list[int]:
+        """Places in the test set: those of the study, the same for all networks, and then those to tune on."""
+        count = len(self.experiment.dataset.test)
+        return torch.randperm(count, generator=generator(SEED, "lavp images"))[: IMAGES + TUNED_ON].tolist()
+
+    def example(self, image: int) -> tuple[Tensor, Tensor, Tensor]:
+        """One test image in [0, 1], in model units, and its label; a batch of one each."""
+        test = self.experiment.dataset.test
+        inputs = test.inputs(slice(image, image + 1))
+        return inputs, self.experiment.data.to_model(inputs), test.labels[image : image + 1]
+
+    def update(self, image: int) -> Update:
+        """What a client sends that holds this image alone, and trains in evaluation mode."""
+        _, inputs, labels = self.example(image)
+        named = dict(self.network.named_parameters())
+        slopes = torch.autograd.grad(self.experiment.loss(self.network(inputs), labels), list(named.values()))
+        payload = Payload.dense(dict(zip(named, slopes, strict=True)), "gradient")
+        return Update(round=1, client=image, before=state_of(self.network), payload=payload, num_examples=1)
+
+    def knowledge(self, image: int) -> Knowledge:
+        """All but the image itself."""
+        data = self.experiment.data
+        mean, std = data.moments()
+        return Knowledge(
+            model=lambda: self.network,
+            loss=self.experiment.loss,
+            input_shape=data.dataset.task.input_shape,
+            num_classes=data.dataset.num_classes,
+            value_range=data.value_range(),
+            input_mean=mean,
+            input_std=std,
+            labels=self.example(image)[2],
+        )
+
+    def attacked(self, image: int, attack: Matching) -> dict[str, float]:
+        """How close the best of all restarts comes, by the objective; NaN where there is nothing to match."""
+        rng = generator(SEED, "lavp attack", image)
+        try:
+            with one_thread():
+                found = attack.invert(self.update(image), self.knowledge(image), rng, lambda *_: None)
+        except AttackError as error:
+            print(f"{self.data}, {self.model}: {error}", flush=True)
+            return dict.fromkeys((*SCORES, "objective"), math.nan)
+        return self.scores(image, found) | {"objective": float(found.trace["objective"][-1])}
+
+    def scores(self, image: int, found: Reconstruction) -> dict[str, float]:
+        """By each metric, against the original."""
+        true = self.example(image)[0]
+        perceived = metrics.lpips(found.data, true, Path(os.environ["FEDSIM_DATA"]) / "weights")
+        if isinstance(perceived, str):
+            raise SystemExit(f"LPIPS: {perceived}")
+        close = {name: getattr(metrics, name)(found.data, true) for name in ("mse", "ssim", "psnr")}
+        return {name: float(value) for name, value in (close | {"lpips": perceived}).items()}
+
+
+def train(cells: Sequence[Cell], chosen: argparse.Namespace) -> None:
+    """All networks that are not there."""
+    for cell in cells:
+        print(cell.weights, flush=True)
+
+
+def tune(cells: Sequence[Cell], chosen: argparse.Namespace) -> None:
+    """Each setting on a few other images: mean of each score."""
+    for cell, distance, step, weight in product(cells, DISTANCES, STEP_SIZES, TV_WEIGHTS):
+        attack = attack_by(distance, step_size=step, tv_weight=weight)
+        found = [cell.attacked(image, attack) for image in cell.images[IMAGES:]]
+        means = ", ".join(f"{name} {sum(one[name] for one in found) / len(found):.4f}" for name in SCORES)
+        print(f"{cell.data}, {cell.model}, {distance}, step {step}, TV {weight}: {means}", flush=True)
+
+
+def attack(cells: Sequence[Cell], chosen: argparse.Namespace) -> None:
+    """The quality of each image's reconstruction by each distance."""
+    done = {tuple(row[name] for name in QUALITY_COLUMNS[:4]) for row in read(QUALITY)}
+    for cell, distance in product(cells, DISTANCES):
+        for image in cell.images[: chosen.images]:
+            key = (cell.data, cell.model, distance, str(image))
+            if key not in done:
+                found = cell.attacked(image, attack_by(distance, **HOW[distance]))
+                append(QUALITY, QUALITY_COLUMNS, [dict(zip(QUALITY_COLUMNS, key, strict=False)) | short(found)])
+        print(f"{cell.data}, {cell.model}, {distance}: done", flush=True)
+
+
+def attack_by(distance: str, **settings: float) -> Matching:
+    """The attack with one of the distances."""
+    return Matching(distance=distance, iterations=ITERATIONS, restarts=RESTARTS, **settings)
+
+
+def measure(cells: Sequence[Cell], chosen: argparse.Namespace) -> None:
+    """What each measure says of each image."""
+    done = {(row["data"], row["model"], row["image"], row["measure"].split(".")[0]) for row in read(MEASURED)}
+    for cell, label in product(cells, MEASURES):
+        for image in cell.images[: chosen.images]:
+            key = (cell.data, cell.model, str(image), label)
+            if key not in done:
+                append(MEASURED, MEASURED_COLUMNS, measured(cell, image, label))
+        print(f"{cell.data}, {cell.model}, {label}: done", flush=True)
+
+
+def measured(cell: Cell, image: int, label: str) -> Iterator[dict[str, Any]]:
+    """A row for each value of one measure."""
+    table = dict(MEASURES[label])
+    by = registry.build("measures", table.pop("name"), table, label)
+    _, inputs, labels = cell.example(image)
+    for name, value in by.of(cell.network, cell.experiment.loss, inputs, labels).items():
+        about = {"data": cell.data, "model": cell.model, "image": image}
+        yield about | {"measure": f"{label}.{name}"} | short({"value": value})
+
+
+def short(values: Mapping[str, float]) -> dict[str, str]:
+    """With seven digits."""
+    return {name: f"{value:.7g}" for name, value in values.items()}
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """All rows that are there."""
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def append(path: Path, columns: Sequence[str], rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
+    """Write further rows, at once."""
+    found, new = list(rows), not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(found)
+
+
+STAGES = {"train": train, "tune": tune, "attack": attack, "measure": measure}
+
+
+def main() -> None:
+    """Do one stage."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--data-dir", type=Path, default=os.environ.get("FEDSIM_DATA"))
+    parser.add_argument("--folder", type=Path, default=Path("runs/lavp"), help="of the weights")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--data", nargs="*", default=list(DATA), choices=DATA)
+    parser.add_argument("--images", type=int, default=IMAGES, help="how many of the images, the first ones")
+    chosen = parser.parse_args()
+    if chosen.data_dir is None:
+        parser.error("name the data folder by --data-dir or FEDSIM_DATA")
+    os.environ["FEDSIM_DATA"] = str(chosen.data_dir)
+    torch.set_num_threads(1)
+    logging.basicConfig(format="%(message)s")
+    # The attack warns of dropout layers for each image; here the client trains in evaluation mode.
+    logging.getLogger("fedsim").setLevel(logging.INFO if chosen.stage == "train" else logging.ERROR)
+    STAGES[chosen.stage]([Cell(data, name, chosen.folder) for data in chosen.data for name in chosen.models], chosen)
+
+
+if __name__ == "__main__":
+    main()
