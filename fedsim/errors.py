@@ -106,6 +106,12 @@ def what_it_said(error: BaseException) -> str:
     return str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
 
 
+def some_of(things: Iterable[object], most: int, separator: str = ", ") -> str:
+    """The first `most` of these, and how many more there are."""
+    told = [str(thing) for thing in things]
+    return separator.join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A remark that offers the nearest known name, or lists them all."""
     names = sorted(known)

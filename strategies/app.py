@@ -26,7 +26,7 @@ from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.garbage import little_garbage
 from fedsim.engines.memory import ClientMemory
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
-from fedsim.errors import PayloadError, RunError, one_line, what_it_said
+from fedsim.errors import PayloadError, RunError, one_line, some_of, what_it_said
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import FederationTable
 from fedsim.experiments.reading import load_config
@@ -47,7 +47,7 @@ from fedsim.wire.payloads import Payload
 from strategies.checkpoint import Checkpoint, opaque
 from strategies.curious import Curious
 from strategies.exchange import miscounted
-from strategies.secure_sum import SecureSum, some_of
+from strategies.secure_sum import SecureSum
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
 _STEPS = 32

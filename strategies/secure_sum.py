@@ -31,7 +31,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedsim.engines.arrays import record_of, state_in
-from fedsim.errors import RunError
+from fedsim.errors import RunError, some_of
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import SecureAggregationTable
 from fedsim.experiments.secure_aggregation import group_sizes
@@ -237,9 +237,3 @@ def _values(reply: RecordDict, asked: RecordDict) -> dict[str, tuple[Kind, torch
         else ("delta", found["delta"][name].to(tensor.dtype) if name in found["delta"] else after[name] - tensor)
         for name, tensor in before.items()
     }
-
-
-def some_of(clients: Sequence[int], most: int) -> str:
-    """The first `most` of these clients, and how many more there are."""
-    more = f" and {len(clients) - most} more" if len(clients) > most else ""
-    return ", ".join(map(str, clients[:most])) + more

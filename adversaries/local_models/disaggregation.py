@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adversaries.local_updates import checked, flat, trained
 from fedsim.attacks import CLIENT, GROUPS, Attack, Knowledge, Paper, Progress
-from fedsim.errors import AttackError
+from fedsim.errors import AttackError, some_of
 from fedsim.findings import Finding, LocalModel
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
@@ -127,8 +127,7 @@ class Sums:
         column = self.participation[:, place : place + 1]
         alike = (self.participation == column).all(0)
         together = [client for client, same in zip(self.clients, alike.tolist(), strict=True) if same]
-        shown = ", ".join(map(str, together[:_SHOWN])) + (", ..." if len(together) > _SHOWN else "")
-        why = f"clients {shown} are always in the same groups; " if len(together) > 1 else ""
+        why = f"clients {some_of(together, _SHOWN)} are always in the same groups; " if len(together) > 1 else ""
         raise AttackError(
             f"client {victim}: its update does not follow from the sums: {len(self.examples)} sums over "
             f"{len(self.clients)} clients have rank {self.rank}; {why}inspect more rounds, in which other clients are "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedsim.attacks import Attack
-from fedsim.errors import ConfigError, DataError, TranscriptError, first_line, one_line
+from fedsim.errors import ConfigError, DataError, TranscriptError, first_line, one_line, some_of
 from fedsim.evaluation.truth import Truth
 from fedsim.knowledge import Knowledge
 from fedsim.recording.transcript import Transcript
@@ -142,7 +141,7 @@ def check_truths(files: Mapping[str, Path], counts: Mapping[str, set[int]], know
     if files and not counts.keys() & files.keys():
         raise ConfigError(
             f"truth: none of its clients ({', '.join(files)}) is recorded; recorded: "
-            f"{', '.join(itertools.islice(counts, _NAMED))}; clients are called by their partition id where they "
+            f"{some_of(counts, _NAMED)}; clients are called by their partition id where they "
             'report it, else by their node; "#1" is the first'
         )
 
@@ -183,7 +182,7 @@ def warn_of_count(who: str, held: int, counts: Mapping[str, set[int]]) -> None:
             "truth.%s: has %d examples, and N is %s; if clients count batches, say N with [app] num_examples",
             who,
             held,
-            ", ".join(map(str, sorted(told)[:_NAMED])),
+            some_of(sorted(told), _NAMED),
         )
 
 
@@ -232,13 +231,11 @@ def warn_of_still_layers(network: nn.Module, updates: Sequence[Update]) -> None:
             moved |= {name for name, tensor in direction.items() if tensor.any()}
     still = [name for name, parameter in network.named_parameters() if parameter.requires_grad and name not in moved]
     if still and moved:
-        more = f" and {len(still) - _NAMED} more" if len(still) > _NAMED else ""
         log.warning(
-            "round %d: %s%s moved in no reply; if clients do not train them, set requires_grad = False on them in the "
+            "round %d: %s moved in no reply; if clients do not train them, set requires_grad = False on them in the "
             "function that adversary.knowledge.model names, or attacks expect that they move",
             updates[0].round,
-            ", ".join(still[:_NAMED]),
-            more,
+            some_of(still, _NAMED),
         )
 
 
@@ -368,8 +365,7 @@ def _unlike(network: nn.Module, state: State) -> str:
             if name not in state or state[name].shape != shape
         ]
         told += [f"the model has no '{name}'" for name in state if name not in kept]
-    more = [f"and {len(told) - _NAMED} more"] if len(told) > _NAMED else []
-    return one_line("; ".join(told[:_NAMED] + more)) or "its tensors are of other shapes"
+    return one_line(some_of(told, _NAMED, "; ")) or "its tensors are of other shapes"
 
 
 def _same(one: State, other: State) -> bool:

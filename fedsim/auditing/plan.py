@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Attack
 from fedsim.auditing.sight import Sight
-from fedsim.errors import AttackError, ConfigError, FedsimError, did_you_mean
+from fedsim.errors import AttackError, ConfigError, FedsimError, did_you_mean, some_of
 from fedsim.experiments.config import AdversaryTable, AttackTable
 from fedsim.recording.header import Header
 from fedsim.recording.transcript import Transcript
@@ -169,8 +169,7 @@ def check_victims(transcript: Transcript, adversary: AdversaryTable, chosen: Seq
         missing -= present
         seen |= present
     if missing:
-        shown = sorted(seen)
-        told = f"{shown[:_SHOWN]} and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else str(shown)
+        told = some_of(sorted(seen), _SHOWN)
         raise ConfigError(f"adversary.victims: client {min(missing)} is not recorded; recorded: {told}")
 
 

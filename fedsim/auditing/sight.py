@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from fedsim.attacks import GROUP, GROUPS, Attack
+from fedsim.errors import some_of
 from fedsim.recording.header import Header, Reply
 
 log = logging.getLogger(__name__)
@@ -62,10 +63,9 @@ class Sight:
             return ()
         seats = {client: self._seat(client) for client in _of(self.filed, chosen)}
         if moving := [client for client, seat in seats.items() if seat is None]:
-            told = ", ".join(map(str, moving[:_SHOWN])) + (", ..." if len(moving) > _SHOWN else "")
             why = (
                 "it reads several rounds of one group, and the members of groups change from round to round, as those "
-                f"of client {told}; attack one round (adversary.rounds)"
+                f"of client {some_of(moving, _SHOWN)}; attack one round (adversary.rounds)"
             )
             _fail(failures, attack, why)
         return list(dict.fromkeys(seat for seat in seats.values() if seat is not None))

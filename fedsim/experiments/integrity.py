@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.errors import ConfigError, FedsimError
+from fedsim.errors import ConfigError, FedsimError, some_of
 from fedsim.experiments import lock
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, check
@@ -170,9 +170,8 @@ def _recorded(folder: Path) -> Transcript | None:
 
 
 def _named(rounds: list[str]) -> str:
-    shown = ", ".join(rounds[:_SHOWN])
-    more = f" and {len(rounds) - _SHOWN} more" if len(rounds) > _SHOWN else ""
-    return f"round{'s' * (len(rounds) > 1)} {shown}{more} {'are' if len(rounds) > 1 else 'is'}"
+    several = len(rounds) > 1
+    return f"round{'s' * several} {some_of(rounds, _SHOWN)} {'are' if several else 'is'}"
 
 
 def _settings(folder: Path, manifest: Manifest) -> Iterator[str]:
