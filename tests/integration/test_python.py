@@ -188,7 +188,7 @@ def test_knowledge_is_granted_and_withheld(made: Run) -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "says"),
     [
-        (lambda run: run.attack("sme", victim=77), ConfigError, "client 77 is not recorded; recorded: [0, 1, 2]"),
+        (lambda run: run.attack("sme", victim=77), ConfigError, "client 77 is not recorded; recorded: 0, 1, 2"),
         (lambda run: run.attack("sme", round=9), ConfigError, "round 9 is not recorded"),
         (lambda run: run.attack("sme", round=[1, 1]), ConfigError, "reads one round"),
         (lambda run: run.attack("smee"), PluginError, "did you mean 'sme'"),
