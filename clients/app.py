@@ -28,7 +28,6 @@ from fedsim.randomness import generator, one_thread
 from fedsim.training.cohort import Share, acting_inside, local_updates, pays
 from fedsim.training.hooks import Hooks
 from fedsim.training.loop import evaluate, local_gradient, local_update
-from fedsim.training.sampling import batches_of_round
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.payloads import Kind, Payload, State
 
@@ -68,7 +67,7 @@ def train(message: Message, context: Context) -> Message:
         raise RunError(f"straggler: did not return in round {_round(message)}")
     model, device = _placed(experiment)
     settings = LocalTraining.told(message.content["config"])
-    (share,) = _shares(experiment, message, [client], settings)
+    (share,) = experiment.shares([client], _round(message), settings)
     measured(experiment, _state(message), _round(message), share, settings, context.state)
     if settings.sends == "gradient":
         reply = _gradient(experiment, message, client, share, settings, context.state)
@@ -128,7 +127,7 @@ def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mappi
         settings = LocalTraining.told(message.content["config"])
         if settings.sends == "gradient":
             return {}
-        shares = _shares(experiment, message, present, settings)
+        shares = experiment.shares(present, _round(message), settings)
         if acting_inside(experiment.defenses):
             shares, present = _shortening(experiment, present, shares, settings)
         if not present or not pays(shares, settings):
@@ -198,25 +197,6 @@ def _placed(experiment: Experiment) -> tuple[nn.Module, torch.device]:
     device = experiment.device()
     # Built on the CPU, and there asking each of its layers takes as long as a step.
     return experiment.model if device.type == "cpu" else experiment.model.to(device), device
-
-
-def _shares(experiment: Experiment, message: Message, clients: Sequence[int], settings: LocalTraining) -> list[Share]:
-    """What each of `clients` brings to training."""
-    data, seed, number = experiment.data, experiment.seed, _round(message)
-    return [
-        Share(
-            inputs=inputs,
-            labels=labels,
-            key=_key(experiment, message, client),
-            order=batches_of_round(len(labels), settings, seed=seed, client=client, number=number),
-        )
-        for client, (inputs, labels) in zip(clients, data.fed(clients), strict=True)
-    ]
-
-
-def _key(experiment: Experiment, message: Message, client: int) -> tuple[int | str, ...]:
-    """The key of a client's randomness in the round that the message belongs to."""
-    return experiment.seed, "train", _round(message), client
 
 
 def _round(message: Message) -> int:

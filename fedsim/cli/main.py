@@ -1,4 +1,4 @@
-"""The command line: run, train, attack, geometry, report, inspect, data, list, show, check.
+"""The command line: run, train, expose, attack, geometry, report, inspect, data, list, show, check.
 
 Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Exit codes: 0 done,
 1 a run or an attack failed, 2 the request itself is wrong.
@@ -20,6 +20,7 @@ from fedsim.cli.allocator import keep_freed_memory
 from fedsim.cli.attack import attack
 from fedsim.cli.check import check
 from fedsim.cli.data import show_data
+from fedsim.cli.expose import expose
 from fedsim.cli.geometry import geometry
 from fedsim.cli.inspect import inspect
 from fedsim.cli.options import say
@@ -37,10 +38,11 @@ _PIPE_CLOSED = 128 + signal.SIGPIPE
 _GO_ON = {
     "run": "; `fedsim run --resume RUN` goes on from what is kept",
     "train": "; the same `fedsim train` goes on from what is kept",
+    "expose": "; exposure.csv has the clients that are done",
     "attack": "; the same `fedsim attack` goes on from the findings that are kept",
 }
 """What to do after an interrupt, by the command that was running."""
-for _command in (run, train, attack, geometry, report, inspect):
+for _command in (run, train, expose, attack, geometry, report, inspect):
     cli.command()(_command)
 cli.command("data")(show_data)
 cli.command("list")(list_plugins)

@@ -25,7 +25,7 @@ def run(
 ) -> None:
     """Run a federation under a curious server, attack what it saw, and report."""
     from fedsim.experiments.reading import load_config
-    from fedsim.experiments.run_folder import RunFolder, default_folder
+    from fedsim.experiments.run_folder import RunFolder, default_folder, exposures
 
     use_data_dir(data_dir)
     use_key(key)
@@ -36,7 +36,7 @@ def run(
     config = None if file is None else load_config(file, overrides or [], trust=trust)
 
     # What follows takes seconds to import, so a mistyped key is told of before.
-    from fedsim.cli.work_shown import show_epsilons, show_scores, shown
+    from fedsim.cli.work_shown import show_epsilons, show_exposure, show_scores, shown
     from fedsim.evaluation.empirical_epsilon import written
     from fedsim.workflow import work
 
@@ -49,4 +49,5 @@ def run(
             done = work.resume(RunFolder(resume), trust=trust, follow=follow)
     show_scores(done)
     show_epsilons(written(done.folder))
+    show_exposure(exposures(done.folder), "before clients sent, mean over rounds")
     told_report(done, quiet)

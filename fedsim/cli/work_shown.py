@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.logging import RichHandler
@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from fedsim.cli.options import console
 from fedsim.cli.screen import Phases, Seldom
 from fedsim.progress import LOGGER
+from fedsim.reporting.exposure import quantities
 from fedsim.workflow.logs import Once, listening
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def shown(quiet: bool = False, verbose: bool = False) -> Iterator[Callable[[Job,
 
 def show_scores(done: Done) -> None:
     """Print a table for each attack, and what the clients' defense is worth against each."""
-    for attack, found in groupby(done.lines, key=lambda line: line.summary.attack):
+    from fedsim.reporting.adaptive import told_once  # which takes seconds
+
+    for attack, found in groupby(told_once(done.lines), key=lambda line: line.summary.attack):
         console.print(score_table(attack, list(found)))
     for remark in done.remarks:
         console.print(remark, markup=False, highlight=False)
@@ -73,6 +76,19 @@ def show_epsilons(found: Sequence[Epsilons]) -> None:
             str(item.client), escape(item.defense), proved, f"[{style}]{item.measured.epsilon:.4g}[/]", guesses
         )
     console.print(table)
+
+
+def show_exposure(rows: Sequence[Mapping[str, Any]], when: str) -> None:
+    """Print for each measure who is exposed most and least, of clients and of examples, if anything was measured."""
+    columns = "measure", "n", "exposed most", "exposed least"
+    table = Table(*columns, title=escape(f"Exposure {when}"), box=SIMPLE_HEAD)
+    for item in [*quantities(rows), *quantities(rows, each=True)]:
+        ends = [(item.ranked[place], item.values[item.ranked[place]]) for place in (0, -1) if item.values]
+        told = [f"client {who[0]}{f', example {who[1]}' if who[1] else ''}: {value:.4g}" for who, value in ends]
+        name = f"{escape(item.title)}\n[dim]{item.meaning}[/]"
+        table.add_row(name, str(len(item.values)), *(told or ("undefined", "undefined")))
+    if table.rows:
+        console.print(table)
 
 
 def score_table(attack: str, found: Sequence[Line]) -> Table:

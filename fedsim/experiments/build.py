@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from fedsim.randomness import numpy_generator, seeded
 from fedsim.task import Loss, smoothed
 from fedsim.training.apart import check_apart
 from fedsim.training.canaries import Canaries, audited_at
-from fedsim.training.cohort import fits, group_size
+from fedsim.training.cohort import Share, fits, group_size
 from fedsim.training.hooks import Hooks
 from fedsim.training.model_state import load_state, state_of, statistics_of
 from fedsim.training.modes import trained
@@ -223,12 +223,23 @@ class Experiment:
         Raises:
             ConfigError: the file is not readable or holds another model.
         """
-        table, model = self.config.model, self.new_model()
+        start = self.config.model.start
+        return self._fresh if start is None else self.state_in(Path(start))
+
+    def state_in(self, path: Path) -> dict[str, Tensor]:
+        """The trained state in a file, as the federation would start from it.
+
+        Raises:
+            ConfigError: the file is not readable or holds another model.
+        """
         shared = self.training.batch_norm_statistics == "shared"
-        fresh = state_of(model, statistics=shared)
-        if table.start is None:
-            return fresh
-        return read_state(Path(table.start), fresh, table.name, withheld=() if shared else statistics_of(model))
+        withheld = () if shared else statistics_of(self.model)
+        return read_state(path, self._fresh, self.config.model.name, withheld=withheld)
+
+    @property
+    def _fresh(self) -> dict[str, Tensor]:
+        """Fresh weights, as far as the federation sends them."""
+        return state_of(self.new_model(), statistics=self.training.batch_norm_statistics == "shared")
 
     def other_start(self) -> dict[str, Tensor]:
         """Random weights that no client of this federation was ever sent, in the form of w_0."""
@@ -321,6 +332,19 @@ class Experiment:
         order = batches_of_round(len(labels), self.training, seed=self.seed, client=client, number=number)
         assert order is not None
         return inputs[order[0]], labels[order[0]]
+
+    def shares(self, clients: Sequence[int], number: int, settings: LocalTraining) -> list[Share]:
+        """What each of `clients` brings to training in round `number`, with `settings` as it is told them."""
+        seed = self.seed
+        return [
+            Share(
+                inputs=inputs,
+                labels=labels,
+                key=(seed, "train", number, client),
+                order=batches_of_round(len(labels), settings, seed=seed, client=client, number=number),
+            )
+            for client, (inputs, labels) in zip(clients, self.data.fed(clients), strict=True)
+        ]
 
     def straggles(self, client: int, number: int) -> bool:
         """Whether `client` does not answer in round `number`."""

@@ -66,7 +66,7 @@ def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise ConfigError(f"{path}: is not valid TOML: {error}") from error
     for override in overrides:
-        _override(tables, override)
+        override_in(tables, override)
     check_possible(tables, str(path))
     return tables
 
@@ -110,7 +110,7 @@ def _impossible(key: str, value: Any, *, is_path: bool) -> str:
     return ""
 
 
-def _override(tables: dict[str, Any], override: str) -> None:
+def override_in(tables: dict[str, Any], override: str) -> None:
     """Apply one `a.b.c=value`; see `put`."""
     key, equals, text = override.partition("=")
     if not equals or not all(word.strip() for word in key.split(".")):

@@ -22,9 +22,10 @@ from fedsim.training.cohort import Share
 from fedsim.training.settings import LocalTraining
 
 log = logging.getLogger(__name__)
-COLUMNS = ("round", "state", "client", "example", "measure", "quantity", "value", "failure")
-"""`state` is the model that the client starts from, `example` its place among the client's own examples and empty for
-all of them together; a row has a `value`, NaN where it is undefined, or a `failure`, which says why it has none."""
+COLUMNS = ("round", "state", "client", "example", "measure", "quantity", "value", "larger_means", "failure")
+"""`state` is the model that the client starts from, `example` a place among the client's own examples, empty for all of
+them together. `larger_means` says whether `more` or `less` is exposed where the value is larger. A row has a `value`,
+NaN where it is undefined, or a `failure`, which says why there is none."""
 KEPT = "exposure"
 """What a client calls its rows in the state that it keeps."""
 Row = Mapping[str, Any]
@@ -118,7 +119,13 @@ def _told(gauge: Gauge, compute: Callable[[Gauge], Mapping[Any, Mapping[str, flo
         log.debug("%s failed", gauge.title, exc_info=error)
         return [{"measure": gauge.title, "failure": one_line(what_it_said(error))}]
     return [
-        {"example": example, "measure": gauge.title, "quantity": name, "value": value}
+        {
+            "example": example,
+            "measure": gauge.title,
+            "quantity": name,
+            "value": value,
+            "larger_means": gauge.measure.quantities[name],
+        }
         for example, values in found.items()
         for name, value in values.items()
     ]

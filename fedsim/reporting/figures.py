@@ -25,6 +25,8 @@ _STROKES = ("solid", "dashed", "dotted")
 _INK, _FAINT = "#333333", "#d9d9d9"
 _CELL, _GAP, _TEXT, _MARGIN = 104, 10, 34, 200
 """Of an image sheet, in device pixels: largest side of an image, space around it, line of text, row names."""
+_ACROSS, _HEADING = 1400, 56
+"""Of a gallery, in device pixels: its width, and the height of a heading."""
 _TRACES = {
     "objective": ("What the attack minimises", "objective (dimensionless)"),
     "distance": ("Its gradient-matching part", "distance"),
@@ -278,3 +280,90 @@ def _png(figure: Figure) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return file.getvalue()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Images in a gallery under a heading, in as many lines as they need.
+
+    Attributes:
+        title: the heading.
+        images: `example channel height width` in [0, 1].
+        captions: two lines of text for each.
+    """
+
+    title: str
+    images: Tensor
+    captions: Sequence[str]
+
+
+def gallery(rows: Sequence[Row]) -> bytes:
+    """A PNG of `rows` below one another, every pixel a sharp square."""
+    from matplotlib.figure import Figure
+
+    _, _, height, width = rows[0].images.shape
+    zoom = max(1, _CELL // max(height, width))
+    high, wide = zoom * height + 2 * _TEXT, zoom * width + _GAP
+    across = max(1, _ACROSS // wide)
+    lines = [-(-len(row.images) // across) for row in rows]
+    canvas = np.ones((sum(_HEADING + high * count for count in lines) + _GAP, across * wide + _GAP, 3))
+    size = canvas.shape[1], canvas.shape[0]
+    figure = Figure(figsize=((size[0] + 0.01) / DPI, (size[1] + 0.01) / DPI), dpi=DPI, facecolor="white")
+    top = 0
+    for row, count in zip(rows, lines, strict=True):
+        middle = 1 - (top + _HEADING / 2) / size[1]
+        figure.text(_GAP / size[0], middle, row.title, ha="left", va="center", fontsize=8.5, color=_INK)
+        top += _HEADING
+        for place, (image, caption) in enumerate(zip(_as_rgb(row.images), row.captions, strict=True)):
+            line, column = divmod(place, across)
+            y, x = top + line * high, _GAP + column * wide
+            canvas[y - 1 : y + zoom * height + 1, x - 1 : x + zoom * width + 1] = 0.8
+            canvas[y : y + zoom * height, x : x + zoom * width] = image.repeat(zoom, 0).repeat(zoom, 1)
+            centre, below = (x + zoom * width / 2) / size[0], 1 - (y + zoom * height + 4) / size[1]
+            figure.text(centre, below, caption, ha="center", va="top", fontsize=6.5, color=_INK)
+        top += high * count
+    figure.figimage(canvas, origin="upper", zorder=-1)
+    return _png(figure)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """Values by name, the first one on top.
+
+    Attributes:
+        title: what it shows.
+        xlabel: what a larger value says.
+        names, values: a name and a value for each.
+    """
+
+    title: str
+    xlabel: str
+    names: Sequence[str]
+    values: Sequence[float]
+
+
+def ladders(panels: Sequence[Ladder]) -> bytes:
+    """A PNG of `panels`, three beside one another."""
+    from matplotlib.figure import Figure
+
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    tallest = max(len(panel.values) for panel in panels)
+    size = 3.4 * across, down * (1.1 + 0.17 * max(tallest, 3))
+    figure = Figure(figsize=size, dpi=DPI, facecolor="white", layout="constrained")
+    for place, panel in enumerate(panels, 1):
+        axes = figure.add_subplot(down, across, place)
+        axes.plot(panel.values, range(len(panel.values)), "o", color=_OKABE_ITO[0], markersize=4)
+        if min(panel.values) > 0 and max(panel.values) >= 100 * min(panel.values):
+            axes.set_xscale("log")
+        axes.set_yticks(range(len(panel.names)), panel.names)
+        axes.set_ylim(len(panel.values) - 0.5, -0.5)
+        axes.set_title(panel.title, fontsize=8.5, color=_INK)
+        axes.set_xlabel(panel.xlabel, fontsize=8, color=_INK)
+        axes.tick_params(colors=_INK, which="both", labelsize=7.5)
+        axes.grid(color=_FAINT, linewidth=0.6)
+        axes.set_axisbelow(True)
+        for side, spine in axes.spines.items():
+            spine.set_visible(side in ("left", "bottom"))
+            spine.set_color(_INK)
+    return _png(figure)

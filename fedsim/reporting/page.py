@@ -29,12 +29,13 @@ from fedsim.evaluation.texts import TEXTS, WORDS
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, PluginTable, SecureAggregationTable
 from fedsim.experiments.integrity import held_against_manifest
-from fedsim.experiments.run_folder import RunFolder, measurements, spendings
+from fedsim.experiments.run_folder import RunFolder, exposures, measurements, spendings
+from fedsim.experiments.secure_aggregation import SENT_MASKED
 from fedsim.files import write_text
 from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
 from fedsim.privacy.ledger import Spent, counted, delta_of, labels, most_spent, spent, told
-from fedsim.reporting import adaptive, figures
+from fedsim.reporting import adaptive, exposure, figures
 from fedsim.reporting.evidence import (
     Found,
     Recording,
@@ -81,8 +82,11 @@ def write_report(
     failures += [item.sentence for item in audited if item.broken]
     found = read_findings(folder, audit, notes, failures, trust=trust)
     attacks = attack_classes(audit, found, trust=trust)
-    leaks, measured = lines(scored(folder), kinds(folder, audit, trust=trust)), measurements(folder)
-    styles = {title: figures.style(place) for place, title in enumerate(attacks)}
+    known = kinds(folder, audit, trust=trust)
+    leaks, measured = lines(scored(folder), known), measurements(folder)
+    once, again = adaptive.told_once(leaks), adaptive.same(leaks)
+    curves = [(again.get(title := str(item.about["attack"]), title), item.curves) for item in found if item.curves]
+    styles = {title: figures.style(place) for place, title in enumerate(attacks) if title in dict(curves)}
     floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
     both = [pair for pair in adaptive.pairs(leaks) if pair.outcome]
     training, threats = figures.training_panels(measured), _threats(audit, found, attacks)
@@ -93,7 +97,7 @@ def write_report(
         | _defenses(folder, audit, found, notes)
         | {"Versions": _versions(folder), "Integrity": _integrity(path, notes, failures)},
         notes=notes,
-        leaks={leak.summary.attack: [o for o in leaks if o.summary.attack == leak.summary.attack] for leak in leaks},
+        leaks={leak.summary.attack: [o for o in once if o.summary.attack == leak.summary.attack] for leak in once},
         fewest=FEWEST if most_victims(leaks) < FEWEST else 0,
         groups=any(item.about["members"] for item in found),
         headline=headline(leaks),
@@ -106,6 +110,7 @@ def write_report(
         epsilon=_final_epsilon(measured),
         sums=any(reply.members for header in recording.headers for reply in header.replies),
         epsilons=audited,
+        exposure=exposure.beside(exposures(folder), leaks, scored(folder), {m: k.name for m, k in known.items()}),
         inf=math.inf,
         threats=threats,
         truths=[of for item in threats if item["granted"] and (of := FACTS[item["name"]].victims)],
@@ -115,11 +120,12 @@ def write_report(
         pictured=[item for item in found if item.picture],
         read=[item for item in found if item.texts],
         most={"pictures": PICTURES, "images": IMAGES, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
-        styles={title: styles[title] for title in styles if title in {f.about["attack"] for f in found if f.curves}},
+        styles={title + adaptive.BOTH * (title in again.values()): style for title, style in styles.items()},
         training_legend=_training_legend(training),
         training=training,
-        attacking=figures.attack_panels([(str(f.about["attack"]), f.curves) for f in found], styles, floor),
+        attacking=figures.attack_panels(curves, styles, floor),
         recording=recording,
+        traffic=_traffic(recording),
         own=audit is not None and audit.experiment is not None,
         settings=_settings(folder, audit),
         papers=_papers(audit, attacks),
@@ -143,7 +149,8 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"png": _data_uri, "draw": figures.draw, "bibtex": bibtex, "listed": listed}
+    environment.filters |= {"png": _data_uri, "draw": figures.draw, "bibtex": bibtex}
+    environment.filters |= {"listed": listed, "grouped": _count}
     return environment.get_template("report.html.j2")
 
 
@@ -234,6 +241,7 @@ def _made(found: Sequence[Found]) -> list[dict[str, Any]]:
         own = {
             "plugin": item.about["plugin"],
             "changed": changed,
+            "knows_defenses": "defenses" in item.about["granted"],
             "command": item.about["command"],
             "warnings": {},
         }
@@ -273,6 +281,19 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
     except FedsimError as error:
         notes.append(f"Not everything about this run can be told: {error}.")
     return facts
+
+
+def _traffic(recording: Recording) -> str:
+    """How many bytes clients sent; of sums over groups, how many these have."""
+    replies = [reply for header in recording.headers for reply in header.replies]
+    if not replies:
+        return ""
+    total, each = sum(recording.sent), sum(recording.sent) / len(replies)
+    numbers = f", {each / recording.values:.3g} for each number of the state" if recording.values else ""
+    sums = any(reply.members for reply in replies)
+    of = ("The sums have", "sum") if sums else ("Clients sent", "update")
+    said = f"{of[0]} {_count(total)} bytes, {_count(round(each))} in each {of[1]} on average{numbers}."
+    return f"{said} {SENT_MASKED[0].upper()}{SENT_MASKED[1:]}." if sums else said
 
 
 def _secure(table: SecureAggregationTable | None) -> str:

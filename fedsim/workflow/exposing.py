@@ -1,0 +1,94 @@
+"""Measure how exposed clients are, write it down as it comes, and draw it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import ConfigError, RunError
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.exposing import Moment, exposed
+from fedsim.exposure.of_clients import COLUMNS, Gauge
+from fedsim.files import write_bytes
+from fedsim.progress import tracked
+from fedsim.reporting.exposure import Who, drawn, pictured, quantities
+
+TABLE = "exposure.csv"
+_PICTURES = ("clients-*.png", "examples-*.png")
+
+
+def check_free(folder: Path, *, overwrite: bool) -> None:
+    """Raise ConfigError where `folder` is a run, or holds a table that may not be overwritten."""
+    if (folder / "experiment.toml").exists():
+        raise ConfigError(f"{folder}: is a run, whose own files stay as it wrote them; choose another --out")
+    if (folder / TABLE).exists() and not overwrite:
+        raise ConfigError(f"{folder / TABLE}: is there already; choose another --out, or pass --overwrite")
+
+
+def exposed_to(
+    folder: Path, experiment: Experiment, moments: Sequence[Moment], gauges: Sequence[Gauge]
+) -> tuple[list[dict[str, Any]], list[Path]]:
+    """Measure clients at `moments`, into a table and pictures in `folder`; rows are there as soon as a client is done.
+
+    Returns:
+        The rows, and the pictures: of clients at each state, and where examples are images that were measured one by
+        one, of these for each state and measure.
+
+    Raises:
+        ConfigError: nothing is measured.
+        RunError: the folder cannot be written.
+    """
+    if not gauges:
+        raise ConfigError("expose: no measure applies to this experiment, so there is nothing to say; name a --measure")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / TABLE).exists():
+            for old in (path for pattern in _PICTURES for path in folder.glob(pattern)):
+                old.unlink()
+        total = sum(len(moment.clients) for moment in moments)
+        rows = list(_written(folder / TABLE, tracked(exposed(experiment, moments, gauges), "clients", total)))
+        return rows, list(_drawn(folder, experiment, rows))
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}); make room or choose another --out") from error
+
+
+def _written(path: Path, parts: Iterable[Sequence[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Pass on the rows of `parts`, each part once it is in the file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
+        writer.writeheader()
+        for rows in parts:
+            writer.writerows(rows)
+            file.flush()
+            yield from rows
+
+
+def _drawn(folder: Path, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> Iterator[Path]:
+    """The pictures of each state, as they are written."""
+    for state, found in groupby(rows, key=lambda row: row["state"]):
+        at_state = list(found)
+        if clients := [item for item in quantities(at_state) if item.values]:
+            path = folder / f"clients-{state}.png"
+            write_bytes(path, drawn(clients))
+            yield path
+        examples = [item for item in quantities(at_state, each=True) if item.values]
+        if experiment.dataset.task.kind == "image":
+            for measure, of_it in groupby(examples, key=lambda item: item.measure):
+                path = folder / f"examples-{state}-{measure}.png"
+                write_bytes(path, pictured(list(of_it), partial(_image, experiment)))
+                yield path
+
+
+def _image(experiment: Experiment, who: Who) -> Tensor:
+    """An example of a client, `channel height width` in [0, 1]."""
+    client, example = who
+    place = int(experiment.data.indices(client)[0][int(example)])
+    low, high = experiment.dataset.value_range
+    return (experiment.dataset.train.inputs(torch.tensor([place]))[0] - low) / (high - low)

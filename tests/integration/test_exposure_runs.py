@@ -1,0 +1,316 @@
+"""Clients that measure how exposed they are: what they measure, that nobody is told, and what becomes of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from flwr.app import Message
+from flwr.serverapp.strategy import FedAvg
+from torch import Tensor
+
+import fedsim
+import strategies.app
+from fedsim.errors import ConfigError, PluginError, RunError
+from fedsim.experiments.build import Experiment, resolve
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder, exposures
+from fedsim.exposure.gradient_norm import GradientNorm
+from fedsim.measure import Meaning, Measure
+from fedsim.recording.sealed import read_sealed
+from fedsim.recording.transcript import Transcript
+from fedsim.training.sampling import batches_of_round
+from fedsim.training.sent import Sent
+
+Run = Callable[..., RunFolder]
+Tiny = Callable[..., Config]
+NORM: dict[str, Any] = {"name": "gradient-norm"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(Measure):
+    """Fails in clients that hold some number of a class, and calls its value something that no page should obey."""
+
+    quantities: ClassVar[Mapping[str, Meaning]] = {"<b>value</b>": "less"}
+
+    def _of(self, sent: Sent) -> Mapping[str, float | Tensor]:
+        if sent.labels.sum() % 2:
+            raise ValueError("<i>odd</i> labels")
+        return {"<b>value</b>": sent.vector.abs().max()}
+
+
+def measuring(tiny_config: Tiny, *tables: dict[str, Any], **others: Any) -> Config:
+    return tiny_config(measure=list(tables), **others)
+
+
+def hashes(folder: RunFolder) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
+
+
+def told(folder: RunFolder) -> dict[tuple[int, int, str], float]:
+    """The value of each round, client and example."""
+    rows = exposures(folder)
+    return {(int(row["round"]), int(row["client"]), row["example"]): float(row["value"]) for row in rows}
+
+
+@pytest.mark.parametrize("clients", [4, 10], ids=["one by one", "together"])
+@pytest.mark.parametrize("batches", ["reshuffled", "fixed"])
+def test_what_is_measured_is_the_update_that_is_sent(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, clients: int, batches: str
+) -> None:
+    """The norm of the update over the learning rate, with the batches of this client in this round."""
+    config = measuring(
+        tiny_config,
+        NORM,
+        federation={"clients": clients},
+        training={"batches": batches, "momentum": 0.5, "weight_decay": 0.01, "local_epochs": 2},
+    )
+    folder = serial_run(config, tmp_path / "run")
+    transcript, found = Transcript(folder.path), told(folder)
+    assert {key[:2] for key in found} == {(number, client) for number in (1, 2) for client in range(clients)}
+    for (number, client, _), value in found.items():
+        update = transcript.update(number, client)
+        squares = [(update.after[name] - before).double().square().sum() for name, before in update.before.items()]
+        assert value == pytest.approx(float(torch.stack(squares).sum().sqrt()) / 0.1, rel=1e-4)
+
+
+def test_of_a_gradient_the_mini_batch_of_the_round_is_measured_and_each_of_its_examples(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    training = {"local_epochs": None, "local_steps": 1, "batch_size": 8, "learning_rate": None}
+    config = measuring(
+        tiny_config, {**NORM, "each": True}, training=training, strategy={"name": "fedsgd", "learning_rate": 0.1}
+    )
+    folder = serial_run(config, tmp_path / "run")
+    transcript, found, experiment = Transcript(folder.path), told(folder), Experiment(resolve(config))
+    for number in (1, 2):
+        for client in range(4):
+            sent = transcript.update(number, client).payload.arrays()
+            norm = torch.cat([tensor.flatten() for name, tensor in sent.items()]).double().norm()
+            assert found[number, client, ""] == pytest.approx(float(norm), rel=1e-5)
+            order = batches_of_round(24, experiment.training, seed=3, client=client, number=number)
+            assert order is not None
+            each = [example for n, c, example in found if (n, c) == (number, client) and example]
+            assert each == [str(example) for example in order[0].tolist()]
+    assert all(value > 0 for value in found.values())
+
+
+@pytest.mark.parametrize("clients", [4, 10], ids=["one by one", "together"])
+def test_no_message_tells_that_anything_was_measured(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, clients: int
+) -> None:
+    federation = {"clients": clients}
+    plain = serial_run(tiny_config(federation=federation), tmp_path / "plain")
+    folder = serial_run(measuring(tiny_config, NORM, federation=federation), tmp_path / "run")
+    assert hashes(folder) == hashes(plain)
+    assert folder.checkpoint.read_bytes() == plain.checkpoint.read_bytes()
+    assert folder.exposure.is_file()
+    assert not plain.exposure.exists()
+
+
+class Nosy(FedAvg):
+    """Notes all that it is sent."""
+
+    seen: ClassVar[set[str]] = set()
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        kept = list(replies)
+        for reply in kept:
+            self.seen |= set(reply.content)
+            self.seen |= {key for record in reply.content.metric_records.values() for key in record}
+        return super().aggregate_train(server_round, kept)
+
+
+def test_a_strategy_sees_nothing_of_it(tmp_path: Path) -> None:
+    tables = {
+        "partition": {"samples_per_client": 8},
+        "model": {"name": "mlp", "hidden": [4]},
+        "training": {"local_epochs": 1},
+        "federation": {"clients": 2, "rounds": 2},
+        "strategy": Nosy(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1),
+        "adversary": {"when": "never"},
+        "measure": [GradientNorm()],
+    }
+    run = fedsim.run(tables, out=tmp_path / "run")
+    assert Nosy.seen == {"arrays", "metrics", "num-examples", "train_loss"}
+    assert list(run.exposure["client"]) == [0, 1, 0, 1]
+    assert list(run.exposure["state"]) == ["round-0", "round-0", "round-1", "round-1"]
+    assert set(run.exposure["larger_means"]) == {"more"}
+
+
+@pytest.mark.ray
+def test_ray_measures_the_same(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    tables = ({**NORM, "label": "norm"}, {**NORM, "every": 2})
+    serial = serial_run(measuring(tiny_config, *tables), tmp_path / "serial")
+    ray = serial_run(measuring(tiny_config, *tables, federation={"engine": "ray", "actors": 2}), tmp_path / "ray")
+    assert ray.exposure.read_bytes() == serial.exposure.read_bytes()
+    assert hashes(ray) == hashes(serial)
+    assert [row["round"] for row in exposures(ray) if row["measure"] == "gradient-norm"] == ["1"] * 4
+
+
+def test_a_resumed_run_has_the_same_table(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted after the clients of round 2 were measured, and before the round was done."""
+    config = measuring(tiny_config, NORM, federation={"rounds": 3, "straggler_probability": 0.3})
+    whole = serial_run(config, tmp_path / "whole")
+    exposed = strategies.app._exposed
+
+    def interrupted(memory: Any, number: int) -> Any:
+        if number == 2:
+            raise RunError("interrupted")
+        return exposed(memory, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(strategies.app, "_exposed", interrupted)
+        with pytest.raises(RunError, match="interrupted"):
+            serial_run(config, tmp_path / "run")
+    folder = serial_run(config, tmp_path / "run", resume=True)
+    assert folder.exposure.read_bytes() == whole.exposure.read_bytes()
+    late = {(n, c) for n in (1, 2, 3) for c in range(4) if Experiment(config).straggles(c, n)}
+    assert late
+    assert {key[:2] for key in told(folder)} == {(n, c) for n in (1, 2, 3) for c in range(4)} - late
+
+
+def test_a_resume_from_a_table_that_was_changed_is_refused(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = measuring(tiny_config, NORM)
+    folder = serial_run(config, tmp_path / "run")
+    folder.exposure.write_text(folder.exposure.read_text().replace("more", "less", 1))
+    with pytest.raises(RunError, match=r"exposure.csv: is not what this run wrote"):
+        serial_run(config, tmp_path / "run", resume=True)
+    with pytest.raises(RunError, match=r"exposure.csv: is not what this run wrote"):
+        _ = fedsim.open(tmp_path / "run").exposure
+
+
+def test_clients_keep_what_their_defenses_keep_and_nothing_else(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = measuring(tiny_config, NORM, defense=[{"name": "top-k", "fraction": 0.1, "error_feedback": True}])
+    folder = serial_run(config, tmp_path / "run")
+    header, _ = read_sealed(folder.checkpoint)
+    assert set(header["clients"]) == {"0", "1", "2", "3"}
+    assert not any("exposure" in str(kept) for kept in header["clients"].values())
+    assert len(told(folder)) == 8
+
+
+def test_under_secure_aggregation_single_clients_measure_themselves(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = measuring(tiny_config, NORM, secure_aggregation={"groups": 2, "clip": 100.0})
+    assert len(told(serial_run(config, tmp_path / "run"))) == 8
+
+
+def test_a_measure_that_fails_stops_neither_the_client_nor_another_measure(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {
+        "partition": {"samples_per_client": 9},
+        "model": {"name": "mlp", "hidden": [4]},
+        "training": {"local_epochs": 1},
+        "federation": {"clients": 6, "rounds": 1},
+        "measure": [Odd(), NORM],
+        "adversary": {"victims": "all", "workers": 1},
+        "attack": [{"name": "sme", "iterations": 2}],
+    }
+    with pytest.raises(RunError, match=r"was not measured \(round 1, client \d.*ValueError: <i>odd</i> labels"):
+        fedsim.run(tables, out=tmp_path / "run")
+    run = fedsim.open(tmp_path / "run")
+    frame = run.exposure
+    failed = frame[frame["failure"].notna()]
+    assert 0 < len(failed) < 6
+    assert failed["value"].isna().all()
+    assert len(frame[frame["measure"] == "gradient-norm"]) == 6
+    assert len(run.metrics[run.metrics["client"] == "server"]) == 1
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "How exposed the clients were before they sent" in page
+    assert "&lt;b&gt;value&lt;/b&gt;" in page
+    assert "<b>value" not in page
+    assert "<i>odd" not in page
+    section = page.partition("How exposed the clients were")[2].partition("</section>")[0]
+    assert "larger: less exposed" in section
+    assert "higher: more leaked" in section
+
+
+def test_what_is_undefined_is_not_zero(tmp_path: Path) -> None:
+    """Of a model whose logits are always zero, the gradient is."""
+    tables: dict[str, Any] = {
+        "partition": {"samples_per_client": 4},
+        "model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), Dead()),
+        "training": {"local_epochs": 1},
+        "federation": {"clients": 2, "rounds": 1},
+        "adversary": {"when": "never"},
+        "measure": [NORM],
+    }
+    run = fedsim.run(tables, out=tmp_path / "run")
+    assert run.exposure["value"].isna().all()
+    assert run.exposure["failure"].isna().all()
+    assert "undefined" in (tmp_path / "run" / "report.html").read_text()
+
+
+class Dead(torch.nn.Module):
+    """Gives zeros."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * 0.0
+
+
+@pytest.mark.parametrize(
+    ("tables", "error", "says"),
+    [
+        ([{"name": "gradient-nrom"}], PluginError, "measures: nothing is called 'gradient-nrom', did you mean"),
+        ([{**NORM, "eech": True}], ConfigError, "measure.gradient-norm.eech: unknown setting for 'gradient-norm'"),
+        ([{**NORM, "each": True}], ConfigError, "measure.gradient-norm: measure: in an update of several steps"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_work(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, tables: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        serial_run(measuring(tiny_config, *tables), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_optimizers_are_refused_before_work(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = measuring(tiny_config, NORM, training={"optimizer": "adam"})
+    with pytest.raises(ConfigError, match=r"measure\.gradient-norm: .*optimizer 'adam'"):
+        serial_run(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ([NORM, NORM], "two measures are called 'gradient-norm'; give one of them a label of its own"),
+        ([{**NORM, "every": 0}], "measure.0.every: input should be greater than or equal to 1, got 0"),
+        ([{**NORM, "label": "a/b"}], "measure.0.label: it names a folder"),
+        ([{}], "measure.0.name: field required"),
+    ],
+)
+def test_wrong_tables_are_named(tiny_config: Tiny, tables: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        measuring(tiny_config, *tables)
+
+
+def test_a_strangers_measure_is_not_tried_in_the_process_of_the_server(tiny_config: Tiny, tmp_path: Path) -> None:
+    """Fedsim's own are; of others, what they refuse shows when the first client measures."""
+    (tmp_path / "strangers_measure.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedsim.measure import Measure\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Theirs(Measure):\n"
+        "    quantities = {'value': 'more'}\n\n"
+        "    def _of(self, sent):\n"
+        "        raise AssertionError\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        Experiment(resolve(measuring(tiny_config, {"name": "strangers_measure:Theirs"}))).check()
+
+
+def test_training_states_takes_no_time_for_measures(tiny_config: Tiny, tmp_path: Path) -> None:
+    from fedsim.experiments.training_states import make_states
+
+    states = make_states(measuring(tiny_config, NORM, states={"rounds": [1]}), "tiny", tmp_path / "states")
+    assert not (states.folder.parent / "exposure.csv").exists()
