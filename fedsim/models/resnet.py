@@ -69,6 +69,7 @@ class ResNet18:
     Args:
         width: multiplies all channels; 2 and 4 make ResNet18-2 and ResNet18-4 of the angular-Lipschitz
             paper.
+        channels: of the first stage before that; less than 64 makes a network that a small machine can train.
         stem: `imagenet` is conv 7x7 of stride 2, batch norm, ReLU and 3 x 3 max pool of stride 2; `cifar`
             conv 3x3, batch norm and ReLU; `auto` takes `cifar` for images below 64 x 64.
         preact: blocks with pre-activation (He et al. 2016b) as in GradAttack's ResNet18, whose stem keeps
@@ -76,17 +77,19 @@ class ResNet18:
     """
 
     width: int = 1
+    channels: int = 64
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
     preact: bool = False
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ConfigError(f"width: expected at least 1, got {self.width}")
+        for name in ("width", "channels"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
     def build(self, task: Task) -> nn.Module:
         """See `ModelPlugin`. Images of at least 8 x 8, with stem `imagenet` 32 x 32."""
         depth, height, width = image_shape(task, "resnet18", smallest=32 if self.stem == "imagenet" else 8)
-        channels = 64 * self.width
+        channels = self.channels * self.width
         if self.stem == "imagenet" or (self.stem == "auto" and min(height, width) >= _LARGE):
             stem = [*_stem(depth, channels, 7, 2), nn.MaxPool2d(3, stride=2, padding=1)]
         else:
