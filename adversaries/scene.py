@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from adversaries.named_states import named_states, running_statistics
 from fedsim.attacks import Attack, Knowledge
-from fedsim.defense import Defense
+from fedsim.defense import Defense, overrides
 from fedsim.errors import AttackError
 from fedsim.task import Loss
 from fedsim.training.modes import dropping
@@ -173,9 +173,10 @@ class Scene:
     def defended(self, gradient: Sequence[Tensor]) -> list[Tensor]:
         """What the known defenses would make of the gradient of dummy data, in the order of `names`.
 
-        They are shown eta T times it, which is in the unit of what was sent, where eta and T are granted.
+        They are shown eta T times it, which is in the unit of what was sent, where eta and T are granted. Where none
+        has a view of its own, the gradient stays as it is, to the bit.
         """
-        if not self.defenses:
+        if not any(overrides(defense, "adversary_view") for defense in self.defenses):
             return list(gradient)
         unit = self._stride
         seen: State = {name: unit * tensor for name, tensor in zip(self.names, gradient, strict=True)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,21 +44,19 @@ def inspect(
         print(transcript.hash())  # noqa: T201
         return
     table = Table("round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder)))
-    failures, sizes, norms, sent = [], list[int](), list[float](), dict[int, int]()
+    failures, sizes, norms, sent = [], list[int](), list[float](), list[dict[int, int]]()
     clients, missing, sums = set[int](), 0, False
     for number in transcript.rounds:
         try:
-            header = transcript.header(number)
+            header, bytes_of = transcript.header(number), transcript.sizes(number)
             for client in transcript.clients(number):
                 update = transcript.recorded(number, client)
                 reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
                 norm, what = _norm(update)
                 told = "-" if norm is None else f"{norm:.4g}{what}"
-                size = update.payload.nbytes
-                sent[number] = sent.get(number, 0) + size
                 called = f"{client}, the sum of {len(update.members)} clients" if update.members else str(client)
-                shown = str(number), called, str(update.num_examples), escape(one_line(reported)), str(size), told
-                table.add_row(*shown)
+                said, size = escape(one_line(reported)), bytes_of[client]
+                table.add_row(str(number), called, str(update.num_examples), said, str(size), told)
                 sizes.append(update.num_examples)
                 clients.update(update.members or (client,))
                 sums |= bool(update.members)
@@ -66,6 +64,7 @@ def inspect(
             for client, why in header.failures.items():
                 table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", "-", style="yellow")
             missing += len(header.failures)
+            sent.append(bytes_of)
         except FedsimError as error:
             failures.append(str(error))
     others = []
@@ -76,7 +75,7 @@ def inspect(
     if rows:
         console.print(table)
     _show(others, rows=rows)
-    console.print(_summary_of(transcript, clients, sizes, norms, list(sent.values()), missing, sums))
+    console.print(_summary_of(transcript, clients, sizes, norms, sent, missing, sums))
     verdict = held_against_manifest(run)
     failures += verdict.differences
     if not failures:
@@ -115,18 +114,19 @@ def _summary_of(
     clients: Collection[int],
     sizes: Sequence[int],
     norms: Sequence[float],
-    sent: Sequence[int],
+    sent: Sequence[Mapping[int, int]],
     missing: int,
     sums: bool,
 ) -> Table:
     """What the readable rounds of a recording hold, in a few lines.
 
-    `sent` are bytes, of all clients of a round; where updates are `sums` over groups, they are those of the sums, for
-    what each client sent is not recorded.
+    `sent` are bytes by client, a mapping for each round; where updates are `sums` over groups, they are those of the
+    sums, for what each client sent is not recorded.
     """
+    from fedsim.experiments.secure_aggregation import SENT_MASKED
 
-    def spread(values: Sequence[float]) -> str:
-        return f"{min(values):.4g} to {max(values):.4g}, {fmean(values):.4g} on average" if values else "-"
+    def spread(values: Sequence[float], form: str = ".4g") -> str:
+        return f"{min(values):{form}} to {max(values):{form}}, {fmean(values):{form}} on average" if values else "-"
 
     table = Table(show_header=False, box=None, title=escape(str(transcript.folder)), title_justify="left")
     numbers = transcript.rounds
@@ -136,9 +136,12 @@ def _summary_of(
     table.add_row("sums over groups" if sums else "updates", f"{len(sizes)}, and {number_of(missing, 'failure')}")
     table.add_row("N", spread(sizes))
     table.add_row("update norm", spread(norms))
-    table.add_row(
-        "bytes of the sums" if sums else "bytes sent", f"{sum(sent)}, a round {spread(sent)}" if sent else "-"
-    )
+    rounds, each = [sum(of.values()) for of in sent], [size for of in sent for size in of.values()]
+    traffic = f"{sum(each)}, a round {spread(rounds, '.0f')}" if each else "-"
+    table.add_row("bytes of the sums" if sums else "bytes sent", traffic)
+    table.add_row("bytes of a sum" if sums else "bytes of an update", spread(each, ".0f"))
+    if sums:
+        table.add_row("", SENT_MASKED)
     table.add_row("size", f"{size:.1f} MB")
     return table
 

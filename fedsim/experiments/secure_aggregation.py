@@ -13,6 +13,11 @@ from fedsim.experiments.strategy_checks import sampled
 
 MODULUS = 1 << 32
 """Numbers are summed modulo this one, as by Flower's SecAgg+."""
+SENT_MASKED = (
+    "what a client sends for its sum is not recorded: by Flower's SecAgg+ 8 bytes for each number, masked, and keys "
+    "and shares"
+)
+"""Why the bytes of sums are not those of clients."""
 _SINGLE = {
     **dict.fromkeys(("Krum", "MultiKrum", "Bulyan"), "chooses among the updates of single clients"),
     **dict.fromkeys(("FedMedian", "FedTrimmedAvg"), "sorts the updates of single clients"),

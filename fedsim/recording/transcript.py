@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,17 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from fedsim.errors import PayloadError, TranscriptError
-from fedsim.recording.header import FILE, RECORDING, RUN, Header, damaged, hash_state, read_header, withhold_facts
+from fedsim.recording.header import (
+    FILE,
+    RECORDABLE,
+    RECORDING,
+    RUN,
+    Header,
+    damaged,
+    hash_state,
+    read_header,
+    withhold_facts,
+)
 from fedsim.recording.messages import FOLDER as MESSAGES
 from fedsim.recording.reading import Reading
 from fedsim.recording.recorder import Recorder
@@ -21,6 +32,8 @@ from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload, State
 
 _AS_USUAL = Reading()
+_BYTES = {word: dtype.itemsize for dtype, word in RECORDABLE.items()}
+"""Of one number, by what a file calls its type."""
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 _RUN = re.compile(RUN.format(r"(\d{1,18})"))
 
@@ -122,6 +135,23 @@ class Transcript:
     def clients(self, number: int) -> list[int]:
         """Clients whose update of round `number` is recorded, ascending."""
         return [reply.client for reply in self.header(number).replies]
+
+    def sizes(self, number: int) -> dict[int, int]:
+        """Bytes of the arrays that each client sent in round `number`, as `Payload.nbytes` counts them; none is read.
+
+        Raises:
+            TranscriptError: the file is truncated or its header was altered.
+        """
+        sizes = {f"client/{client}": 0 for client in self.clients(number)}
+        try:
+            with safe_open(self._paths[number], framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118
+                    if (who := "/".join(key.split("/", 2)[:2])) in sizes:
+                        array = file.get_slice(key)
+                        sizes[who] += math.prod(array.get_shape()) * _BYTES[array.get_dtype()]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise damaged(self._paths[number], str(error)) from error
+        return dict(zip(self.clients(number), sizes.values(), strict=True))
 
     def update(self, round: int, client: int) -> Update:
         """The update of `client` in round `round`, checked against its hashes, as `reading` says that it is meant.

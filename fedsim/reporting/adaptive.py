@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from fedsim.reporting.summary import (
     listed,
 )
 
+BOTH = ", naive and adaptive alike"
+"""What is added to the name of an attack whose scores say what those of the adaptive one say."""
 HOLDS, ONLY_NAIVE, FAILS, OPEN = "holds", "beats only the naive attack", "does not hold", "undecided"
 
 
@@ -62,6 +64,13 @@ class Pair:
         """Adaptive less naive score of each victim (round, start) that both attacked."""
         naive, adaptive = self.naive.summary.values, self.adaptive.summary.values
         return [adaptive[unit] - naive[unit] for unit in naive if unit in adaptive]
+
+    @property
+    def equal(self) -> bool:
+        """Whether both say the same: knowing the defense changes no score."""
+        naive, adaptive = self.naive, self.adaptive
+        texts = [(side.summary.text, side.summary.floor_text, side.verdict, side.remark) for side in (naive, adaptive)]
+        return naive.summary.values == adaptive.summary.values and texts[0] == texts[1]
 
     @property
     def difference_text(self) -> str:
@@ -125,6 +134,28 @@ def pairs(found: Sequence[Line]) -> list[Pair]:
         for one in naive
         for other in found
         if other.summary.knows_defenses and _alike(one.summary, other.summary)
+    ]
+
+
+def same(found: Sequence[Line]) -> dict[str, str]:
+    """Adaptive attacks all of whose scores are those of the naive attack, and what that one is called.
+
+    So it is where what an adversary makes of a defense is the gradient as it is.
+    """
+    both = pairs(found)
+    names = {pair.adaptive.summary.attack: pair.naive.summary.attack for pair in both}
+    differing = {pair.adaptive.summary.attack for pair in both if not pair.equal}
+    return {adaptive: naive for adaptive, naive in names.items() if adaptive not in differing}
+
+
+def told_once(found: Sequence[Line]) -> list[Line]:
+    """`found` without the lines of adaptive attacks that are the `same` as the naive ones, whose name tells of both."""
+    again = same(found)
+    named = {naive: f"{naive}{BOTH}" for naive in again.values()}
+    return [
+        replace(line, summary=replace(line.summary, attack=named.get(line.summary.attack, line.summary.attack)))
+        for line in found
+        if line.summary.attack not in again
     ]
 
 

@@ -67,9 +67,13 @@ class Found:
 
 @dataclass(kw_only=True)
 class Recording:
-    """What the transcript holds; `damaged` maps rounds to reasons, `values` counts the numbers in one state."""
+    """What the transcript holds; `damaged` maps rounds to reasons, `values` counts the numbers in one state.
+
+    `sent` are the bytes of the arrays in each readable round: of updates, or of sums over groups.
+    """
 
     size: int = 0
+    sent: list[int] = field(default_factory=list)
     headers: list[Header] = field(default_factory=list)
     damaged: dict[int, str] = field(default_factory=dict)
     hash: str = ""
@@ -109,6 +113,7 @@ def read_recording(folder: RunFolder, notes: list[str]) -> Recording:
         try:
             if whole:
                 alone.hash()
+            recording.sent.append(sum(alone.sizes(number).values()))
             recording.headers.append(alone.header(number))
         except FedsimError as error:
             recording.damaged[number] = str(error)

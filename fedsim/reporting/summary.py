@@ -267,9 +267,10 @@ def headline(found: Sequence[Line]) -> str:
     metric by which it does. Baselines get sentences of their own.
     """
     attacks = [line for line in found if not line.baseline]
-    sentences = [*_told(attacks), *(f"Besides, {text[0].lower()}{text[1:]}" for text in _told(_besides(attacks)))]
+    besides = _told(_besides(attacks))
+    sentences = [*_told(_firsts(attacks)), *(f"Besides, {text[0].lower()}{text[1:]}" for text in besides)]
     if baselines := [line for line in found if line.baseline and line.verdict]:
-        sentences += ["Baselines are not counted as attacks.", *_told(baselines)]
+        sentences += ["Baselines are not counted as attacks.", *_told(_firsts(baselines))]
     if silent := [title for title in _titles(attacks) if not any(_judged(attacks, title))]:
         sentences.append(f"Not judged: {listed(silent)}.")
     if sentences and (most := most_victims(found)) < FEWEST:
@@ -291,29 +292,38 @@ def _judged(found: Iterable[Line], title: str) -> list[Line]:
     return [line for line in found if line.summary.attack == title and line.verdict not in ("", NOT_JUDGED)]
 
 
-def _besides(attacks: Sequence[Line]) -> list[Line]:
-    """Of each attack that does not leak by its first metric, the first line of a metric by which it does."""
-    found: list[Line] = []
+def _firsts(found: Sequence[Line]) -> list[list[Line]]:
+    """Of each attack that has a verdict, the line of its first metric."""
+    return [own[:1] for title in _titles(found) if (own := _judged(found, title))]
+
+
+def _besides(attacks: Sequence[Line]) -> list[list[Line]]:
+    """Of each attack that does not leak by its first metric, the lines of all by which it does, by verdict."""
+    found = []
     for title in _titles(attacks):
         own = _judged(attacks, title)
         if own and own[0].verdict not in (LEAKS, BEYOND):
-            found += [line for line in own if line.verdict in (LEAKS, BEYOND)][:1]
-    return found
+            found += [[line for line in own if line.verdict == verdict] for verdict in (LEAKS, BEYOND)]
+    return [some for some in found if some]
 
 
-def _told(found: Sequence[Line]) -> list[str]:
-    """`By METRIC, VERDICT: attacks.` from the first line of each attack that has a verdict."""
+def _told(claims: Iterable[Sequence[Line]]) -> list[str]:
+    """`By METRICS, VERDICT: attacks.` of lines of one attack and verdict each; attacks of which it is so together."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for title in _titles(found):
-        for line in _judged(found, title)[:1]:
-            groups.setdefault((line.summary.name.split(",")[0], line.verdict), []).append(title)
-    metrics = list(dict.fromkeys(metric for metric, _ in groups))
+    for some in claims:
+        metrics = _enumerated(list(dict.fromkeys(line.summary.name.split(",")[0] for line in some)))
+        groups.setdefault((metrics, some[0].verdict), []).append(some[0].summary.attack)
+    order = list(dict.fromkeys(metrics for metrics, _ in groups))
     return [
-        f"By {metric}, {verdict}: {listed(groups[metric, verdict])}."
-        for metric in metrics
+        f"By {metrics}, {verdict}: {listed(groups[metrics, verdict])}."
+        for metrics in order
         for verdict in (LEAKS, BEYOND, UNDECIDED, GUESSING, NOT_BEYOND, LESS_THAN_PUBLIC)
-        if (metric, verdict) in groups
+        if (metrics, verdict) in groups
     ]
+
+
+def _enumerated(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def listed(titles: Sequence[str]) -> str:

@@ -113,6 +113,17 @@ def test_an_attack_is_made_without_and_with_the_defenses_and_only_the_one_is_han
         assert not torch.equal(naive, adaptive)
 
 
+def test_who_knows_a_defense_whose_view_is_the_gradient_itself_finds_the_same_to_the_bit(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    config = tiny_config(defense=[{"name": "dp-sgd", "noise_multiplier": 0.1}], federation={"rounds": 1}, attack=[])
+    run = serial_run(config, tmp_path / "run").path
+    assert open_audit(run, spec(INVERTING, victims=[0])).run() == []
+    naive, adaptive = findings(run).values()
+    assert naive.keys() == adaptive.keys()
+    assert all(torch.equal(tensor, adaptive[name]) for name, tensor in naive.items())
+
+
 def test_without_the_grant_or_a_defense_each_attack_is_made_once(
     recorded: Callable[..., Path], tiny_config: Callable[..., Config], serial_run: Any, tmp_path: Path
 ) -> None:

@@ -544,7 +544,10 @@ def test_inspect_and_the_report_tell_sums_from_updates_of_clients(
         shown = capsys.readouterr().out
         assert re.search(rf"clients +8, 0 to 7 *\n *{updates} ", shown)
         assert ("bytes sent" in shown) == (name == "plain")
+        assert ("8 bytes for each number, masked" in " ".join(shown.split())) == (name == "secure")
         html = write_report(runs[name].path).read_text("utf-8")
+        assert ("Clients sent" in html) == (name == "plain")
+        assert ("8 bytes for each number, masked" in html) == (name == "secure")
         assert ("<td>6, in 2 sums</td>" in html) == (name == "secure")
 
 

@@ -292,6 +292,31 @@ def assert_one_sentence_about(path: Path, error: FedsimError) -> None:
     assert error.exit_code == 1
 
 
+def test_sizes_are_those_of_what_was_sent_in_every_form(tmp_path: Path) -> None:
+    before = {"w": torch.zeros(40), "b": torch.zeros(3, dtype=torch.float64)}
+    moved = {"w": torch.arange(40.0).clamp_min(37) - 37, "b": torch.ones(3, dtype=torch.float64)}
+    integers = {name: torch.ones(tensor.shape, dtype=torch.int8) for name, tensor in before.items()}
+    sent = (
+        Payload.dense(before, "weights"),
+        Payload.sparse(moved),
+        Payload.quantised(integers, dict.fromkeys(before, torch.tensor(0.5))),
+    )
+    updates = [Update(round=1, client=c, before=before, payload=p, num_examples=2) for c, p in enumerate(sent)]
+    Recorder(tmp_path).write(1, updates)
+    sizes = Transcript(tmp_path).sizes(1)
+    assert sizes == {client: payload.nbytes for client, payload in enumerate(sent)}
+    assert list(sizes.values()) == [184, 52, 51]
+
+
+def test_sizes_of_a_damaged_file_are_not_told(damaged: Path) -> None:
+    transcript = Transcript(damaged.parent)
+    transcript.header(2)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(TranscriptError) as caught:
+        transcript.sizes(2)
+    assert_one_sentence_about(damaged, caught.value)
+
+
 def test_a_flipped_byte_in_a_tensor_is_found(damaged: Path) -> None:
     raw = bytearray(damaged.read_bytes())
     raw[-3] ^= 1

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from fedsim.reporting.adaptive import FAILS, HOLDS, ONLY_NAIVE, OPEN, Pair, pairs, remarks
+from fedsim.cli import work_shown
+from fedsim.reporting.adaptive import FAILS, HOLDS, ONLY_NAIVE, OPEN, Pair, pairs, remarks, same, told_once
 from fedsim.reporting.summary import Kind, Line, lines
 
 HELD = [9.0, 9.5, 9.2, 9.4, 9.1]
@@ -163,3 +167,26 @@ def test_attacks_that_read_no_defenses_are_named() -> None:
         "Made by the naive adversary alone, because they read no defenses: spear."
     ]
     assert "only naive attacks" not in " ".join(remarks(made(HELD, HELD), defended=True, granted=False))
+
+
+def test_attacks_whose_scores_are_the_same_are_told_once() -> None:
+    alike, further = made(HELD, HELD), {"metric": "ssim"}
+    assert same(alike) == {"sme adaptive": "sme"}
+    [once] = told_once(alike)
+    assert once.summary.attack == "sme, naive and adaptive alike"
+    assert (once.verdict, once.summary.text) == (alike[0].verdict, alike[0].summary.text)
+    other = made(HELD, [*HELD[:4], 9.1001]) + made(HELD, HELD, **further)
+    assert told_once(other) == other
+    by_one = [*alike, *made(HELD, LEAKING, **further)]
+    assert told_once(by_one) == by_one
+
+
+def test_a_terminal_shows_one_table_of_what_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    monkeypatch.setattr(work_shown, "console", console)
+    for found, tables in ((made(HELD, HELD), 1), (made(HELD, LEAKING), 2)):
+        work_shown.show_scores(SimpleNamespace(lines=found, remarks=remarks(found, defended=True, granted=True)))  # type: ignore[arg-type]
+        shown = console.export_text()
+        assert shown.count("What leaked to sme") == tables
+        assert ("What leaked to sme, naive and adaptive alike" in shown) == (tables == 1)
+        assert ("knowing the defense changes nothing" in " ".join(shown.split())) == (tables == 1)

@@ -71,6 +71,7 @@ def claim(
     data,
     *,
     attack="sme",
+    plugin=None,
     number=1,
     victim=0,
     repeat=0,
@@ -90,7 +91,7 @@ def claim(
     )
     about = FACTS | {
         "attack": attack,
-        "plugin": attack,
+        "plugin": plugin or attack,
         "settings": settings or {},
         "round": number,
         "first_round": int(str(number).partition("-")[0]),
@@ -620,6 +621,33 @@ def test_naive_and_adaptive_stand_side_by_side(folder):
     assert beside.startswith(scores)
     assert '<span class="leaks">beats only the naive attack</span>' in html
     assert "only naive attacks were made" not in text
+
+
+def test_naive_and_adaptive_attacks_that_are_the_same_are_shown_once_and_told_apart_where_they_are_made(folder):
+    folder.write_experiment(config(defense=[NOISE], adversary={"knowledge": {"defenses": True}}))
+    record(folder)
+    for attack, knows in (("sme", ()), ("sme adaptive", ("defenses",))):
+        claim(folder, torch.rand(3, 1, 2, 2), attack=attack, plugin="sme", granted=("model", "loss", *knows))
+    alike, other = [(name, "psnr", 12.0, 15.0, "noise") for name in ("sme", "sme adaptive")], 20.0
+    for lines in (alike, [alike[0], (*alike[1][:2], other, *alike[1][3:])]):
+        judge(folder, lines, victims=6)
+        rows = folder.scores.read_text(encoding="utf-8").splitlines()
+        folder.scores.write_text(
+            "\n".join(f"{row} defenses" if row.startswith("sme adaptive") else row for row in rows), encoding="utf-8"
+        )
+        html, once = page(folder), lines is alike
+        legend = re.findall(r"></i>(sme.*?)</li>", html)
+        assert legend == (["sme, naive and adaptive alike"] if once else ["sme", "sme adaptive"])
+        assert ('<th rowspan="1">sme, naive and adaptive alike</th>' in html) == once
+        made = text_of(html).partition("Made by ")[2]
+        assert re.match(r"sme sme – .*?sme adaptive sme knows the clients’ defenses – ", made)
+
+
+def test_bytes_on_the_wire_are_counted(folder):
+    record(folder)
+    text = text_of(page(folder))
+    assert "Clients sent 144 bytes, 24 in each update on average, 4 for each number of the state." in text
+    assert "Round Clients N, lowest to highest Bytes Failed 1 2 3 to 4 48 –" in text
 
 
 def test_a_defended_run_says_that_only_naive_attacks_were_made(folder):

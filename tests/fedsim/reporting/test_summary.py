@@ -243,6 +243,17 @@ def test_the_headline_is_made_of_the_readings_in_the_table() -> None:
     assert told == {"ig", "sme"}
 
 
+def test_an_attack_is_named_with_all_metrics_by_which_it_leaks_beside_the_first() -> None:
+    rows = [
+        r for name in ("ig", "ig adaptive") for r in rows_of(name, "psnr", -0.1) + rows_of(name, "label_accuracy", 0.2)
+    ]
+    rows += rows_of("ig adaptive", "ssim", 0.1) + rows_of("ig adaptive", "recovered", 0.1)
+    assert headline(lines(rows, {})) == (
+        "By PSNR, no better than guessing: ig, ig adaptive. Besides, by label accuracy, leaks: ig. "
+        "Besides, by label accuracy, SSIM and recovered, leaks: ig adaptive."
+    )
+
+
 def test_too_few_victims_are_told_in_the_headline() -> None:
     assert headline(lines(rows_of("sme", "psnr", 0.3, count=3), {})) == (
         "By PSNR, beyond the floor: sme. Only 3 victims were attacked, too few to conclude from."
