@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.errors import RunError
+from fedsim.errors import ConfigError, RunError
+from fedsim.randomness import numpy_generator
 from fedsim.training.sent import Sent
 
 Distance = Literal["l2", "cosine"]
@@ -50,16 +51,20 @@ class Hessian:
     def _direction(self) -> Tensor:
         return self.sent.vector / self._norm
 
-    def push(self, direction: Tensor) -> Tensor:
-        """The square root's part: J v, or (I - g g' / |g|^2) J v / |g|, `number`."""
-        moved: Tensor = self.sent.linear.push(direction)
+    def push(self, directions: Tensor) -> Tensor:
+        """The square root's part: J v, or (I - g g' / |g|^2) J v / |g|, `number`; of `direction number` by each."""
+        moved: Tensor = self.sent.linear.push(directions)
         if self.distance == "l2":
             return moved
-        return (moved - self._direction * (self._direction @ moved)) / self._norm
+        return (moved - (moved @ self._direction)[..., None] * self._direction) / self._norm
 
-    def __matmul__(self, direction: Tensor) -> Tensor:
-        """H v of `number`."""
-        moved = self.push(direction)
+    def __matmul__(self, directions: Tensor) -> Tensor:
+        """H v of `number`; of `direction number` the product with each, in blocks that keep to the memory budget."""
+        if directions.dim() == 1:
+            return self._pull(self.push(directions))
+        return torch.cat([self._pull(self.push(block)) for block in self.sent.linear.blocks(directions)])
+
+    def _pull(self, moved: Tensor) -> Tensor:
         pulled: Tensor = self.sent.linear.pull(moved)
         return pulled if self.distance == "l2" else pulled / self._norm
 
@@ -74,7 +79,7 @@ class Hessian:
 
         if self.size == 1:
             return float(self @ torch.ones(1, dtype=self.sent.vector.dtype))
-        start = np.random.default_rng(0).standard_normal(self.size)
+        start = self._start
         operator = LinearOperator((self.size, self.size), matvec=self._numbers, dtype=np.float64)
         try:
             (value,) = eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)
@@ -89,7 +94,7 @@ class Hessian:
 
         It approaches the smallest from above, and is no eigenvalue before; where that is 0, it falls as 1 / steps.
         """
-        vector = torch.from_numpy(np.random.default_rng(0).standard_normal(self.size)).to(self.sent.vector.dtype)
+        vector = torch.from_numpy(self._start).to(self.sent.vector.dtype)
         vector = vector / vector.norm()
         for _ in range(steps):
             vector = self.largest * vector - self @ vector
@@ -97,10 +102,21 @@ class Hessian:
         return float(self.push(vector).double().square().sum())
 
     def matrix(self) -> Tensor:
-        """The whole of it in float64, `number number`, by one product for each row."""
-        identity = torch.eye(self.size, dtype=self.sent.vector.dtype)
-        made = torch.stack([self @ row for row in identity]).double()
+        """The whole of it in float64, `number number`, by one product for each row.
+
+        Raises:
+            ConfigError: it has more than `EXACT` rows.
+        """
+        if self.size > EXACT:
+            raise ConfigError(
+                f"measure: the whole Hessian of {self.size} inputs is too large, expected at most {EXACT}; estimate it"
+            )
+        made = (self @ torch.eye(self.size, dtype=self.sent.vector.dtype)).double()
         return (made + made.T) / 2
+
+    @property
+    def _start(self) -> NDArray[np.float64]:
+        return numpy_generator("measure", "start").standard_normal(self.size)
 
     def _numbers(self, direction: NDArray[np.float64]) -> NDArray[np.float64]:
         vector = torch.from_numpy(np.asarray(direction)).flatten().to(self.sent.vector.dtype)

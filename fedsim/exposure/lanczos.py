@@ -11,7 +11,7 @@ _NOTHING_LEFT = 1e-7
 """Of the largest number in the tridiagonal matrix: what is left below this is float32's rounding."""
 
 
-def lanczos(hessian: Hessian, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+def lanczos(hessian: Hessian, starts: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Points and weights with start' f(H) start / |start|^2 = sum of weight x f(point), about, for smooth f.
 
     Each new direction is made orthogonal to all before it, twice, so that no eigenvalue is counted again. SciPy has no
@@ -19,29 +19,44 @@ def lanczos(hessian: Hessian, start: Tensor, steps: int) -> tuple[Tensor, Tensor
 
     Args:
         hessian: positive semi-definite.
-        start: `number`, not zero.
-        steps: products at most; fewer where they already span everything that H makes of `start`.
+        starts: `number`, not zero; or `start number`, which takes all those products at once.
+        steps: products of each start; where fewer span all that H makes of it, the points that are left have weight 0.
 
     Returns:
-        `point` eigenvalue estimates of at least 0, and `point` weights that add up to 1, in float64.
+        `[start] point` eigenvalue estimates of at least 0, and as many weights that add up to 1, in float64.
 
     References:
         Golub and Welsch 1969; Ubaru, Chen and Saad 2017, Section 3.
     """
-    basis = [start.double() / start.double().norm()]
-    diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
-    for _ in range(min(steps, hessian.size)):
-        made = (hessian @ basis[-1].to(hessian.sent.vector.dtype)).double()
-        diagonal.append(made @ basis[-1])
-        spanned = torch.stack(basis)
+    rows = starts.double().reshape(-1, hessian.size)
+    diagonal, beside = _tridiagonal(hessian, rows / rows.norm(dim=1, keepdim=True), min(steps, hessian.size))
+    whole = torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
+    values, vectors = torch.linalg.eigh(whole)
+    shape = (*starts.shape[:-1], -1)
+    return values.clamp_min(0).reshape(shape), vectors[:, 0].square().reshape(shape)
+
+
+def _tridiagonal(hessian: Hessian, vectors: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Its diagonal, `start step`, and what is beside it, one shorter, from starts of length 1.
+
+    Where nothing but rounding is left of a direction it is zero, and so is all that follows; it ends where all are.
+    """
+    dtype = hessian.sent.vector.dtype
+    basis = vectors.new_zeros(len(vectors), steps, hessian.size)
+    diagonal, beside = vectors.new_zeros(len(vectors), steps), vectors.new_zeros(len(vectors), steps)
+    for step in range(steps):
+        basis[:, step] = vectors
+        made = _times(hessian, vectors.to(dtype)).double()
+        diagonal[:, step] = (made * vectors).sum(1)
         for _ in range(2):
-            made = made - spanned.T @ (spanned @ made)
-        beside.append(made.norm())
-        if beside[-1] <= _NOTHING_LEFT * torch.stack(diagonal + beside[:-1]).abs().max():
+            made = made - ((basis @ made[..., None]).mT @ basis).squeeze(1)
+        length, largest = made.norm(dim=1), torch.maximum(diagonal, beside).amax(1)
+        beside[:, step] = torch.where(length > _NOTHING_LEFT * largest, length, 0)
+        vectors = torch.where(beside[:, step, None] > 0, made / length[:, None], 0)
+        if not vectors.any():
             break
-        basis.append(made / beside[-1])
-    off = torch.stack(beside[: len(diagonal) - 1]) if len(diagonal) > 1 else torch.empty(0, dtype=torch.float64)
-    matrix = torch.diag(torch.stack(diagonal)) + torch.diag(off, 1) + torch.diag(off, -1)
-    values, vectors = torch.linalg.eigh(matrix)
-    return values.clamp_min(0), vectors[0].square()
+    return diagonal[:, : step + 1], beside[:, :step]
+
+
+def _times(hessian: Hessian, rows: Tensor) -> Tensor:
+    return (hessian @ rows[0])[None] if len(rows) == 1 else hessian @ rows  # one product is quicker by itself

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.errors import ConfigError, RunError
+from fedsim.errors import ConfigError
 from fedsim.randomness import seeded
 from fedsim.task import Loss, smoothed
+from fedsim.training.linear import Linear, alike
 from fedsim.training.modes import dropping, forward, set_modes, trained
 from fedsim.training.settings import LocalTraining
 
+Slopes = Callable[[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]], dict[str, Tensor]]
+"""How a gradient is made: from a function of named tensors and their values."""
 log = logging.getLogger("fedsim." + __name__)
 BUDGET = 1 << 29
 """Bytes of memory for what is computed at once, half a GiB."""
@@ -123,13 +128,20 @@ class Sent:
 
     def __call__(self, unknown: Tensor) -> Tensor:
         """What is sent if the varying examples were `unknown`, `number`; can be differentiated twice by it."""
+        return self._made(unknown, _by_autograd)
+
+    def transformed(self, unknown: Tensor) -> Tensor:
+        """The same for the transforms of torch.func, which do not notice where a second derivative is missing."""
+        return self._made(unknown, lambda value, named: grad(value)(named))
+
+    def _made(self, unknown: Tensor, slopes_of: Slopes) -> Tensor:
         batch = unknown
         if len(self.varying) < len(self.inputs):
             batch = self.inputs.index_put((torch.tensor(self.varying),), unknown)
         before = self._weights
         after, momentum = before, dict[str, Tensor]()
         for index in self.steps:
-            slopes = self._slopes(after, batch[index], self.labels[index])
+            slopes = self._slopes(after, batch[index], self.labels[index], self.loss, slopes_of)
             if self.training is None:
                 return self._flat(slopes)
             after = self._stepped(before, after, slopes, momentum, self.training)
@@ -159,11 +171,11 @@ class Sent:
             )
         place = torch.tensor(self.varying)
 
-        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-            return self.loss(outputs[place], labels[place], reduction="sum") / len(labels)
+        def loss(outputs: Tensor, labels: Tensor, /, *, reduction: str = "sum") -> Tensor:
+            return self.loss(outputs[place], labels[place], reduction=reduction) / len(labels)
 
         with torch.no_grad():
-            return self._flat(self._slopes(self._weights, self.inputs, self.labels, loss))
+            return self._flat(self._slopes(self._weights, self.inputs, self.labels, loss, _by_autograd))
 
     @property
     def is_zero(self) -> bool:
@@ -181,23 +193,37 @@ class Sent:
         self.check_continuous()
         return Linear(self)
 
-    def at(self, points: Tensor) -> Iterator[Tensor]:
-        """What is sent at each of `point example ...`, in blocks of `point number` that keep to the memory budget.
+    def double(self) -> Sent:
+        """The same in float64."""
+        labels = self.labels.double() if self.labels.is_floating_point() else self.labels
+        return replace(self, model=deepcopy(self.model).double(), inputs=self.inputs.double(), labels=labels)
+
+    def around(self, noises: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """What is sent where the unknown inputs are off by each of `noises` (`example ...`), in blocks.
+
+        Yields:
+            By how much they are off once added and rounded, `point example ...`, and what is sent, `point number`; as
+            many points at once as the memory budget allows.
 
         Raises:
             ConfigError: the inputs are integers; the budget is too small for one point.
         """
         self.check_continuous()
-        one = self._bytes_of_one
-        if one > self.budget:
+        if self.at_once < 1:
             raise ConfigError(
-                f"measure: one perturbed batch takes about {one / 2**20:.1f} MiB, and memory is "
-                f"{self.budget / 2**20:.3g} MiB; raise memory, or measure fewer examples at once"
+                f"measure: one perturbed batch takes about {self._bytes_of_one / 2**20:.2g} MiB, and memory is "
+                f"{self.budget / 2**20:.2g} MiB; raise memory, or measure fewer examples at once"
             )
-        many = vmap(self, randomness="same")
-        for block in torch.split(points, self.budget // one):
+        left = iter(noises)
+        while block := list(islice(left, self.at_once)):
+            points = self.unknown + torch.stack(block)
             with torch.no_grad():
-                yield many(block)
+                yield points - self.unknown, self._many(points)
+
+    @property
+    def at_once(self) -> int:
+        """How many perturbed batches the memory budget allows at once."""
+        return self.budget // self._bytes_of_one
 
     def check_continuous(self) -> None:
         """Raise ConfigError where inputs cannot be changed a little."""
@@ -206,6 +232,23 @@ class Sent:
                 "measure: the inputs are token ids, which cannot be changed a little; of texts only measures of the "
                 "gradient itself are defined, such as gradient-norm"
             )
+
+    def _many(self, points: Tensor) -> Tensor:
+        if not self._vectorises:
+            return torch.stack([self(point) for point in points])
+        made: Tensor = vmap(self.transformed, randomness="same")(points)
+        return made
+
+    @cached_property
+    def _vectorises(self) -> bool:
+        """Whether several perturbed batches can be made at once, of which some layers are not capable."""
+        try:
+            with torch.no_grad():
+                (one,) = vmap(self.transformed, randomness="same")(self.unknown[None])
+        except (RuntimeError, NotImplementedError) as error:
+            log.info("not vectorised, so one perturbed batch at a time: %s", error)
+            return False
+        return alike(one, self.vector)
 
     @cached_property
     def _weights(self) -> dict[str, Tensor]:
@@ -217,21 +260,18 @@ class Sent:
         return any(layer.training for layer in dropping(self.model))
 
     def _slopes(
-        self,
-        weights: dict[str, Tensor],
-        inputs: Tensor,
-        labels: Tensor,
-        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        self, weights: dict[str, Tensor], inputs: Tensor, labels: Tensor, loss: Loss, slopes_of: Slopes
     ) -> dict[str, Tensor]:
-        """The gradient of `loss`, by default what the client minimises."""
+        """The gradient of `loss`."""
         network = _Forward(self.model)
         named = {f"model.{name}": tensor for name, tensor in weights.items()}
 
         def value(named: dict[str, Tensor]) -> Tensor:
-            return (loss or self.loss)(functional_call(network, named, (inputs,)), labels)
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention cannot be differentiated twice
+                return loss(functional_call(network, named, (inputs,)), labels)
 
         with seeded("measure", "dropout") if self._draws else contextlib.nullcontext():
-            slopes: dict[str, Tensor] = grad(value)(named)
+            slopes = slopes_of(value, named)
         return {name: slopes[f"model.{name}"] for name in weights}
 
     def _stepped(
@@ -264,83 +304,20 @@ class Sent:
             kept += tensor.numel() * tensor.element_size()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             self.loss(forward(self.model, self.inputs), self.labels)
         vector = sum(tensor.numel() * tensor.element_size() for tensor in self._weights.values())
         return 2 * kept + (len(self.steps) + 2) * vector
 
 
-class Linear:
-    """The derivative J of what is sent by the inputs that vary, and its transpose, exactly.
-
-    J v is made in forward mode. Where a layer has no derivative of that kind it is the derivative of J' u by u, which
-    is as exact and takes about twice as long; `forward_mode` says which.
-
-    Attributes:
-        shape: `example ...`, of the inputs that vary.
-        forward_mode: whether J v is made in forward mode.
-    """
-
-    def __init__(self, sent: Sent) -> None:
-        self._call, self._at = sent, sent.unknown
-        self.shape = self._at.shape
-        self._inputs = self._at.clone().requires_grad_()
-        try:
-            self._sent = sent(self._inputs)
-            self.pull(torch.zeros_like(self._sent))
-        except RuntimeError as error:
-            raise RunError(
-                "measure: what this model sends cannot be differentiated by its inputs, for want of a second "
-                f"derivative ({_first_line(error)}); a layer made of plain operations has one"
-            ) from error
-        try:
-            self._forward(torch.zeros_like(self._at))
-            self.forward_mode = True
-        except (RuntimeError, NotImplementedError) as error:
-            log.info("no forward-mode derivative, so double backward: %s", _first_line(error))
-            self.forward_mode = False
-
-    @property
-    def size(self) -> int:
-        """How many numbers vary."""
-        return self._at.numel()
-
-    def push(self, direction: Tensor) -> Tensor:
-        """J v of `number`, flat: how what is sent changes along it."""
-        shaped = direction.reshape(self.shape)
-        return self._forward(shaped) if self.forward_mode else self._twice(shaped)
-
-    def pull(self, vector: Tensor) -> Tensor:
-        """J' u of `number`, flat."""
-        return _derivative(self._sent, self._inputs, vector).flatten()
-
-    def _forward(self, direction: Tensor) -> Tensor:
-        with torch.no_grad():
-            made: Tensor = jvp(self._call, (self._at,), (direction,))[1]
-        return made
-
-    def _twice(self, direction: Tensor) -> Tensor:
-        probe, pulled = self._pulled
-        return _derivative(pulled, probe, direction)
-
-    @cached_property
-    def _pulled(self) -> tuple[Tensor, Tensor]:
-        """A vector u and J' u as a function of it."""
-        probe = torch.zeros_like(self._sent, requires_grad=True)
-        return probe, _derivative(self._sent, self._inputs, probe, create_graph=True)
-
-
-def _derivative(outputs: Tensor, by: Tensor, along: Tensor, *, create_graph: bool = False) -> Tensor:
-    if not outputs.requires_grad:
-        return torch.zeros_like(by)
-    (made,) = torch.autograd.grad(
-        outputs, by, along, retain_graph=True, create_graph=create_graph, materialize_grads=True
-    )
-    return made
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
+def _by_autograd(value: Callable[[dict[str, Tensor]], Tensor], named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradient; its graph is kept where gradients are enabled."""
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        named = {name: t if t.requires_grad else t.detach().requires_grad_() for name, t in named.items()}
+        by = list(named.values())
+        slopes = torch.autograd.grad(value(named), by, create_graph=keep, materialize_grads=True)
+    return dict(zip(named, slopes, strict=True))
 
 
 class _Forward(nn.Module):

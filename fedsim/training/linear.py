@@ -1,0 +1,174 @@
+"""The derivative of what a client sends by its inputs."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vjp, vmap
+
+from fedsim.errors import RunError
+from fedsim.randomness import generator
+
+if TYPE_CHECKING:
+    from fedsim.training.sent import Sent
+
+log = logging.getLogger("fedsim." + __name__)
+_AGREE = 1e-2
+
+
+class Linear:
+    """The derivative J of what is sent by the inputs that vary, and its transpose, exactly.
+
+    One J v is the derivative of J' u by u, for which a graph is kept. Several at once are made in forward mode. Where a
+    layer has no derivative of that kind, or cannot be vectorised, they are made one by one, which is as exact and takes
+    longer; `forward_mode` says which.
+
+    Attributes:
+        shape: `example ...`, of the inputs that vary.
+    """
+
+    def __init__(self, sent: Sent) -> None:
+        self._call, self._at = sent, sent.unknown
+        self.shape = self._at.shape
+        self._inputs = self._at.clone().requires_grad_()
+        try:
+            self._sent = sent(self._inputs)
+            reason = "" if self._is_its_transpose() else "its backward pass is taken for a constant"
+        except (RuntimeError, NotImplementedError) as error:
+            reason = _first_line(error)
+        if reason:
+            raise RunError(
+                "measure: what this model sends cannot be differentiated by its inputs, for want of a second "
+                f"derivative{_of_layer(sent)} ({reason}); build the layer of plain operations of torch"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many numbers vary."""
+        return self._at.numel()
+
+    @cached_property
+    def forward_mode(self) -> bool:
+        """Whether several products are made at once, J v in forward mode."""
+        direction = self._random(self._at)
+        try:
+            with warnings.catch_warnings():  # torch warns of itself when it first vectorises a derivative
+                warnings.filterwarnings("ignore", "`torch.jit", FutureWarning)
+                pushed = self._push_many(direction[None])
+                pulled = self._pull_many(pushed)
+        except (RuntimeError, NotImplementedError) as error:
+            log.info("no vectorised forward-mode derivative, so one double backward each: %s", _first_line(error))
+            return False
+        return alike(pushed[0], self.push(direction)) and alike(pulled[0], self.pull(pushed[0]))
+
+    def push(self, directions: Tensor) -> Tensor:
+        """J v of `number`, flat: how what is sent changes along v; of `direction number` by each."""
+        if directions.dim() == 1:
+            probe, pulled = self._pulled
+            return _derivative(pulled, probe, directions.reshape(self.shape))
+        return self._push_many(directions) if self.forward_mode else torch.stack([self.push(v) for v in directions])
+
+    def pull(self, vectors: Tensor) -> Tensor:
+        """J' u of `number`, flat; of `vector number` of each."""
+        if vectors.dim() == 1:
+            return _derivative(self._sent, self._inputs, vectors).flatten()
+        return self._pull_many(vectors) if self.forward_mode else torch.stack([self.pull(u) for u in vectors])
+
+    def blocks(self, directions: Tensor) -> Sequence[Tensor]:
+        """`direction number` in parts that keep to the memory budget; of one direction each where it is too small."""
+        return torch.split(directions, max(1, self._call.at_once // 2))
+
+    def _push_many(self, directions: Tensor) -> Tensor:
+        def push(direction: Tensor) -> Tensor:
+            made: Tensor = jvp(self._call.transformed, (self._at,), (direction,))[1]
+            return made
+
+        with torch.no_grad():
+            many: Tensor = vmap(push, randomness="same")(directions.reshape(-1, *self.shape))
+        return many
+
+    def _pull_many(self, vectors: Tensor) -> Tensor:
+        with torch.no_grad():
+            many: Tensor = vmap(self._transpose)(vectors)[0]
+        return many.flatten(1)
+
+    def _is_its_transpose(self) -> bool:
+        """Whether u' J v is the same both ways, as it is not where autograd lost a path without a word."""
+        direction, vector = self._random(self._at), self._random(self._sent)
+        pushed, pulled = self.push(direction), self.pull(vector)
+        size = pushed.norm() * vector.norm() + pulled.norm() * direction.norm()
+        return bool((pushed @ vector - pulled @ direction).abs() <= _AGREE * size) or not bool(size.isfinite())
+
+    @staticmethod
+    def _random(like: Tensor) -> Tensor:
+        return torch.randn(like.numel(), generator=generator("measure", "direction")).to(like.dtype)
+
+    @cached_property
+    def _transpose(self) -> Callable[[Tensor], tuple[Tensor]]:
+        with torch.no_grad():
+            made: Callable[[Tensor], tuple[Tensor]] = vjp(self._call.transformed, self._at)[1]
+        return made
+
+    @cached_property
+    def _pulled(self) -> tuple[Tensor, Tensor]:
+        """A vector u and J' u as a function of it."""
+        probe = torch.zeros_like(self._sent, requires_grad=True)
+        return probe, _derivative(self._sent, self._inputs, probe, create_graph=True)
+
+
+def _derivative(outputs: Tensor, by: Tensor, along: Tensor, *, create_graph: bool = False) -> Tensor:
+    if not outputs.requires_grad:
+        return torch.zeros_like(by)
+    (made,) = torch.autograd.grad(
+        outputs, by, along, retain_graph=True, create_graph=create_graph, materialize_grads=True
+    )
+    return made
+
+
+def alike(some: Tensor, other: Tensor) -> bool:
+    """Whether they differ by rounding alone: torch.func takes a missing second derivative for zero."""
+    return bool((some - other).norm() <= _AGREE * other.norm())
+
+
+def _of_layer(sent: Sent) -> str:
+    """The first layer that cannot be differentiated twice, in words; nothing where none was found."""
+    seen: list[tuple[str, nn.Module, Tensor]] = []
+    hooks = [
+        layer.register_forward_hook(lambda module, given, _, name=name: seen.append((name, module, given[0])))
+        for name, layer in sent.model.named_modules()
+        if not list(layer.children())
+    ]
+    with torch.no_grad():
+        sent.model(sent.inputs)
+    for hook in hooks:
+        hook.remove()
+    lacking = (f" of layer '{name}' ({type(layer).__name__})" for name, layer, at in seen if not _twice(layer, at))
+    return next(lacking, "")
+
+
+def _twice(layer: nn.Module, at: Tensor) -> bool:
+    """Whether the second derivative of a layer is that of finite differences, in float64."""
+    layer, at = deepcopy(layer).double(), at.double()
+    direction = 1e-6 * torch.randn(at.shape, generator=generator("measure", "direction"), dtype=at.dtype)
+
+    def slope(point: Tensor) -> Tensor:
+        return torch.autograd.grad(layer(point).square().sum(), point, create_graph=True)[0]
+
+    ahead, behind = (slope((at + sign * direction).requires_grad_()).detach() for sign in (1, -1))
+    try:
+        point = at.clone().requires_grad_()
+        (made,) = torch.autograd.grad(slope(point), point, direction, materialize_grads=True)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return alike(2 * made, ahead - behind)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
