@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -66,24 +67,22 @@ def expose(
 
     # What follows takes seconds to import, so a mistyped key is told of before.
     from fedsim.cli.work_shown import show_exposure, shown
-    from fedsim.experiments.build import Experiment, resolve
-    from fedsim.experiments.exposing import applicable, gauges_of, moments_of_file, moments_of_run
+    from fedsim.experiments.build import Experiment, a_gauge, resolve
+    from fedsim.experiments.exposing import all_that_apply, chosen_tables, moments_of_file, moments_of_run
     from fedsim.exposure.of_clients import failures
     from fedsim.workflow.exposing import check_free, exposed_to
 
     folder = out or (experiment / "exposure" if is_run else Path("runs") / f"exposure-{experiment.stem}")
     check_free(folder, overwrite=overwrite)
     made = Experiment(resolve(config))
-    gauges, chosen = gauges_of(config, measures or [], own, each=each)
+    chosen = [a_gauge(table) for table in chosen_tables(config, measures or [], own)]
     with shown(quiet, verbose), RunFolder(experiment).held() if is_run else contextlib.nullcontext():
-        gauges, refused = (gauges, []) if chosen else applicable(made, gauges)
+        gauges = [replace(gauge, each=gauge.each or each) for gauge in chosen or all_that_apply(made)]
         if is_run:
             moments = moments_of_run(made, experiment, states or [], rounds or [], clients or [])
         else:
             moments = moments_of_file(made, experiment.stem, states or [], clients or [])
         rows, pictures = exposed_to(folder, made, moments, gauges)
-    for sentence in refused:
-        console.print(sentence, markup=False)
     for state, of_it in groupby(rows, key=lambda row: row["state"]):
         show_exposure(list(of_it), f"at {state}")
     console.print(f"table: {folder / 'exposure.csv'} ({number_of(len(rows), 'row')})", soft_wrap=True, markup=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import ConfigError, FedsimError
+from fedsim.errors import ConfigError, one_line, what_it_said
 from fedsim.experiments.build import Experiment, a_gauge
 from fedsim.experiments.config import Config, MeasureTable, Table, check
 from fedsim.experiments.reading import override_in
@@ -19,6 +20,8 @@ from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.payloads import State
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,44 +47,37 @@ class _Measures(Table):
     measure: list[MeasureTable]
 
 
-def gauges_of(
-    config: Config, names: Sequence[str], overrides: Iterable[str], *, each: bool
-) -> tuple[list[Gauge], bool]:
-    """What is measured, and whether it was chosen.
+def chosen_tables(config: Config, names: Sequence[str], overrides: Iterable[str]) -> list[MeasureTable]:
+    """What is to be measured: nothing where neither `names` nor the experiment says so.
 
     Args:
-        names: of tables of the experiment, or of measures with their default settings. Without any it is what the
-            experiment names, and where that is nothing, every measure there is.
+        names: of tables of the experiment, or of measures with their default settings.
         overrides: `measure.NAME.key=value`.
-        each: of each example besides of all together.
 
     Raises:
-        ConfigError: a setting is wrong.
-        PluginError: nothing has this name.
+        ConfigError: a setting is wrong, or a measure is named twice.
     """
-    tables = [table.model_dump() for table in config.measure if not names or table.title in names]
-    known = {table.title for table in config.measure}
-    chosen = bool(names or tables)
-    tables += [{"name": name} for name in (names if chosen else registry.names("measures")) if name not in known]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"--measure {twice[0]}: is named twice; name each once")
+    known = {table.title: table.model_dump() for table in config.measure}
+    tables = [known.get(name, {"name": name}) for name in names] if names else list(known.values())
     given: dict[str, Any] = {"measure": tables}
     for override in overrides:
         override_in(given, override)
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ConfigError(f"--measure {twice[0]}: is named twice; name each once")
-    found = [a_gauge(table) for table in check(_Measures, given, "expose").measure]
-    return [replace(gauge, each=gauge.each or each) for gauge in found], chosen
+    return check(_Measures, given, "expose").measure
 
 
-def applicable(experiment: Experiment, gauges: Iterable[Gauge]) -> tuple[list[Gauge], list[str]]:
-    """Those of `gauges` that apply to the experiment, and for each of the others a sentence that says why not."""
-    kept, refused = [], []
-    for gauge in gauges:
+def all_that_apply(experiment: Experiment) -> list[Gauge]:
+    """Every measure that applies to the experiment; why one is left out goes to the log."""
+    kept = []
+    for name in registry.names("measures"):
         try:
-            experiment.try_out(replace(gauge, each=False))
+            gauge = a_gauge(MeasureTable(name=name))
+            experiment.try_out(gauge)
             kept.append(gauge)
-        except FedsimError as error:
-            refused.append(f"{gauge.title} is left out: {error}")
-    return kept, refused
+        except (Exception, SystemExit) as error:  # a stranger's measure may raise anything, and the others go on
+            log.info("%s is left out: %s", name, one_line(what_it_said(error)))
+    return kept
 
 
 def moments_of_file(experiment: Experiment, name: str, states: Sequence[str], clients: Sequence[int]) -> list[Moment]:

@@ -70,16 +70,17 @@ def naming(run: Path, table: str) -> None:
     assert config is not None
     tables = config.model_dump(mode="json", exclude_none=True)
     named: Any = {"name": NAME}
-    tables[table] = [named] if table in ("attack", "defense") else named
+    tables[table] = [named] if table in ("attack", "defense", "measure") else named
     (run / "experiment.toml").write_text(tomli_w.dumps({k: v for k, v in tables.items() if v != []}))
     (run / "manifest.json").unlink()
 
 
 COMMANDS = ["report RUN", "attack RUN", "geometry RUN", "run --resume RUN", "inspect RUN", "data RUN/experiment.toml"]
-COMMANDS += ["run RUN/experiment.toml --out new", "train RUN/experiment.toml --out new"]
+COMMANDS += ["run RUN/experiment.toml --out new", "train RUN/experiment.toml --out new", "expose RUN"]
+COMMANDS += ["expose RUN/experiment.toml --out new"]
 
 
-@pytest.mark.parametrize("table", ["data", "partition", "model", "strategy", "defense", "attack"])
+@pytest.mark.parametrize("table", ["data", "partition", "model", "strategy", "defense", "attack", "measure"])
 def test_no_command_imports_what_the_experiment_of_a_run_folder_names(run: Path, table: str, call: Call) -> None:
     naming(run, table)
     for command in COMMANDS:
