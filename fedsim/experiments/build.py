@@ -70,9 +70,9 @@ class Experiment:
     def check(self) -> None:
         """Make everything once, so that every error in the file shows before work starts."""
         build_attacks(self.config)
-        parts = (self.loss, self.data.train(0), self.new_strategy(), self.initial_state())
+        parts = (self.loss, self.data.train(0), strategy := self.new_strategy(), self.initial_state())
         del parts
-        self._check_secure_aggregation()
+        self._check_secure_aggregation(strategy)
         self._check_defenses()
         self._check_canaries()
         sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
@@ -82,14 +82,13 @@ class Experiment:
         check_apart(self.model, self.training, self.defenses_of(0), inputs, labels)
         self._check_measures()
 
-    def _check_secure_aggregation(self) -> None:
+    def _check_secure_aggregation(self, strategy: Any) -> None:
         """Raise ConfigError where groups, strategy, weights or defenses do not go with sums over groups."""
-        table, strategy = self.config.secure_aggregation, self.config.strategy
+        table = self.config.secure_aggregation
         if table is None:
             return
-        made = self.new_strategy()
-        settings = vars(made) if is_object(strategy.name) else self._strategy_settings
-        secure_aggregation.check_groups(table, made, settings, self.config.federation.clients)
+        settings = vars(strategy) if is_object(self.config.strategy.name) else self._strategy_settings
+        secure_aggregation.check_groups(table, strategy, settings, self.config.federation.clients)
         secure_aggregation.check_weights(table, self.reported)
         secure_aggregation.check_defenses(self.defenses)
 
