@@ -1,0 +1,180 @@
+"""Spearman's correlation of each measure with the quality of reconstructions, beside LAVP's Tables 1 and 3.
+
+`python benchmarks/lavp_tables.py` takes about a minute, prints Markdown and draws docs/lavp.svg. The study that makes
+the numbers is benchmarks/lavp_study.py.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from lavp_study import DATA, DISTANCES, MEASURED, MODELS, QUALITY, SCORES, SEED, read
+from matplotlib import pyplot as plt
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+PICTURE = Path(__file__).parent.parent / "docs" / "lavp.svg"
+COLOURS = dict(zip(MODELS, ("#0072B2", "#D55E00", "#009E73", "#CC79A7"), strict=True))
+RESAMPLED = 1000
+LAVP = ("grad_norm", "max", "min", "ang_max", "ang_min", "sqrt(max ang_min)")
+OURS = {
+    "gradient-norm.norm": "grad_norm",
+    "lavp-l2.largest": "max",
+    "lavp-l2.smallest": "min",
+    "lavp-cosine.largest": "ang_max",
+    "lavp-cosine.smallest": "ang_min",
+    "lavp-fusion.fusion": "sqrt(max ang_min)",
+}
+"""What LAVP calls the measures that it has, too."""
+PUBLISHED: Mapping[tuple[str, str], Mapping[str, tuple[float, float, float, float]]] = {
+    ("cifar10", "l2"): {
+        "grad_norm": (0.35, -0.27, -0.35, -0.13),
+        "max": (0.51, -0.46, -0.51, -0.15),
+        "min": (0.41, -0.40, -0.41, -0.20),
+        "ang_max": (-0.06, -0.01, 0.06, -0.06),
+        "ang_min": (-0.04, -0.07, 0.04, -0.06),
+        "sqrt(max ang_min)": (0.48, -0.49, -0.48, -0.09),
+    },
+    ("cifar100", "l2"): {
+        "grad_norm": (0.41, -0.31, -0.41, -0.19),
+        "max": (0.46, -0.57, -0.46, 0.10),
+        "min": (0.41, -0.45, -0.41, -0.01),
+        "ang_max": (-0.05, -0.18, 0.05, 0.22),
+        "ang_min": (-0.05, -0.20, 0.05, 0.19),
+        "sqrt(max ang_min)": (0.50, -0.49, -0.50, -0.09),
+    },
+    ("cifar10", "cosine"): {
+        "grad_norm": (-0.28, 0.25, 0.28, -0.18),
+        "max": (-0.03, -0.02, 0.03, 0.00),
+        "min": (0.04, -0.08, -0.04, 0.02),
+        "ang_max": (0.26, -0.31, -0.26, 0.36),
+        "ang_min": (0.64, -0.74, -0.64, 0.62),
+        "sqrt(max ang_min)": (-0.28, 0.25, 0.28, -0.18),
+    },
+    ("cifar100", "cosine"): {
+        "grad_norm": (0.10, -0.07, -0.10, 0.02),
+        "max": (0.37, -0.35, -0.37, 0.26),
+        "min": (0.32, -0.34, -0.32, 0.24),
+        "ang_max": (0.67, -0.80, -0.67, 0.68),
+        "ang_min": (0.69, -0.81, -0.69, 0.65),
+        "sqrt(max ang_min)": (0.50, -0.45, -0.50, 0.36),
+    },
+}
+"""LAVP's Table 1, the last of each from Table 3; with MSE, SSIM, PSNR and LPIPS. The fusion's row for CIFAR-10 with
+cosine is printed as the gradient norm's of Table 1, where Table 3 has (-0.21, 0.25, -0.21, 0.15) for the norm itself:
+one of the two columns is wrong."""
+Numbers = NDArray[np.float64]
+ByImage = Mapping[str, float]
+
+
+def main() -> None:
+    """A table for each data set and distance, then the picture."""
+    quality, measured = qualities(), measures()
+    for data in DATA:
+        for distance in DISTANCES:
+            if lines := table(data, distance, quality, measured):
+                print("\n".join(lines), end="\n\n")
+    draw(quality, measured)
+
+
+def qualities() -> Mapping[tuple[str, str, str, str], ByImage]:
+    """By data, model, distance and score, the value of each image."""
+    found: dict[tuple[str, str, str, str], dict[str, float]] = defaultdict(dict)
+    for row in read(QUALITY):
+        for score in SCORES:
+            found[row["data"], row["model"], row["distance"], score][row["image"]] = float(row[score])
+    return found
+
+
+def measures() -> Mapping[tuple[str, str, str], ByImage]:
+    """By data, model and measure, the value of each image."""
+    found: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+    for row in read(MEASURED):
+        found[row["data"], row["model"], row["measure"]][row["image"]] = float(row["value"])
+    return found
+
+
+def table(
+    data: str,
+    distance: str,
+    quality: Mapping[tuple[str, str, str, str], ByImage],
+    measured: Mapping[tuple[str, str, str], ByImage],
+) -> list[str]:
+    """A line for each measure: the mean correlation over networks, its 95 % interval, and LAVP's."""
+    told = []
+    for measure in dict.fromkeys(name for _, _, name in measured):
+        cells, published = [], PUBLISHED[data, distance].get(OURS.get(measure, ""))
+        for place, score in enumerate(SCORES):
+            pairs = [
+                (measured.get((data, m, measure), {}), quality.get((data, m, distance, score), {})) for m in MODELS
+            ]
+            if not all(set(some) & set(others) for some, others in pairs):
+                return []
+            theirs = f"; {published[place]:+.2f}" if published else ""
+            cells.append("{:+.2f} ({:+.2f} to {:+.2f}){}".format(*correlated(pairs), theirs))
+        told.append(f"| `{measure}`{f', {OURS[measure]}' if measure in OURS else ''} | {' | '.join(cells)} |")
+    counts = [len(quality.get((data, model, distance, SCORES[0]), {})) for model in MODELS]
+    title = f"{data}, {distance}: images of {', '.join(f'{m} {n}' for m, n in zip(MODELS, counts, strict=True))}"
+    head = f"| measure | {' | '.join(score.upper() for score in SCORES)} |"
+    return [title, "", head, f"|---|{'---|' * len(SCORES)}", *told] if told else []
+
+
+def correlated(pairs: Sequence[tuple[ByImage, ByImage]]) -> tuple[float, float, float]:
+    """Spearman's within each network, averaged; and the interval, by drawing images anew, the same for all networks."""
+    images = sorted(set().union(*(set(some) & set(others) for some, others in pairs)))
+    values = np.array([[[one.get(image, np.nan) for image in images] for one in pair] for pair in pairs])
+    drawn = np.random.default_rng(SEED).integers(len(images), size=(RESAMPLED, len(images)))
+    rows = np.concatenate([np.arange(len(images))[None], drawn])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a network without a correlation counts in no mean
+        means = np.nanmean([spearman(some[rows], others[rows]) for some, others in values], 0)
+    low, high = np.nanquantile(means[1:], (0.025, 0.975))
+    return float(means[0]), float(low), float(high)
+
+
+def spearman(some: Numbers, others: Numbers) -> Numbers:
+    """Of each row, leaving out what is NaN in either."""
+    there = np.isfinite(some) & np.isfinite(others)
+    ranks = [rankdata(np.where(there, one, np.nan), axis=1, nan_policy="omit") for one in (some, others)]
+    first, second = (one - np.nanmean(one, 1, keepdims=True) for one in ranks)
+    product = np.nansum(first * second, 1)
+    return np.asarray(product / np.sqrt(np.nansum(first**2, 1) * np.nansum(second**2, 1)))
+
+
+def draw(
+    quality: Mapping[tuple[str, str, str, str], ByImage], measured: Mapping[tuple[str, str, str], ByImage]
+) -> None:
+    """Each measure against the MSE, CIFAR-10, as the paper's Fig. 2."""
+    names = list(dict.fromkeys(name for _, _, name in measured))
+    if not names:
+        return
+    mpl.rcParams["svg.hashsalt"] = "fedsim"
+    size = (2.2 * len(names), 2.2 * len(DISTANCES))
+    figure, axes = plt.subplots(len(DISTANCES), len(names), figsize=size, squeeze=False, sharey="row", sharex="col")
+    for line, distance in zip(axes, DISTANCES, strict=True):
+        for axis, name in zip(line, names, strict=True):
+            for model, colour in COLOURS.items():
+                some, mse = measured.get((DATA[0], model, name), {}), quality.get((DATA[0], model, distance, "mse"), {})
+                points(axis, some, mse, colour, model)
+            axis.set(xscale="log", yscale="log")
+        line[0].set_ylabel(f"MSE by {distance}")
+    for axis, name in zip(axes[-1], names, strict=True):
+        axis.set_xlabel(OURS.get(name, name), fontsize=7)
+    axes[0][0].legend(fontsize=6, markerscale=2)
+    figure.tight_layout()
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def points(axis: plt.Axes, some: ByImage, mse: ByImage, colour: str, model: str) -> None:
+    """One network's images."""
+    images: Iterable[str] = [image for image in some if image in mse and some[image] > 0]
+    axis.scatter([some[i] for i in images], [mse[i] for i in images], s=3, color=colour, label=model, linewidths=0)
+
+
+if __name__ == "__main__":
+    main()
