@@ -17,12 +17,13 @@ from torch import nn
 from clients.exposure import measured
 from clients.memory import memory_of
 from clients.mods import defended
+from clients.taking_part import silent, taking_part
 from fedsim.defense import agrees, keyed
 from fedsim.engines.arrays import record_of, state_in
 from fedsim.engines.cohort import COHORT
 from fedsim.engines.node import play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
-from fedsim.errors import FedsimError, RunError, what_it_said
+from fedsim.errors import FedsimError, what_it_said
 from fedsim.experiments.build import Experiment
 from fedsim.randomness import generator, one_thread
 from fedsim.training.cohort import Share, acting_inside, local_updates, pays
@@ -60,15 +61,18 @@ def ready(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train on the client's data and return (w_T, N), or a gradient and N, unless the client straggles this round."""
+    """Train on the client's data and return (w_T, N), or a gradient and N, unless it straggles or chooses silence."""
     experiment = _experiment(message)
     client = int(context.node_config["partition-id"])
-    if experiment.straggles(client, _round(message)):
-        raise RunError(f"straggler: did not return in round {_round(message)}")
+    if experiment.straggles(client, number := _round(message)):
+        return silent(message, number)
     model, device = _placed(experiment)
     settings = LocalTraining.told(message.content["config"])
-    (share,) = experiment.shares([client], _round(message), settings)
-    measured(experiment, _state(message), _round(message), share, settings, context.state)
+    (whole,) = experiment.shares([client], number, settings)
+    measured(experiment, _state(message), number, whole, settings, context.state)
+    share = taking_part(experiment, _state(message), number, client, whole, settings, context.state)
+    if share is None:
+        return silent(message, number)
     if settings.sends == "gradient":
         reply = _gradient(experiment, message, client, share, settings, context.state)
         return Message(RecordDict(reply), reply_to=message)

@@ -41,7 +41,7 @@ def memory_of(defense: Defense, key: str, state: RecordDict) -> Iterator[Memory 
     memory = {name: tensor.clone() for name, tensor in state_in(kept).items()} if kept is not None else {}
     yield memory
     for name, value in memory.items():
-        _check(name, value, f"{type(defense).__name__}.on_update")
+        _check(name, value, type(defense).__name__)
     if memory:
         state[key] = record_of({name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()})
     elif kept is not None:

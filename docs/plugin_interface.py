@@ -11,6 +11,7 @@ from typing import Any
 from fedsim import attacks, datasets, defense, findings, knowledge, measure, partitions, task
 from fedsim.plugins.makers import PRODUCTS
 from fedsim.recording import transcript
+from fedsim.training import local_round
 from fedsim.wire import messages, payloads
 
 PAGE = Path(__file__).with_name("plugin-interface.md")
@@ -44,7 +45,14 @@ PARTS = {
     ),
     "A defense": (
         "Derive a frozen dataclass from `Defense` and override a hook; each is the identity by default.",
-        [defense.Defense, defense.Poisson, defense.Setting, defense.Participation, defense.Guarantee],
+        [
+            defense.Defense,
+            local_round.LocalRound,
+            defense.Poisson,
+            defense.Setting,
+            defense.Participation,
+            defense.Guarantee,
+        ],
         [],
     ),
     "A measure": (

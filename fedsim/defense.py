@@ -1,8 +1,8 @@
 """The interface of a client-side defense: hooks, each the identity by default.
 
-`sampling`, `on_batch`, `on_features`, `on_examples` and `on_gradient` act inside local training, in this order;
-`on_update` acts on what the client is about to send. A defense that overrides only `on_update` also works in any other
-Flower app, as a mod (`clients.mods.as_mod`).
+`on_data` acts before local training; `sampling`, `on_batch`, `on_features`, `on_examples` and `on_gradient` inside of
+it, in this order; `on_update` on what the client is about to send. A defense that overrides only `on_update` also works
+in any other Flower app, as a mod (`clients.mods.as_mod`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from fedsim.task import Task
 from fedsim.wire.payloads import Payload, State
 
 if TYPE_CHECKING:
+    from fedsim.training.local_round import LocalRound
     from fedsim.training.settings import LocalTraining
 
 HOOKS: Mapping[str, tuple[str, ...]] = {
+    "on_data": ("local",),
     "on_batch": ("inputs", "labels"),
     "on_features": ("features", "inputs"),
     "on_examples": ("gradients", "expected"),
@@ -39,12 +41,17 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
 }
 """The hooks of a defense and what each is handed, besides `rng`."""
 
-_EXTRAS = {"memory": "on_update", "common": "on_update", "weights": "on_gradient", "step": "on_gradient"}
+_EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "memory": ("on_data", "on_update"),
+    "common": ("on_update",),
+    "weights": ("on_gradient",),
+    "step": ("on_gradient",),
+}
 """What a hook is handed only if it has a parameter of that name."""
 Memory = MutableMapping[str, Tensor]
-"""Tensors by name that a client keeps for one defense from round to round, for `on_update` to read and change."""
-INSIDE = ("sampling", "on_batch", "on_features", "on_examples", "on_gradient")
-"""What acts inside local training, and so needs fedsim's own."""
+"""Tensors by name that a client keeps for one defense from round to round, for its hooks to read and change."""
+INSIDE = ("on_data", "sampling", "on_batch", "on_features", "on_examples", "on_gradient")
+"""What acts on local training, and so needs fedsim's own."""
 NO_GUARANTEE = "no formal guarantee"
 
 
@@ -150,9 +157,10 @@ class Defense(ABC):
     it got. A client whose defense fails sends nothing. Each hook draws from an `rng` of its own, so that no other
     hook and no other defense changes what it draws. One instance serves all clients, so nothing may be kept on it.
 
-    A defense that remembers earlier rounds gives its `on_update` a further parameter, `*, rng, memory`: tensors by
-    name of this client and this defense alone, none in the client's first round. What is in it on return is there
-    again in the next round that the client takes part in; a round in which the client fails leaves it as it was.
+    A defense that remembers earlier rounds gives its `on_data` or `on_update` a further parameter, `*, rng, memory`:
+    tensors by name of this client and this defense alone, none in the client's first round. What is in it on return is
+    there again in the next hook that asks for it, in this round or in the next one that the client takes part in; a
+    round in which the client fails leaves it as it was. One in which `on_data` had it send nothing does not.
 
     A defense whose clients agree on something in each round, as on a common mask, gives its `on_update` a further
     parameter `common`: a generator that is the same for all clients in one round. The server could have it, too. Where
@@ -212,6 +220,19 @@ class Defense(ABC):
         """
         del participation
         return self
+
+    def on_data(self, local: LocalRound, *, rng: torch.Generator) -> Tensor:
+        """Choose the examples that take part in this round, before local training.
+
+        The client then does what one does that holds these alone: N, its batches and its number of steps follow from
+        them. If none is left it sends nothing. All that the server gets to know is that it did not return, in the words
+        that are said of a straggler; the same is true where this hook fails, and why is told to nobody but the log.
+
+        Returns:
+            `example`, places in `local.inputs`, ascending and without repetition.
+        """
+        del rng
+        return torch.arange(len(local.labels))
 
     def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
         """How the examples of each local step are drawn: `Poisson` sampling, or None where any sampling will do.
@@ -396,11 +417,12 @@ def a_defense(thing: Any) -> Defense:
         raise PluginError(f"{name}: 'adversary_batch' is called of a defense that mixes alone; set mixes = True")
     for hook, given in HOOKS.items():
         keywords, signature = ["rng"], inspect.signature(getattr(thing, hook))
-        for extra, taker in _EXTRAS.items():
+        for extra, takers in _EXTRAS.items():
             if extra not in signature.parameters:
                 continue
-            if hook != taker:
-                raise PluginError(f"{name}: '{hook}' asks for '{extra}', which is for {taker} alone; leave it out")
+            if hook not in takers:
+                alone = " and ".join(takers)
+                raise PluginError(f"{name}: '{hook}' asks for '{extra}', which is for {alone} alone; leave it out")
             keywords.append(extra)
         try:
             signature.bind(*given, **dict.fromkeys(keywords))
@@ -433,8 +455,8 @@ def _check_spelling(cls: type[Defense], name: str) -> None:
 
 
 def remembers(defense: Defense) -> bool:
-    """Whether the `on_update` of `defense` asks for a `Memory`."""
-    return _asks_for(type(defense), "memory")
+    """Whether a hook of `defense` asks for a `Memory`."""
+    return any(_asks_for(type(defense), hook, "memory") for hook in _EXTRAS["memory"])
 
 
 def agrees(defense: Defense) -> bool:
@@ -442,12 +464,12 @@ def agrees(defense: Defense) -> bool:
 
     One that has a setting of that name asks for it where that is set.
     """
-    return _asks_for(type(defense), "common") and bool(getattr(defense, "common", True))
+    return _asks_for(type(defense), "on_update", "common") and bool(getattr(defense, "common", True))
 
 
 @cache
-def _asks_for(cls: type[Defense], parameter: str) -> bool:
-    return parameter in inspect.signature(getattr(cls, _EXTRAS[parameter])).parameters
+def _asks_for(cls: type[Defense], hook: str, parameter: str) -> bool:
+    return parameter in inspect.signature(getattr(cls, hook)).parameters
 
 
 def keyed(defenses: Sequence[Defense]) -> list[tuple[Defense, tuple[str, int]]]:
@@ -531,9 +553,9 @@ def replaced_gradient(defense: Defense, gradient: State, rng: torch.Generator, w
         return gradient
     given = {name: tensor.clone() for name, tensor in gradient.items()}
     keywords: dict[str, Any] = {"rng": rng}
-    if _asks_for(type(defense), "weights"):
+    if _asks_for(type(defense), "on_gradient", "weights"):
         keywords["weights"] = {name: tensor.detach().clone() for name, tensor in weights.items()}
-    keywords |= {"step": step} if _asks_for(type(defense), "step") else {}
+    keywords |= {"step": step} if _asks_for(type(defense), "on_gradient", "step") else {}
     got = defense.on_gradient(dict(given), **keywords)
     return _fitting(f"{type(defense).__name__}.on_gradient", gradient, given, got)
 
@@ -597,7 +619,7 @@ def replaced_update(
         return update
     where, given = f"{type(defense).__name__}.on_update", {name: tensor.clone() for name, tensor in update.items()}
     keywords: dict[str, Any] = {"rng": rng}
-    keywords |= {"memory": memory} if remembers(defense) else {}
+    keywords |= {"memory": memory} if _asks_for(type(defense), "on_update", "memory") else {}
     keywords |= {"common": common} if agrees(defense) else {}
     got = defense.on_update(dict(given), **keywords)
     if not isinstance(got, Payload):
@@ -629,6 +651,30 @@ def _fitting(where: str, state: State, given: State, got: Any) -> State:
             )
     kept = {name for name in state if got[name] is given[name] and torch.equal(given[name], state[name])}
     return {name: tensor if name in kept else got[name].detach().to(tensor) for name, tensor in state.items()}
+
+
+def kept_examples(defense: Defense, local: LocalRound, rng: torch.Generator, memory: Memory | None = None) -> Tensor:
+    """Which examples of `local` take part in this round after `defense.on_data`: `example`, ascending places.
+
+    Args:
+        memory: as of `replaced_update`.
+
+    Raises:
+        RunError: the hook returned something else than ascending places of examples.
+    """
+    count = len(local.labels)
+    if not overrides(defense, "on_data"):
+        return torch.arange(count)
+    keywords: dict[str, Any] = {"rng": rng}
+    keywords |= {"memory": memory} if _asks_for(type(defense), "on_data", "memory") else {}
+    got = defense.on_data(local, **keywords)
+    places = isinstance(got, Tensor) and got.dtype == torch.int64 and got.ndim == 1
+    if not places or (len(got) and not 0 <= int(got[0]) <= int(got[-1]) < count) or bool((got.diff() <= 0).any()):
+        raise RunError(
+            f"{type(defense).__name__}.on_data: expected ascending places of examples, int64 from 0 to {count - 1}, "
+            f"back, got {kind(got)}"
+        )
+    return got.detach().cpu()
 
 
 def replaced_batch(defense: Defense, inputs: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:

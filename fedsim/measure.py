@@ -32,9 +32,12 @@ class Measure(ABC):
 
     Attributes:
         quantities: the values that it gives, by name, and what a larger one says.
+        black_box: whether it needs no more than what the client would send of inputs that it chooses (`Sent.vector`,
+            `Sent.share`, `Sent.around`), and no derivative of the model.
     """
 
     quantities: ClassVar[Mapping[str, Meaning]]
+    black_box: ClassVar[bool] = False
 
     @final
     def of(

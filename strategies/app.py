@@ -22,7 +22,7 @@ from torch import nn
 
 from fedsim.auditing.workers import beside
 from fedsim.engines.arrays import Held, record_of, state_in
-from fedsim.engines.cohort import CohortGrid
+from fedsim.engines.cohort import CohortGrid, silence
 from fedsim.engines.garbage import little_garbage
 from fedsim.engines.memory import ClientMemory
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
@@ -154,7 +154,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
 
 
 def _exposed(memory: ClientMemory, number: int) -> list[dict[str, Any]]:
-    """What clients whose reply in round `number` was accepted keep of how exposed they were, which is taken from them.
+    """What clients that came to an end in round `number` keep of how exposed they were, which is taken from them.
 
     Only a simulation can: it holds the memory of its clients, and neither the strategy nor the recording sees it.
     """
@@ -282,7 +282,7 @@ def _checked(
     """Pass `replies` on; one that is no answer to what was sent becomes an error reply of its client.
 
     So does one that the client would not have sent under `protocol`. A client whose reply is accepted keeps the memory
-    that came with it; all others keep what they had.
+    that came with it, and so does one that chose to send nothing; all others keep what they had.
     """
     asked = {message.metadata.dst_node_id: message for message in messages}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -291,8 +291,9 @@ def _checked(
         wrong = None if reply.has_error() else _what_is_wrong(reply.content, message.content, parameters)
         if wrong is None and protocol is not None and not reply.has_error():
             wrong = protocol.refusal(reply.content, message.content)
-        if wrong is None and not reply.has_error():
-            memory.accept(reply.metadata.src_node_id)
+        client = reply.metadata.src_node_id
+        if wrong is None and (not reply.has_error() or memory.came_from(client)):
+            memory.accept(client)
         yield reply if wrong is None else Message(Error(code=_WRONG, reason=one_line(wrong)), reply_to=message)
 
 
@@ -324,7 +325,10 @@ def _what_is_wrong(reply: RecordDict, asked: RecordDict, parameters: set[str]) -
 
 
 def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Iterator[Message]:
-    """Pass `replies` on and note who failed; a line for each reason, an error if that were all."""
+    """Pass `replies` on and note who failed; a line for each reason, an error if that were all.
+
+    After the first round, one in which all are silent and nobody failed is lost, and the run goes on.
+    """
     count = 0
     reasons: dict[str, list[int]] = {}
     for reply in replies:
@@ -339,7 +343,7 @@ def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Itera
     for why, clients in reasons.items():
         log.warning("round %d, %s: %s", number, _clients(clients), why)
         example = f"client {clients[-1]}: {why}"
-    if len(failed) == count:
+    if len(failed) == count and (number == 1 or reasons.keys() != {silence(number)}):
         raise RunError(
             f"round {number}: all {count} clients failed ({example}); "
             "the rounds before it are kept, mend the cause and resume the run"

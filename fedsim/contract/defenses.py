@@ -19,6 +19,7 @@ from fedsim.defense import (
     Participation,
     Poisson,
     a_defense,
+    kept_examples,
     kind,
     of_examples,
     of_sum,
@@ -34,6 +35,8 @@ from fedsim.errors import ConfigError
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, one_thread, seeded
 from fedsim.task import Task
+from fedsim.training.cohort import Share
+from fedsim.training.local_round import LocalRound
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import state_of
 from fedsim.training.settings import LocalTraining
@@ -260,6 +263,10 @@ class _Case:
 def _cases(defense: Defense) -> list[_Case]:
     """The hooks that it overrides; one gradient an example also of an empty batch, as Poisson sampling draws it."""
 
+    def data(state: State, rng: torch.Generator) -> State:
+        memory: dict[str, Tensor] | None = {} if remembers(defense) else None
+        return {"places": kept_examples(defense, _local(), rng, memory).float()}
+
     def batch(state: State, rng: torch.Generator) -> State:
         inputs, labels = replaced_batch(defense, *_batch(_BATCH), rng)
         return {"inputs": inputs, "labels": labels.float()}
@@ -290,6 +297,7 @@ def _cases(defense: Defense) -> list[_Case]:
         return {"inputs": inputs, "labels": labels.float()}
 
     cases = [
+        _Case("on_data", data, lambda state: {"places": torch.arange(_COUNT).float()}),
         _Case("on_batch", batch, plain_batch),
         _Case("on_features", features, plain_features),
         _Case("on_examples", examples, lambda state: {name: each.sum(0) / 3 for name, each in _each(state).items()}),
@@ -346,6 +354,15 @@ def _features(state: State) -> tuple[Tensor, Tensor]:
     inputs = _batch(_BATCH)[0].requires_grad_(True)
     weights = torch.randn((64, state["b"].numel()), generator=generator("features")) * state["b"]
     return (inputs.flatten(1) @ weights).tanh(), inputs
+
+
+def _local() -> LocalRound:
+    """A round of a client that sends an update."""
+    task, training = Task((1, 8, 8), 10), LocalTraining(local_epochs=1, batch_size=_BATCH, learning_rate=0.1)
+    with seeded("contract", "model"):
+        model = Mlp(hidden=(12,)).build(task)
+    inputs, labels = _batch(_COUNT)
+    return LocalRound.of(model, Share(inputs=inputs, labels=labels, key=("contract",)), training, task.loss)
 
 
 def _batch(count: int) -> tuple[Tensor, Tensor]:

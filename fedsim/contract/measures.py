@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from typing import cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from fedsim.contract import common
-from fedsim.contract.checks import NotChecked, Subject, expect
+from fedsim.contract.checks import Broken, DoesNotApply, NotChecked, Subject, expect
 from fedsim.errors import ConfigError
 from fedsim.measure import Measure
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, seeded
 from fedsim.task import Task
+from fedsim.training.sent import Sent
 
 _TASKS = (Task((1, 8, 8), 10), Task((4,), 0))
 
@@ -58,7 +60,27 @@ def is_a_pure_function(subject: Subject) -> None:
         expect(same and all(p.grad is None for p in model.parameters()), "it changes the model")
 
 
-CHECKS = (*common.CHECKS, is_a_measure, says_what_its_values_mean, says_something, is_a_pure_function)
+def keeps_to_the_black_box(subject: Subject) -> None:
+    """Where it says that it needs no derivative of the model, it takes none."""
+    if not _measure(subject).black_box:
+        raise DoesNotApply("it says that it needs derivatives of the model")
+
+    def refused(sent: Sent) -> None:
+        raise Broken("it takes derivatives of the model by its inputs; set black_box = False")
+
+    for task, model, inputs, labels in _batches(subject):
+        with patch.object(Sent, "linear", property(refused)):
+            _measure(subject).of(model, task.loss, inputs, labels)
+
+
+CHECKS = (
+    *common.CHECKS,
+    is_a_measure,
+    says_what_its_values_mean,
+    says_something,
+    is_a_pure_function,
+    keeps_to_the_black_box,
+)
 
 
 def _measure(subject: Subject) -> Measure:

@@ -43,6 +43,13 @@ COHORT = "query.cohort"
 ORDER = "cohort"
 """Name of the record in it that names them."""
 TOO_LATE = "no reply in time"
+
+
+def silence(number: int) -> str:
+    """All that the server gets to know of a client that sends nothing in round `number`, for whatever reason."""
+    return f"straggler: did not return in round {number}"
+
+
 _FAILED = 2
 _FEW = 8
 _MESSAGE_BYTES = 64 << 20

@@ -54,6 +54,10 @@ class ClientMemory:
         names = [name for name in answer if name.startswith(MEMORY)]
         self._brought[client] = {name.removeprefix(MEMORY): answer.pop(name) for name in names}
 
+    def came_from(self, client: int) -> bool:
+        """Whether anything to keep came with the last reply of `client`, as it does with silence by choice."""
+        return bool(self._brought.get(client))
+
     def accept(self, client: int) -> None:
         """Let what came with the last reply of `client` replace what it kept before; nothing is a memory, too."""
         brought = self._brought.pop(client)

@@ -38,7 +38,8 @@ def play_cohort(
 ) -> Message:
     """Let `app` answer for every logical client that a cohort message names.
 
-    A client that raises, exits or answers with an error gets an error reply; the others are not affected. Once the
+    A client that raises, exits or answers with an error gets an error reply; the others are not affected. What it keeps
+    is changed by what it answers alone. Once the
     message's time is up, no further client begins. While others wait, a client may use half of the time that is left,
     or twice the average time of a client so far if that is more. Then it is interrupted.
 
@@ -147,17 +148,17 @@ def _interrupted_after(seconds: float, work: Callable[[], _Result]) -> _Result:
 def _answer(app: ClientApp, message: Message, context: Context) -> Mapping[str, Any]:
     try:
         reply = app(message, context)
+        if reply.has_error():  # it came to an end of its own accord, and keeps what it has by now
+            return with_state(error_reply(reply.error.reason or "no reason given"), context.state)
     except (KeyboardInterrupt, _TimeUp):
         raise
     except BaseException as error:  # one that exits as well
         return error_reply(what_it_said(error))
-    if reply.has_error():
-        return error_reply(reply.error.reason or "no reason given")
     return reply.content
 
 
 def _remembering(reply: Mapping[str, Any] | None, state: RecordDict) -> Mapping[str, Any]:
-    """What a client answers, with what it keeps; a client that fails keeps what it had."""
+    """What a client answers, with what it keeps; one that was interrupted or raised an error keeps what it had."""
     if reply is None:
         return error_reply(TOO_LATE)
     try:

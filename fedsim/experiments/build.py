@@ -17,7 +17,17 @@ from torch import Tensor, nn
 from fedsim.attacks import Attack
 from fedsim.datasets import Dataset
 from fedsim.datasets.checks import check_dataset
-from fedsim.defense import Defense, Participation, Setting, a_defense, check_fits, check_order, overrides
+from fedsim.defense import (
+    Defense,
+    Participation,
+    Setting,
+    a_defense,
+    called,
+    check_fits,
+    check_order,
+    kept_examples,
+    overrides,
+)
 from fedsim.errors import ConfigError, FedsimError, PluginError, first_line
 from fedsim.experiments import secure_aggregation
 from fedsim.experiments.config import AttackFile, AttackTable, Config, MeasureTable, StrategyTable, TrainingTable, check
@@ -30,12 +40,13 @@ from fedsim.models.checks import a_network, check_model, drawn_anew, within_memo
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.objects import given, is_object
-from fedsim.randomness import numpy_generator, seeded
+from fedsim.randomness import generator, numpy_generator, seeded
 from fedsim.task import Loss, smoothed
 from fedsim.training.apart import check_apart
 from fedsim.training.canaries import Canaries, audited_at
 from fedsim.training.cohort import Share, fits, group_size
 from fedsim.training.hooks import Hooks
+from fedsim.training.local_round import LocalRound
 from fedsim.training.model_state import load_state, state_of, statistics_of
 from fedsim.training.modes import trained
 from fedsim.training.sampling import batches_of_round
@@ -103,7 +114,32 @@ class Experiment:
         if self.defenses:
             for defense in self.defenses:
                 check_fits(defense, self.setting)
+            self._try_choosing()
             Hooks(self.defenses_of(0), self.model, self.training, self.data.counts[0], ("check",))
+
+    def _try_choosing(self) -> None:
+        """Let defenses that choose examples choose among two, for a client must not say why one of them failed.
+
+        Raises:
+            ConfigError: one does not apply to this task, model or training.
+        """
+        if not any(overrides(defense, "on_data") for defense in self.defenses):
+            return
+        training, sample = self._trial
+        local = LocalRound.of(self.filled(self.initial_state()), sample, training, self.dataset.task.loss)
+        for defense in self.defenses_of(0):
+            try:
+                kept_examples(defense, local, generator("check"), {})
+            except FedsimError as error:
+                raise ConfigError(f"defense: {called(defense)}: {error}") from error
+
+    @property
+    def _trial(self) -> tuple[LocalTraining, Share]:
+        """A single step on two examples, to try out what clients do."""
+        few = slice(0, 2)
+        inputs, labels = self.data.to_model(self.dataset.train.inputs(few)), self.dataset.train.labels[few]
+        training = dataclasses.replace(self.training, local_epochs=None, local_steps=1)
+        return training, Share(inputs=inputs, labels=labels, key=("check",), order=(torch.arange(len(labels)),))
 
     def _check_canaries(self) -> None:
         """Raise ConfigError where canaries can measure nothing, or cannot be put among examples."""
@@ -138,11 +174,9 @@ class Experiment:
         Raises:
             FedsimError: it does not apply to this task, model or training.
         """
-        few = slice(0, 2)
-        inputs, labels = self.data.to_model(self.dataset.train.inputs(few)), self.dataset.train.labels[few]
-        training, loss = dataclasses.replace(self.training, local_epochs=None, local_steps=1), self.dataset.task.loss
-        measure = gauge.measure.of_each if gauge.each else gauge.measure.of
-        measure(self.filled(self.initial_state()), loss, inputs, labels, training=training, memory=gauge.memory)
+        (training, sample), loss = self._trial, self.dataset.task.loss
+        model, measure = self.filled(self.initial_state()), gauge.measure.of_each if gauge.each else gauge.measure.of
+        measure(model, loss, sample.inputs, sample.labels, training=training, memory=gauge.memory)
 
     def canaries_of(self, client: int) -> Canaries | None:
         """What is put among the examples of `client`: nothing, unless a defense promises something of each example."""
@@ -334,16 +368,17 @@ class Experiment:
 
     def shares(self, clients: Sequence[int], number: int, settings: LocalTraining) -> list[Share]:
         """What each of `clients` brings to training in round `number`, with `settings` as it is told them."""
-        seed = self.seed
-        return [
-            Share(
-                inputs=inputs,
-                labels=labels,
-                key=(seed, "train", number, client),
-                order=batches_of_round(len(labels), settings, seed=seed, client=client, number=number),
-            )
-            for client, (inputs, labels) in zip(clients, self.data.fed(clients), strict=True)
-        ]
+        data = zip(clients, self.data.fed(clients), strict=True)
+        return [self.share(client, number, settings, *own) for client, own in data]
+
+    def share(self, client: int, number: int, settings: LocalTraining, inputs: Tensor, labels: Tensor) -> Share:
+        """What `client` brings in round `number` if it holds these examples, in model units."""
+        return Share(
+            inputs=inputs,
+            labels=labels,
+            key=(self.seed, "train", number, client),
+            order=batches_of_round(len(labels), settings, seed=self.seed, client=client, number=number),
+        )
 
     def straggles(self, client: int, number: int) -> bool:
         """Whether `client` does not answer in round `number`."""

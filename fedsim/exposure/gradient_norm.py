@@ -23,6 +23,7 @@ class GradientNorm(Measure):
     """
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"norm": "more"}
+    black_box: ClassVar[bool] = True
 
     def _of(self, sent: Sent) -> Mapping[str, Tensor | float]:
         norm = sent.share.double().norm()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class OfNoises(Measure):
 
     sigma: float = 0.001
     noises: int = 1000
+    black_box: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.sigma < float("inf"):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fedsim.errors import one_line, what_it_said
 from fedsim.measure import Measure
 from fedsim.task import Loss
 from fedsim.training.cohort import Share
+from fedsim.training.local_round import LocalRound
 from fedsim.training.settings import LocalTraining
 
 log = logging.getLogger(__name__)
@@ -54,29 +56,18 @@ class Gauge:
         return (number - 1) % self.every == 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Given:
-    """What a client measures: a model, what it computes its message from, and how; `places` are those of examples."""
+def _together(local: LocalRound, gauge: Gauge) -> dict[Any, dict[str, float]]:
+    batch = local.model, local.loss, local.inputs, local.labels
+    return {"": gauge.measure.of(*batch, training=local.training, order=local.order, memory=gauge.memory)}
 
-    model: nn.Module
-    loss: Loss
-    inputs: Tensor
-    labels: Tensor
-    training: LocalTraining
-    order: Sequence[Tensor] | None
-    places: Sequence[int]
 
-    def together(self, gauge: Gauge) -> dict[Any, dict[str, float]]:
-        batch = self.model, self.loss, self.inputs, self.labels
-        return {"": gauge.measure.of(*batch, training=self.training, order=self.order, memory=gauge.memory)}
-
-    def apart(self, gauge: Gauge) -> dict[Any, dict[str, float]]:
-        batch = self.model, self.loss, self.inputs, self.labels
-        found = gauge.measure.of_each(*batch, training=self.training, order=self.order, memory=gauge.memory)
-        return {
-            example: {name: float(values[place]) for name, values in found.items()}
-            for place, example in enumerate(self.places)
-        }
+def _apart(local: LocalRound, gauge: Gauge) -> dict[Any, dict[str, float]]:
+    batch = local.model, local.loss, local.inputs, local.labels
+    found = gauge.measure.of_each(*batch, training=local.training, order=local.order, memory=gauge.memory)
+    return {
+        example: {name: float(values[place]) for name, values in found.items()}
+        for place, example in enumerate(local.places.tolist())
+    }
 
 
 def rows_of(
@@ -90,25 +81,11 @@ def rows_of(
         training: as the server's message says.
         loss: of the task, before labels are smoothed.
     """
-    index, order = torch.arange(len(share.labels)), None
-    if training.sends == "gradient":
-        assert share.order is not None
-        (index,) = share.order
-    else:
-        order = replace(share, hooks=None).drawn(training)
-    given = _Given(
-        model=model,
-        loss=loss,
-        inputs=share.inputs[index],
-        labels=share.labels[index],
-        training=training,
-        order=order,
-        places=index.tolist(),
-    )
+    local = LocalRound.of(model, share, training, loss)
     for gauge in gauges:
-        yield from _told(gauge, given.together)
+        yield from _told(gauge, partial(_together, local))
         if gauge.each:
-            yield from _told(gauge, given.apart)
+            yield from _told(gauge, partial(_apart, local))
 
 
 def _told(gauge: Gauge, compute: Callable[[Gauge], Mapping[Any, Mapping[str, float]]]) -> list[dict[str, Any]]:

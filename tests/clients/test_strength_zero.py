@@ -21,6 +21,9 @@ Run = Callable[..., RunFolder]
 
 ZERO: list[tuple[str, dict[str, Any]]] = [
     ("augmentation", {"padding": 0, "flip": 0.0}),
+    ("gate", {"measure": "gradient-norm", "above": 1e9}),
+    ("gate", {"measure": "expected-error", "below": 0.0, "action": "noise", "noise": 1.0}),
+    ("gate", {"measure": {"name": "angular-lipschitz", "noises": 5}, "fraction": 0.0, "action": "drop-examples"}),
     ("gradient-prune", {"pruned": 0.0}),
     ("mixup", {"alpha": 0.0}),
     ("outpost", {"noise_scale": 0.0, "pruned": 0.0}),

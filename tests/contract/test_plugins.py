@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dp-sgd": {"epsilon": 5.0},
     "emnist": {"files": "test"},
     "femnist": {"folder": "femnist-digits"},
+    "gate": {"measure": "gradient-norm", "above": 0.0},
     "image-folder": {"path": "imagenet-sample-224/val"},
     "layer-freeze": {"layers": ["[a1]*"]},
     "leaf": {"path": "leaf/shakespeare"},
