@@ -74,8 +74,8 @@ SEED, IMAGES, TUNED_ON, RESTARTS, ITERATIONS = 1, 100, 4, 3, 200
 DISTANCES: Mapping[str, Distance] = {"l2": SquaredL2(), "cosine": Cosine()}
 STEP_SIZES, TV_WEIGHTS = (0.03, 0.1), (1e-3, 0.1, 0.3, 1.0, 10.0)
 HOW = {"l2": {"step_size": 0.1, "tv_weight": 1.0}, "cosine": {"step_size": 0.1, "tv_weight": 0.3}}
-"""Of each distance: the smallest weight whose mean squared error on four other images, of LeNet on CIFAR-10, is within a
-tenth of the smallest that `tune` finds, so that as much as possible is read from the gradient."""
+"""Of each distance: the smallest weight whose mean squared error on four other images, of LeNet on CIFAR-10, is within
+a tenth of the smallest that `tune` finds, so that as much as possible is read from the gradient."""
 MEASURES: dict[str, dict[str, Any]] = {name: {"name": name} for name in registry.names("measures")}
 """By label, the tables of the measures."""
 
