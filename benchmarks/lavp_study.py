@@ -76,8 +76,22 @@ STEP_SIZES, TV_WEIGHTS = (0.03, 0.1), (1e-3, 0.1, 0.3, 1.0, 10.0)
 HOW = {"l2": {"step_size": 0.1, "tv_weight": 1.0}, "cosine": {"step_size": 0.1, "tv_weight": 0.3}}
 """Of each distance: the smallest weight whose mean squared error on four other images, of LeNet on CIFAR-10, is within
 a tenth of the smallest that `tune` finds, so that as much as possible is read from the gradient."""
-MEASURES: dict[str, dict[str, Any]] = {name: {"name": name} for name in registry.names("measures")}
-"""By label, the tables of the measures."""
+SOME = {"exact": 0, "probes": 4, "steps": 40}
+MEASURES: dict[str, dict[str, Any]] = {
+    "gradient-norm": {"name": "gradient-norm"},
+    "jacobian-norm": {"name": "jacobian-norm", "probes": 50},
+    "sensitivity": {"name": "sensitivity"},
+    "lipschitz": {"name": "lipschitz", "noises": 200},
+    "angular-lipschitz": {"name": "angular-lipschitz", "noises": 200},
+    "lavp": {"name": "lavp"},
+    "lavp-10": {"name": "lavp", "steps": 10},
+    "lavp-1000": {"name": "lavp", "steps": 1000},
+    "expected-error-l2": {"name": "expected-error", "distance": "l2"},
+    "expected-error-cosine": {"name": "expected-error", "distance": "cosine"},
+    "spectrum-l2": {"name": "spectrum", "distance": "l2", **SOME},
+    "spectrum-cosine": {"name": "spectrum", "distance": "cosine", **SOME},
+}
+"""By label, the tables of the measures; fewer noises and probes than by default, for two cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,15 +239,17 @@ def attack(cells: Sequence[Cell], chosen: argparse.Namespace) -> None:
         print(f"{cell.data}, {cell.model}, {distance}: done", flush=True)
 
 
-def attack_by(distance: str, **settings: float) -> Matching:
+def attack_by(distance: str, step_size: float, tv_weight: float) -> Matching:
     """The attack with one of the distances."""
-    return Matching(distance=distance, iterations=ITERATIONS, restarts=RESTARTS, **settings)
+    return Matching(
+        distance=distance, step_size=step_size, tv_weight=tv_weight, iterations=ITERATIONS, restarts=RESTARTS
+    )
 
 
 def measure(cells: Sequence[Cell], chosen: argparse.Namespace) -> None:
     """What each measure says of each image."""
     done = {(row["data"], row["model"], row["image"], row["measure"].split(".")[0]) for row in read(MEASURED)}
-    for cell, label in product(cells, MEASURES):
+    for cell, label in product(cells, chosen.measures):
         for image in cell.images[: chosen.images]:
             key = (cell.data, cell.model, str(image), label)
             if key not in done:
@@ -286,6 +302,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--data", nargs="*", default=list(DATA), choices=DATA)
     parser.add_argument("--images", type=int, default=IMAGES, help="how many of the images, the first ones")
+    parser.add_argument("--measures", nargs="*", default=list(MEASURES), choices=MEASURES, metavar="LABEL")
     chosen = parser.parse_args()
     if chosen.data_dir is None:
         parser.error("name the data folder by --data-dir or FEDSIM_DATA")

@@ -15,20 +15,20 @@ import matplotlib as mpl
 import numpy as np
 from lavp_study import DATA, DISTANCES, MEASURED, MODELS, QUALITY, SCORES, SEED, read
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 PICTURE = Path(__file__).parent.parent / "docs" / "lavp.svg"
 COLOURS = dict(zip(MODELS, ("#0072B2", "#D55E00", "#009E73", "#CC79A7"), strict=True))
 RESAMPLED = 1000
-LAVP = ("grad_norm", "max", "min", "ang_max", "ang_min", "sqrt(max ang_min)")
 OURS = {
     "gradient-norm.norm": "grad_norm",
-    "lavp-l2.largest": "max",
-    "lavp-l2.smallest": "min",
-    "lavp-cosine.largest": "ang_max",
-    "lavp-cosine.smallest": "ang_min",
-    "lavp-fusion.fusion": "sqrt(max ang_min)",
+    "lavp.max": "max",
+    "lavp.min": "min",
+    "lavp.ang_max": "ang_max",
+    "lavp.ang_min": "ang_min",
+    "lavp.fusion": "sqrt(max ang_min)",
 }
 """What LAVP calls the measures that it has, too."""
 PUBLISHED: Mapping[tuple[str, str], Mapping[str, tuple[float, float, float, float]]] = {
@@ -108,17 +108,24 @@ def table(
     """A line for each measure: the mean correlation over networks, its 95 % interval, and LAVP's."""
     told = []
     for measure in dict.fromkeys(name for _, _, name in measured):
-        cells, published = [], PUBLISHED[data, distance].get(OURS.get(measure, ""))
+        sampled = [
+            model
+            for model in MODELS
+            if set(measured.get((data, model, measure), ())) & set(quality.get((data, model, distance, SCORES[0]), ()))
+        ]
+        if not sampled:
+            continue
+        published, cells = PUBLISHED[data, distance].get(OURS.get(measure, "")), []
         for place, score in enumerate(SCORES):
-            pairs = [
-                (measured.get((data, m, measure), {}), quality.get((data, m, distance, score), {})) for m in MODELS
-            ]
-            if not all(set(some) & set(others) for some, others in pairs):
-                return []
+            pairs = [(measured[data, model, measure], quality[data, model, distance, score]) for model in sampled]
+            ours, low, high = correlated(pairs)
             theirs = f"; {published[place]:+.2f}" if published else ""
-            cells.append("{:+.2f} ({:+.2f} to {:+.2f}){}".format(*correlated(pairs), theirs))
-        told.append(f"| `{measure}`{f', {OURS[measure]}' if measure in OURS else ''} | {' | '.join(cells)} |")
-    counts = [len(quality.get((data, model, distance, SCORES[0]), {})) for model in MODELS]
+            cells.append(f"{ours:+.2f} ({low:+.2f} to {high:+.2f}){theirs}")
+        title = f"`{measure}`{f', {OURS[measure]}' if measure in OURS else ''}"
+        told.append(
+            f"| {title}{'' if len(sampled) == len(MODELS) else ', ' + ', '.join(sampled)} | {' | '.join(cells)} |"
+        )
+    counts = [np.isfinite([*quality.get((data, m, distance, SCORES[0]), {}).values()]).sum() for m in MODELS]
     title = f"{data}, {distance}: images of {', '.join(f'{m} {n}' for m, n in zip(MODELS, counts, strict=True))}"
     head = f"| measure | {' | '.join(score.upper() for score in SCORES)} |"
     return [title, "", head, f"|---|{'---|' * len(SCORES)}", *told] if told else []
@@ -170,7 +177,7 @@ def draw(
     figure.savefig(PICTURE, metadata={"Date": None})
 
 
-def points(axis: plt.Axes, some: ByImage, mse: ByImage, colour: str, model: str) -> None:
+def points(axis: Axes, some: ByImage, mse: ByImage, colour: str, model: str) -> None:
     """One network's images."""
     images: Iterable[str] = [image for image in some if image in mse and some[image] > 0]
     axis.scatter([some[i] for i in images], [mse[i] for i in images], s=3, color=colour, label=model, linewidths=0)
