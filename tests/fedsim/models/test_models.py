@@ -193,6 +193,14 @@ def test_resnet18_multiplies_every_channel(width: int) -> None:
     assert wide == [width * channels for channels in plain]
 
 
+def test_a_narrow_resnet18_is_the_usual_one_with_fewer_channels() -> None:
+    usual, narrow = (
+        [m.out_channels for m in on_meta(model, CIFAR100).modules() if isinstance(m, nn.Conv2d)]
+        for model in (ResNet18(width=2), ResNet18(width=2, channels=4))
+    )
+    assert [16 * channels for channels in narrow] == usual
+
+
 def test_resnet18_takes_the_stem_for_large_images_from_64_pixels_on() -> None:
     def kernel(plugin: ResNet18, side: int) -> tuple[int, ...]:
         first = next(m for m in on_meta(plugin, Task((3, side, side), 10)).modules() if isinstance(m, nn.Conv2d))
@@ -533,6 +541,7 @@ def test_a_network_of_torchvision_that_cannot_take_an_image_says_why(name: str, 
         ),
         ("convnet", {"width": 0}, "width: expected at least 1, got 0"),
         ("resnet18", {"width": 0}, "width: expected at least 1, got 0"),
+        ("resnet18", {"channels": 0}, "channels: expected at least 1, got 0"),
         ("resnet8", {"channels": [0, 1, 1]}, "channels: expected at least 1 each, got (0, 1, 1)"),
         ("resnet8", {"hidden": -1}, "hidden: expected at least 0, got -1"),
         ("shufflenet-v2", {"width": 3.0}, "width: expected one of 0.5, 1.0, 1.5, 2.0, got 3.0"),

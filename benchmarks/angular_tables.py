@@ -1,0 +1,266 @@
+"""Tables and figures of the angular Lipschitz paper, ours beside theirs.
+
+`python benchmarks/angular_tables.py` takes half a minute, prints Markdown and draws docs/angular-states.svg (Figs. 2
+and 4) and docs/angular-measures.svg (Figs. 6 and 7). The study that makes the numbers is benchmarks/angular_study.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from angular_study import CELL, DROPS, EPOCHS, MEASURED, MODELS, MODES, QUALITY, SCORES, SEED
+from matplotlib import pyplot as plt
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+DOCS = Path(__file__).parent.parent / "docs"
+COLOURS = {"eval": "#D55E00", "train": "#0072B2"}
+MARKERS = dict(zip(MODELS, "os^x", strict=True))
+RESNETS = [name for name in MODELS if name.startswith("resnet")]
+RESAMPLED = 1000
+MEASURES = {
+    "gradient-norm.norm": "|g|",
+    "lipschitz.max": "L̃",
+    "lipschitz.q99": "L̃, 99 % quantile",
+    "angular-lipschitz.max": "L^cos",
+    "angular-lipschitz.q99": "L^cos, 99 % quantile",
+    "expected-error.error": "`expected-error`",
+}
+PICTURED = {"gradient-norm.norm": "|g|", "lipschitz.max": r"$\tilde{L}$", "angular-lipschitz.max": r"$L^{\cos}$"}
+OUTCOMES = ("loss drop", "objective drop", "lpips", "mse")
+TABLE_1: Mapping[str, Mapping[int, tuple[str, str, str]]] = {
+    "eval": {
+        0: (".85 ± .20", "12.9 ± 1.2", ".123 ± .023"),
+        5: ("1.50 ± .12", "10.4 ± 0.4", ".092 ± .008"),
+        10: ("1.80 ± .18", "9.9 ± 0.3", ".104 ± .010"),
+        25: ("1.81 ± .10", "10.0 ± 0.6", ".136 ± .026"),
+        50: ("1.79 ± .33", "9.9 ± 0.6", ".145 ± .015"),
+        150: ("1.74 ± .08", "10.3 ± 0.4", ".131 ± .017"),
+        225: ("1.85 ± .28", "10.2 ± 0.5", ".139 ± .021"),
+        300: ("1.89 ± .16", "9.8 ± 0.4", ".146 ± .004"),
+    },
+    "train": {
+        0: ("1.90 ± .02", "8.9 ± 0.1", ".236 ± .011"),
+        5: (".69 ± .16", "15.0 ± 0.9", ".046 ± .016"),
+        10: ("1.14 ± .04", "12.5 ± 0.3", ".062 ± .004"),
+        25: ("1.30 ± .34", "11.7 ± 1.4", ".097 ± .040"),
+        50: ("1.66 ± .18", "10.0 ± 0.6", ".160 ± .041"),
+        150: ("1.66 ± .31", "10.2 ± 1.1", ".144 ± .028"),
+        225: ("1.85 ± .32", "9.5 ± 1.0", ".174 ± .015"),
+        300: ("1.84 ± .37", "9.4 ± 0.9", ".181 ± .034"),
+    },
+}
+FIGURE_6 = {"all networks": -0.78, "ResNets, train": -0.87, "ResNets, eval": -0.66}
+"""The paper's Spearman correlation of L-tilde with the loss drop; its text has -0.85 where the figure has -0.87."""
+Numbers = NDArray[np.float64]
+
+
+def main() -> None:
+    """All tables, then the pictures."""
+    found = points()
+    for lines in (table_1(found), all_states(found), widths(found), correlations(found), against_norm(found)):
+        print("\n".join(lines), end="\n\n")
+    mpl.rcParams["svg.hashsalt"] = "fedsim"
+    draw_states(found)
+    draw_measures(found)
+
+
+def points() -> pd.DataFrame:
+    """A row for each batch of each network, epoch and mode that was attacked and measured."""
+    quality = pd.read_csv(QUALITY).set_index(list(CELL))
+    quality["loss drop"], quality["objective drop"] = (
+        quality[before] - quality[after] for before, after in zip(DROPS[::2], DROPS[1::2], strict=True)
+    )
+    measured = pd.read_csv(MEASURED).pivot_table(index=list(CELL), columns="measure", values="value")
+    return quality.join(measured, how="inner").reset_index()
+
+
+def table_1(found: pd.DataFrame) -> list[str]:
+    """ResNet18 by epochs and modes."""
+    head = ["| | epoch | MSE, normalised | PSNR, dB | LPIPS |", "|---|---|---|---|---|"]
+    ours = found[found.model == "resnet18"]
+    for mode in MODES:
+        theirs = (f"| {mode}, paper | {epoch} | {' | '.join(row)} |" for epoch, row in TABLE_1[mode].items())
+        rows = (
+            f"| {mode}, ours | {epoch} | {spread(rows.mse, 2)} | {spread(rows.psnr, 1)} | {spread(rows.lpips, 3)} |"
+            for epoch, rows in ours[ours["mode"] == mode].groupby("epoch")
+        )
+        head += [*theirs, *rows]
+    return head
+
+
+def all_states(found: pd.DataFrame) -> list[str]:
+    """Means over batches of what each state of each network gives in each mode."""
+    formats = dict.fromkeys((*SCORES, "loss drop"), ".3f") | {"psnr": ".1f"} | dict.fromkeys(MEASURES, ".3g")
+    heads = ["MSE", "of pixels", "PSNR", "LPIPS", "loss drop", *MEASURES.values()]
+    lines = [f"| network | mode | epoch | {' | '.join(heads)} |", "|---" * (3 + len(heads)) + "|"]
+    for (model, mode, epoch), rows in found.groupby(["model", "mode", "epoch"]):
+        cells = (f"{rows[name].mean():{how}}" for name, how in formats.items())
+        lines.append(f"| {model} | {mode} | {epoch} | {' | '.join(cells)} |")
+    return lines
+
+
+def widths(found: pd.DataFrame) -> list[str]:
+    """Fig. 4: the LPIPS of the epoch where it is best, for each ResNet and ConvNet."""
+    lines = [f"| | {' | '.join(MODELS)} |", "|---" * (1 + len(MODELS)) + "|"]
+    for mode in MODES:
+        cells = []
+        for model in MODELS:
+            epoch, rows = best(found, model, mode)
+            cells.append(f"{spread(rows.lpips, 3)} (epoch {epoch})")
+        lines.append(f"| {mode} | {' | '.join(cells)} |")
+    return lines
+
+
+def best(found: pd.DataFrame, model: str, mode: str) -> tuple[int, pd.DataFrame]:
+    """The epoch with the smallest mean LPIPS, and its batches."""
+    rows = found[(found.model == model) & (found["mode"] == mode)]
+    epoch = int(rows.groupby("epoch").lpips.mean().idxmin())
+    return epoch, rows[rows.epoch == epoch]
+
+
+def groups(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The points of the paper's Fig. 6, and those of ConvNet."""
+    resnets = found[found.model.isin(RESNETS)]
+    return {
+        "all networks": found,
+        "ResNets, train": resnets[resnets["mode"] == "train"],
+        "ResNets, eval": resnets[resnets["mode"] == "eval"],
+        "ConvNet": found[found.model == "convnet"],
+    }
+
+
+def correlations(found: pd.DataFrame) -> list[str]:
+    """Spearman's of each measure with each outcome, and its 95 % interval."""
+    lines = [f"| | measure | {' | '.join(OUTCOMES)} |", "|---" * (2 + len(OUTCOMES)) + "|"]
+    for group, rows in groups(found).items():
+        for measure, named in MEASURES.items():
+            cells = []
+            for outcome in OUTCOMES:
+                drawn = resampled(rows, measure, outcome)
+                low, high = np.nanquantile(drawn[1:], (0.025, 0.975))
+                is_theirs = (measure, outcome) == ("lipschitz.max", "loss drop") and group in FIGURE_6
+                theirs = f"; paper {FIGURE_6[group]:+.2f}" if is_theirs else ""
+                cells.append(f"{drawn[0]:+.2f} ({low:+.2f} to {high:+.2f}){theirs}")
+            lines.append(f"| {group}, {len(rows)} | {named} | {' | '.join(cells)} |")
+    return lines
+
+
+def against_norm(found: pd.DataFrame) -> list[str]:
+    """By how much each measure's correlation is stronger than that of the norm."""
+    lines = [f"| stronger than the norm's by | measure | {' | '.join(OUTCOMES)} |", "|---" * (2 + len(OUTCOMES)) + "|"]
+    for group, rows in groups(found).items():
+        norm, *others = MEASURES
+        for measure in others:
+            cells = []
+            for outcome in OUTCOMES:
+                mine, its = (np.abs(resampled(rows, one, outcome)) for one in (measure, norm))
+                more = mine - its
+                cells.append("{:+.2f} ({:+.2f} to {:+.2f})".format(more[0], *np.nanquantile(more[1:], (0.025, 0.975))))
+            lines.append(f"| {group} | {MEASURES[measure]} | {' | '.join(cells)} |")
+    return lines
+
+
+def resampled(rows: pd.DataFrame, measure: str, outcome: str) -> Numbers:
+    """Spearman's of all points, then of points drawn anew: whole states, for their batches are much alike."""
+    states = [index.to_numpy() for index in rows.reset_index().groupby(list(CELL[:3])).groups.values()]
+    random = np.random.default_rng(SEED)
+    chosen = (random.integers(len(states), size=len(states)) for _ in range(RESAMPLED))
+    places = [np.concatenate(states), *(np.concatenate([states[one] for one in drawn]) for drawn in chosen)]
+    some, others = rows[measure].to_numpy(), rows[outcome].to_numpy()
+    return np.array([spearman(some[index], others[index]) for index in places])
+
+
+def spearman(some: Numbers, others: Numbers) -> float:
+    """Of points where both are numbers."""
+    there = np.isfinite(some) & np.isfinite(others)
+    first, second = (rank - rank.mean() for rank in (rankdata(some[there]), rankdata(others[there])))
+    size = np.sqrt((first**2).sum() * (second**2).sum())
+    return float((first * second).sum() / size) if size else float("nan")
+
+
+def spread(values: pd.Series, digits: int) -> str:
+    """Mean and standard deviation over batches."""
+    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
+
+
+def draw_states(found: pd.DataFrame) -> None:
+    """Figs. 2 and 4: MSE and LPIPS by epochs, best LPIPS by width, and LPIPS of all networks."""
+    figure, axes = plt.subplots(1, 4, figsize=(12, 3))
+    for mode in MODES:
+        for axis, score in zip(axes, ("mse", "lpips"), strict=False):
+            by_epoch(axis, found, "resnet18", mode, score)
+        chosen = [best(found, model, mode)[1].lpips for model in RESNETS]
+        bars(axes[2], RESNETS, chosen, mode)
+        for model in MODELS:
+            by_epoch(axes[3], found, model, mode, "lpips", errors=False)
+    titles = ("ResNet18 (Fig. 2, left)", "ResNet18 (Fig. 2, right)", "Best epoch (Fig. 4)", "All networks")
+    for axis, title, label in zip(axes, titles, ("MSE, normalised", "LPIPS", "LPIPS", "LPIPS"), strict=True):
+        axis.set(title=title, ylabel=label)
+    for axis in (axes[0], axes[1], axes[3]):
+        axis.set_xlabel("epochs of training")
+    axes[0].legend(fontsize=7)
+    axes[3].legend(handles=network_marks(), fontsize=6)
+    save(figure, "angular-states.svg")
+
+
+def by_epoch(axis: plt.Axes, found: pd.DataFrame, model: str, mode: str, score: str, *, errors: bool = True) -> None:
+    """A line over the epochs that were attacked, at equal distances."""
+    rows = found[(found.model == model) & (found["mode"] == mode)].groupby("epoch")[score]
+    places = [EPOCHS.index(int(epoch)) for epoch in rows.mean().index]
+    spreads = rows.std() if errors else None
+    axis.errorbar(places, rows.mean(), spreads, color=COLOURS[mode], marker=MARKERS[model], label=mode, ms=4, lw=1)
+    axis.set_xticks(places, [str(EPOCHS[place]) for place in places])
+
+
+def bars(axis: plt.Axes, names: Sequence[str], values: Sequence[pd.Series], mode: str) -> None:
+    """A point with its deviation for each network."""
+    means, spreads = [one.mean() for one in values], [one.std() for one in values]
+    axis.errorbar(range(len(names)), means, spreads, color=COLOURS[mode], marker="o", ms=4, lw=1)
+    axis.set_xticks(range(len(names)), names, fontsize=7)
+
+
+def network_marks() -> list[mpl.lines.Line2D]:
+    """What the markers mean."""
+    return [mpl.lines.Line2D([], [], color="grey", marker=mark, ls="", label=name) for name, mark in MARKERS.items()]
+
+
+def draw_measures(found: pd.DataFrame) -> None:
+    """Fig. 6: L-tilde against the loss drop; Fig. 7: three measures against LPIPS, train above eval."""
+    figure, axes = plt.subplots(3, 3, figsize=(9, 8))
+    parts = groups(found)
+    for axis, group in zip(axes[0], FIGURE_6, strict=True):
+        scatter(axis, parts[group], "loss drop", "lipschitz.max", group)
+        axis.set(xlabel="loss drop", ylabel=PICTURED["lipschitz.max"], yscale="log")
+    for line, group in zip(axes[1:], ("ResNets, train", "ResNets, eval"), strict=True):
+        for axis, measure in zip(line, PICTURED, strict=True):
+            scatter(axis, parts[group], measure, "lpips", group)
+            axis.set(xlabel=PICTURED[measure], ylabel="LPIPS", xscale="log")
+    axes[0][0].legend(handles=[*network_marks(), *mode_marks()], fontsize=6)
+    save(figure, "angular-measures.svg")
+
+
+def scatter(axis: plt.Axes, rows: pd.DataFrame, across: str, up: str, group: str) -> None:
+    """Points, with their correlation in the title."""
+    for (model, mode), some in rows.groupby(["model", "mode"]):
+        axis.scatter(some[across], some[up], s=12, color=COLOURS[str(mode)], marker=MARKERS[str(model)], linewidths=0.8)
+    axis.set_title(f"{group}, $r_s$ = {spearman(rows[across].to_numpy(), rows[up].to_numpy()):+.2f}", fontsize=9)
+
+
+def mode_marks() -> Iterator[mpl.lines.Line2D]:
+    """What the colours mean."""
+    return (mpl.lines.Line2D([], [], color=colour, lw=3, label=mode) for mode, colour in COLOURS.items())
+
+
+def save(figure: plt.Figure, name: str) -> None:
+    """Write a picture, the same bytes each time."""
+    figure.tight_layout()
+    figure.savefig(DOCS / name, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
