@@ -79,7 +79,10 @@ class NoRng(Defense):
 @pytest.mark.parametrize(
     ("thing", "expected"),
     [
-        (BatchMemory(), "BatchMemory: 'on_batch' asks for 'memory', which is for on_data and on_update alone; leave it out"),
+        (
+            BatchMemory(),
+            "BatchMemory: 'on_batch' asks for 'memory', which is for on_data and on_update alone; leave it out",
+        ),
         (NoRng(), "NoRng: 'on_update' cannot be called as on_update(update, rng=..., memory=...)"),
     ],
 )

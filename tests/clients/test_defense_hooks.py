@@ -317,7 +317,7 @@ class NoRng(Defense):
     [
         (
             Idle(),
-            "Idle: overrides none of sampling, on_batch, on_features, on_examples, "
+            "Idle: overrides none of sampling, on_data, on_batch, on_features, on_examples, "
             "on_gradient, on_update, so it defends",
         ),
         (Plural(), "Plural: 'on_updates' is no hook of a defense and would never be called, did you mean 'on_update'?"),
