@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import ks_2samp
 from torch import Tensor
 
 from clients.defenses.augmentation import Augmentation
@@ -151,6 +153,16 @@ def test_signs_are_fair_and_weights_bounded() -> None:
     assert weights[:, 0].mean().item() == pytest.approx(0.5, abs=0.01)
     flipped, _ = used(InstaHide()).on_batch(torch.ones(1, 1, 100, 100), torch.tensor([0]), rng=generator(1))
     assert flipped.mean().item() == pytest.approx(0, abs=0.04)
+
+
+@pytest.mark.parametrize("records", [2, 4])
+def test_weights_of_a_mixture_are_normal_draws_without_sign_over_their_sum(records: int) -> None:
+    drawn = np.abs(np.random.default_rng(5).standard_normal((40_000, records)))
+    expected = drawn / drawn.sum(1, keepdims=True)
+    expected = expected[expected.max(1) <= LARGEST]
+    got = bounded_weights(4000, records, generator(3)).numpy()
+    assert ks_2samp(got[:, 0], expected[:, 0]).pvalue > 0.01
+    assert ks_2samp(got.max(1), expected.max(1)).pvalue > 0.01
 
 
 def test_a_batch_smaller_than_k_is_mixed_as_a_whole() -> None:

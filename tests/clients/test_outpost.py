@@ -35,6 +35,16 @@ def test_noise_is_where_the_fisher_information_is_largest() -> None:
     assert GRADIENT["wide"][moved].abs().min() >= GRADIENT["wide"][~moved].abs().max()
 
 
+def test_the_most_informative_numbers_are_those_of_all_tensors_before_any_is_set_to_zero() -> None:
+    """Of 10 numbers the 4 largest, all in one tensor; 3 of them are zero by then, and one of the other tensor."""
+    gradient = {"large": torch.tensor([8.0, -7.0, 6.0, 5.0, 0.5]), "small": torch.tensor([0.1, -0.4, 0.3, 0.2, 0.05])}
+    weights = dict.fromkeys(gradient, torch.tensor([1.0, -1.0, 2.0, -2.0, 0.0]))
+    defense = Outpost(noise_scale=1.0, noised=0.4, pruned=0.8)
+    got = defense.on_gradient(gradient, rng=generator(0), weights=weights, step=0)
+    assert (got["large"] != torch.tensor([8.0, 0.0, 0.0, 0.0, 0.0])).tolist() == [True] * 4 + [False]
+    torch.testing.assert_close(got["small"], torch.tensor([0.0, -0.4, 0.0, 0.0, 0.0]))
+
+
 def test_its_scale_is_the_variance_of_the_weights_of_that_tensor_at_most_1() -> None:
     defense = Outpost(noise_scale=2.0, noised=1.0, pruned=0.0)
     spread = WEIGHTS["wide"].var().item()

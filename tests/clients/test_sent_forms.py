@@ -130,6 +130,14 @@ def test_frozen_layers_are_not_sent() -> None:
     assert payload.nbytes == 4 * 4, "the other layer's numbers alone"
 
 
+def test_patterns_of_frozen_layers_match_whole_names_in_their_case() -> None:
+    update = {name: torch.ones(2) for name in ("head", "head.bias", "Head", "body.0", "body.1")}
+    payload = sent(LayerFreeze(layers=("head", "body.?")), update)
+    left = {name: bool(tensor.any()) for name, tensor in payload.values("delta", update).items()}
+    assert left == {"head": False, "head.bias": True, "Head": True, "body.0": False, "body.1": False}
+    assert payload.nbytes == 2 * 2 * 4
+
+
 def test_half_precision_takes_two_bytes_a_number() -> None:
     payload = sent(Quantise(scheme="fp16"))
     assert payload.nbytes == 12

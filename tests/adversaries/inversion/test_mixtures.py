@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from adversaries.engine.linear_mixtures import records_of
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.unmixing import Unmixing
 from adversaries.scene import scene_of
+from clients.defenses.gradient_prune import GradientPrune
 from clients.defenses.instahide import InstaHide
 from clients.defenses.mixup import Mixup
 from fedsim.attacks import Attack, Knowledge
@@ -168,6 +170,32 @@ def test_instahide_is_undone_by_several_rounds(recorded: Callable[..., Transcrip
     assert decibels(InvertingGradients(iterations=300, step_size=0.1), transcript.only([1]), KNOWN, images) < 12
     assert decibels(attack, transcript, known, images) > 20
     assert decibels(attack, transcript, KNOWN, images) < 12  # as if no sign had been flipped
+
+
+def test_equations_are_of_shares_that_sum_to_one_and_count_by_how_well_gradients_were_matched(
+    recorded: Callable[..., Transcript], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a few steps soft labels still have weight on classes that no record has."""
+    images, labels = victim(3)
+    transcript, seen = recorded(Mixup(), images, labels, rounds=2), list[Tensor]()
+
+    def watched(mixtures: Tensor, weights: Tensor, *rest: Any, **how: Any) -> Tensor:
+        seen.append(weights)
+        return records_of(mixtures, weights, *rest, **how)
+
+    monkeypatch.setattr("adversaries.inversion.unmixing.records_of", watched)
+    decibels(Unmixing(iterations=20), transcript, replace(KNOWN, labels=labels), images)
+    trust = seen[0].sum(-1)
+    assert trust.shape == (2, 3)
+    torch.testing.assert_close(trust, trust[:, :1].expand(2, 3))
+    assert trust.max().item() == pytest.approx(1)
+    assert 0 < trust.min() < 0.999, "the rounds were not matched equally well"
+
+
+def test_mixtures_are_found_without_the_defenses_that_mix_and_with_all_others() -> None:
+    known = replace(KNOWN, defenses=(Mixup(), GradientPrune()))
+    scene = Unmixing()._scene(sent(Mixup(), *victim(3)), known)
+    assert scene.defenses == [GradientPrune()]
 
 
 def test_records_of_one_class_are_not_told_apart(recorded: Callable[..., Transcript]) -> None:

@@ -155,6 +155,16 @@ def test_too_few_rounds_are_said(tmp_path: Path) -> None:
         found(transcript, 0)
 
 
+def test_residual_and_standard_error_of_two_messages_are_those_by_hand(tmp_path: Path) -> None:
+    """The mean m of two updates leaves half their difference of each, and has a standard error of as much."""
+    transcript = record(tmp_path, [[[0]], [[0]]], noise=0.5)
+    one, other = (-flat(transcript.update(number, 0).pseudo_gradient) for number in (1, 2))
+    finding, half, mean = found(transcript, 0), (one - other) / 2, (one + other) / 2
+    both = torch.cat([one, other])
+    assert float(finding.trace["residual"]) == pytest.approx(float(2**0.5 * half.norm() / both.norm()), rel=1e-5)
+    assert float(finding.trace["standard_error"]) == pytest.approx(float(half.norm() / mean.norm()), rel=1e-5)
+
+
 def test_noise_is_told_by_the_residual_and_averaged_over_rounds(tmp_path: Path) -> None:
     errors, told = [], []
     for rounds in (10, 200):

@@ -122,6 +122,14 @@ def test_only_the_same_attack_is_a_pair(keys: dict[str, Any]) -> None:
     assert pairs(found) == []
 
 
+def test_an_adversary_who_is_granted_more_than_the_defenses_is_no_pair() -> None:
+    """That its attack leaks may be due to what else it knows, and says nothing of the defense."""
+    more = [row | {"granted": "model loss labels defenses"} for row in rows(LEAKING, knows=True)]
+    found = lines([*rows(HELD, knows=False), *more], {})
+    assert pairs(found) == []
+    assert not [told for told in remarks(found, defended=True, granted=True) if "beats only" in told]
+
+
 def test_an_attack_that_is_called_adaptive_and_knows_no_defense_is_no_pair() -> None:
     named = [row | {"granted": "model loss"} for row in rows(LEAKING, knows=True)]
     assert pairs(lines([*rows(HELD, knows=False), *named], {})) == []
@@ -148,6 +156,14 @@ def test_a_metric_by_which_the_defense_is_worth_less_is_told_besides() -> None:
     assert ["by PSNR" in sentence for sentence in told] == [True, False]
     assert "by SSIM, the clients' defense beats only" in told[1]
     assert len(remarks([*made(LEAKING, LEAKING), *ssim], defended=True, granted=True)) == 1
+
+
+def test_to_fail_is_worth_less_than_to_beat_the_naive_attack() -> None:
+    leaking = [value / 20 for value in LEAKING]
+    ssim = made(leaking, leaking[::-1], metric="ssim", floor=0.5)
+    told = remarks([*made(HELD, LEAKING), *ssim], defended=True, granted=True)
+    assert ["beats only" in sentence for sentence in told] == [True, False]
+    assert "by SSIM, the clients' defense does not hold" in told[1]
 
 
 NAIVE_ALONE = "only naive attacks were made: the adversary is not granted the defenses"
