@@ -120,7 +120,7 @@ def table(
             pairs = [(measured[data, model, measure], quality[data, model, distance, score]) for model in sampled]
             ours, low, high = correlated(pairs)
             theirs = f"; {published[place]:+.2f}" if published else ""
-            cells.append(f"{ours:+.2f} ({low:+.2f} to {high:+.2f}){theirs}")
+            cells.append("undefined" if np.isnan(ours) else f"{ours:+.2f} ({low:+.2f} to {high:+.2f}){theirs}")
         title = f"`{measure}`{f', {OURS[measure]}' if measure in OURS else ''}"
         told.append(
             f"| {title}{'' if len(sampled) == len(MODELS) else ', ' + ', '.join(sampled)} | {' | '.join(cells)} |"
