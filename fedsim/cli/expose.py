@@ -77,7 +77,8 @@ def expose(
     made = Experiment(resolve(config))
     chosen = [a_gauge(table) for table in chosen_tables(config, measures or [], own)]
     with shown(quiet, verbose), RunFolder(experiment).held() if is_run else contextlib.nullcontext():
-        gauges = [replace(gauge, each=gauge.each or each) for gauge in chosen or all_that_apply(made)]
+        asked = [replace(gauge, each=gauge.each or each) for gauge in chosen]
+        gauges = asked or all_that_apply(made, each=each)
         if is_run:
             moments = moments_of_run(made, experiment, states or [], rounds or [], clients or [])
         else:

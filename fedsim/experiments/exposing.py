@@ -67,16 +67,24 @@ def chosen_tables(config: Config, names: Sequence[str], overrides: Iterable[str]
     return check(_Measures, given, "expose").measure
 
 
-def all_that_apply(experiment: Experiment) -> list[Gauge]:
-    """Every measure that applies to the experiment; why one is left out goes to the log."""
+def all_that_apply(experiment: Experiment, *, each: bool) -> list[Gauge]:
+    """Every measure that applies to the experiment; why one is left out goes to the log.
+
+    Args:
+        each: of each example, too, where it applies to single ones.
+    """
     kept = []
     for name in registry.names("measures"):
         try:
             gauge = a_gauge(MeasureTable(name=name))
             experiment.try_out(gauge)
             kept.append(gauge)
+            if each:
+                experiment.try_out(alone := replace(gauge, each=True))
+                kept[-1] = alone
         except (Exception, SystemExit) as error:  # a stranger's measure may raise anything, and the others go on
-            log.info("%s is left out: %s", name, one_line(what_it_said(error)))
+            what = "of single examples " if kept and kept[-1].title == name else ""
+            log.info("%s%s is left out: %s", what, name, one_line(what_it_said(error)))
     return kept
 
 

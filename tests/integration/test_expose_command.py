@@ -15,6 +15,7 @@ from fedsim.cli.main import main
 from fedsim.errors import RunError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
+from fedsim.experiments.exposing import all_that_apply
 from fedsim.experiments.run_folder import RunFolder, exposures
 from fedsim.exposure.of_clients import COLUMNS
 from fedsim.reporting.exposure import Quantity, drawn, pictured, quantities
@@ -247,3 +248,13 @@ def test_a_picture_of_clients_takes_values_of_any_size() -> None:
     item = Quantity(measure="m", name="q", larger_means="more", values=values, undefined=[])
     negative = Quantity(measure="m", name="p", larger_means="less", values={(0, ""): -1.0}, undefined=[])
     assert drawn([item, negative, item, item]).startswith(b"\x89PNG")
+
+
+def test_a_measure_without_a_choice_that_says_nothing_of_single_examples_says_the_rest(
+    tiny_config: Tiny, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.experiments.exposing.registry.names", lambda _: ["gradient-norm"])
+    caplog.set_level("INFO", logger="fedsim")
+    (gauge,) = all_that_apply(Experiment(tiny_config()), each=True)
+    assert not gauge.each
+    assert "of single examples gradient-norm is left out: measure: in an update of several steps" in caplog.text

@@ -314,3 +314,16 @@ def test_training_states_takes_no_time_for_measures(tiny_config: Tiny, tmp_path:
 
     states = make_states(measuring(tiny_config, NORM, states={"rounds": [1]}), "tiny", tmp_path / "states")
     assert not (states.folder.parent / "exposure.csv").exists()
+
+
+def test_a_client_that_chooses_silence_has_measured_itself_too(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    """It is the most exposed clients that send nothing, so a table without them would say that all is well."""
+    gate = {"name": "gate", "measure": "gradient-norm", "above": 2.2, "action": "withhold"}
+    folder = serial_run(measuring(tiny_config, NORM, defense=[gate]), tmp_path / "run")
+    found, transcript = told(folder), Transcript(folder.path)
+    assert len(found) == 8
+    silent = {(number, client) for number in (1, 2) for client in transcript.header(number).failures}
+    assert silent == {key[:2] for key, value in found.items() if value > 2.2}
+    assert 0 < len(silent) < 8
