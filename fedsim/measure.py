@@ -65,7 +65,8 @@ class Measure(ABC):
             memory: bytes that may be used at once.
 
         Returns:
-            By each name in `quantities` a value; NaN where it is undefined, as all are of a zero gradient.
+            By each name in `quantities` a value; NaN where it is undefined, as all are of a gradient that is zero or,
+            after training has diverged, not finite.
 
         Raises:
             ConfigError: the batch is empty, or there is not one label for each input; the model, the loss or the inputs
@@ -95,7 +96,7 @@ class Measure(ABC):
         return {name: torch.tensor([values[name] for values in every]) for name in self.quantities}
 
     def _checked(self, sent: Sent) -> dict[str, float]:
-        if sent.is_zero:
+        if sent.is_zero or not sent.vector.isfinite().all():
             return dict.fromkeys(self.quantities, torch.nan)
         values = {name: float(value) for name, value in self._of(sent).items()}
         if values.keys() != self.quantities.keys():

@@ -16,6 +16,8 @@ from fedsim.measure import Meaning, Measure
 from fedsim.randomness import generator
 from fedsim.training.sent import Sent
 
+_QUANTILES = {"q90": 0.9, "median": 0.5, "q10": 0.1}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum(Measure):
@@ -31,9 +33,10 @@ class Spectrum(Measure):
       noise, so more is exposed.
 
     Inputs with at most `exact` numbers have their whole Hessian made, by one product for each number. Of larger ones
-    the density of eigenvalues is estimated by Lanczos quadrature with `probes` times `steps` products: `max` and sums
-    over the spectrum are then good to a few percent, while quantiles are those of the estimate's few points, good to a
-    place in the order rather than to digits; the low ones are too large where the spectrum spans many decades.
+    the density of eigenvalues is estimated by Lanczos quadrature with `probes` times `steps` products. It tells large
+    eigenvalues, and sums over the spectrum up to the noise of probes; `floor` has to be well above 1 / steps^2. A
+    quantile is good to a place in the order rather than to digits, and is undefined (NaN) where it falls on the lowest
+    point of the estimate, as low quantiles of many pixels do: `steps` are too few to tell it from 0.
 
     Args:
         distance: `l2` or `cosine`, by which an attacker matches gradients.
@@ -55,9 +58,9 @@ class Spectrum(Measure):
 
     distance: Distance = "l2"
     exact: int = 1024
-    probes: int = 16
+    probes: int = 8
     steps: int = 40
-    floor: float = 1e-6
+    floor: float = 1e-3
 
     quantities: ClassVar[Mapping[str, Meaning]] = {
         "max": "less",
@@ -80,39 +83,37 @@ class Spectrum(Measure):
     def _of(self, sent: Sent) -> Mapping[str, Tensor]:
         sent.check_continuous()
         hessian = Hessian(sent.double(), self.distance)
-        if hessian.size <= self.exact:
-            values = torch.linalg.eigvalsh(hessian.matrix())
-            shares = torch.full_like(values, 1 / len(values))
-        else:
-            values, shares = self._estimated(hessian)
-        return self._told_by(values.clamp_min(0), shares, hessian.size)
+        if hessian.size > self.exact:
+            return self._told_by(*self._estimated(hessian), hessian.size)
+        values = torch.linalg.eigvalsh(hessian.matrix()).clamp_min(0)
+        return self._told_by(values, torch.full_like(values, 1 / len(values)), -1.0, hessian.size)
 
-    def _estimated(self, hessian: Hessian) -> tuple[Tensor, Tensor]:
-        """Values that stand for the eigenvalues, ascending, and the share of all that each stands for."""
+    def _estimated(self, hessian: Hessian) -> tuple[Tensor, Tensor, float]:
+        """Values that stand for the eigenvalues, ascending, their shares, and up to where they only bound them."""
         random = generator("measure", "probes")
         signs = torch.randint(2, (self.probes, hessian.size), generator=random).double() * 2 - 1
-        at_once = max(1, hessian.sent.budget // (signs[0].nbytes * 2 * self.steps))
-        parts = [lanczos(hessian, some, self.steps) for some in torch.split(signs, at_once)]
-        values, weights = (torch.cat(part).flatten() for part in zip(*parts, strict=True))
+        at_once = max(1, hessian.sent.budget // (signs[0].nbytes * 4 * self.steps))
+        found = [lanczos(hessian, some, self.steps) for some in torch.split(signs, at_once)]
+        lowest = max(float(torch.where(weights > 0, points, torch.inf).amin(1).max()) for points, weights in found)
+        values, weights = (torch.cat([part.flatten() for part in parts]) for parts in zip(*found, strict=True))
         order = values.argsort()
-        return values[order], weights[order] / self.probes
+        return values[order], weights[order] / self.probes, lowest
 
-    def _told_by(self, values: Tensor, shares: Tensor, size: int) -> Mapping[str, Tensor]:
-        """Of eigenvalues in ascending order, and the share of all that each stands for."""
+    def _told_by(self, values: Tensor, shares: Tensor, lowest: float, size: int) -> Mapping[str, Tensor]:
         top = values[-1]
-        portions = values / (values @ shares)
-        entropy = -torch.special.xlogy(portions, portions) @ shares
+        portions = values / (values @ shares)  # of an eigenvalue in the sum of all, times how many there are
         return {
             "max": top,
-            "q90": _quantile(values, shares, 0.9),
-            "median": _quantile(values, shares, 0.5),
-            "q10": _quantile(values, shares, 0.1),
-            "effective_rank": size * entropy.exp(),
+            **{name: _quantile(values, shares, place, lowest) for name, place in _QUANTILES.items()},
+            "effective_rank": size * (-torch.special.xlogy(portions, portions) @ shares).exp(),
             "log_determinant": (values + self.floor * top).log() @ shares if top else torch.tensor(torch.nan),
         }
 
 
-def _quantile(values: Tensor, shares: Tensor, quantile: float) -> Tensor:
-    """The first value at which the shares of it and all smaller ones reach `quantile`."""
-    place = torch.searchsorted(shares.cumsum(0), quantile * (1 - 1e-9))
-    return values[place.clamp(max=len(values) - 1)]
+def _quantile(values: Tensor, shares: Tensor, quantile: float, lowest: float) -> Tensor:
+    """The first value at which the shares of it and all smaller ones reach `quantile`; NaN up to `lowest`.
+
+    Of the lowest point of a quadrature is known only that so many eigenvalues lie below the next one.
+    """
+    place = torch.searchsorted(shares.cumsum(0), quantile * (1 - 1e-9)).clamp(max=len(values) - 1)
+    return values[place] if values[place] > lowest else torch.tensor(torch.nan)

@@ -40,6 +40,12 @@ def test_gradient_norm_is_undefined_where_the_gradient_is_zero() -> None:
     assert math.isnan(value["norm"])
 
 
+def test_all_is_undefined_where_the_gradient_is_not_finite() -> None:
+    model = line()
+    nn.init.constant_(model.weight, math.inf)
+    assert math.isnan(GradientNorm().of(model, squared_error, torch.ones(2, 2), torch.zeros(2))["norm"])
+
+
 def test_gradient_norm_needs_something_to_train() -> None:
     with pytest.raises(ConfigError, match="no parameter to train"):
         GradientNorm().of(line().requires_grad_(False), squared_error, torch.ones(2, 2), torch.zeros(2))

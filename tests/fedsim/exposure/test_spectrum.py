@@ -1,0 +1,293 @@
+"""The Hessian of a matching loss, its ends and its whole spectrum, against autograd and the exact one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsim.errors import ConfigError, RunError
+from fedsim.exposure.hessian import Distance, Hessian
+from fedsim.exposure.jacobian_norm import JacobianNorm
+from fedsim.exposure.lavp import Lavp
+from fedsim.exposure.spectrum import Spectrum
+from fedsim.measure import Measure
+from fedsim.models.lenet import LeNet
+from fedsim.task import Task
+from fedsim.training.sent import Sent
+from fedsim.training.settings import LocalTraining
+
+LOSS: Any = nn.functional.cross_entropy
+UPDATE = LocalTraining(local_steps=2, batch_size=1, learning_rate=0.1)
+DISTANCES: list[Distance] = ["l2", "cosine"]
+
+
+def small(activation: type[nn.Module] = nn.Tanh, norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6) if norm else nn.Identity(), activation(), nn.AvgPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6 * 9, 20), activation(), nn.Linear(20, 4))
+
+
+def batch(size: int = 2, side: int = 8) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, 1, side, side, generator=torch.Generator().manual_seed(1)), torch.arange(size)
+
+
+def exact(model: nn.Module, inputs: Tensor, labels: Tensor, distance: Distance, **options: Any) -> Tensor:
+    """Eigenvalues in float64."""
+    sent = Sent.of(deepcopy(model).double(), LOSS, inputs.double(), labels, **options)
+    return torch.linalg.eigvalsh(Hessian(sent, distance).matrix())
+
+
+def test_theorems_3_and_4_are_the_hessians_of_the_matching_losses() -> None:
+    """Of half the squared L2 distance: the squared one of the text has twice as much."""
+    model, (inputs, labels) = small().double(), batch()
+    inputs = inputs.double()
+    sent = Sent.of(model, LOSS, inputs, labels)
+    target = sent.vector
+
+    def l2(flat: Tensor) -> Tensor:
+        return (sent(flat.reshape(inputs.shape)) - target).square().sum() / 2
+
+    def cosine(flat: Tensor) -> Tensor:
+        return 1 - torch.cosine_similarity(sent(flat.reshape(inputs.shape)), target, dim=0)
+
+    losses: dict[Distance, Callable[[Tensor], Tensor]] = {"l2": l2, "cosine": cosine}
+    for distance, loss in losses.items():
+        made: Any = torch.autograd.functional.hessian(loss, inputs.flatten())
+        ours = Hessian(sent, distance).matrix()
+        assert (ours - made).abs().max() < 1e-9 * made.abs().max()
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+@pytest.mark.parametrize(
+    ("norm", "evaluated", "training"),
+    [(False, False, None), (True, False, None), (True, True, None), (False, False, UPDATE)],
+)
+def test_lambda_max_in_float32_is_the_exact_eigenvalue(
+    activation: type[nn.Module], norm: bool, evaluated: bool, training: LocalTraining | None
+) -> None:
+    model, (inputs, labels) = small(activation, norm).train(not evaluated), batch(4 if norm else 2)
+    values = Lavp(steps=5).of(model, LOSS, inputs, labels, training=training)
+    for name, distance in zip(("max", "ang_max"), DISTANCES, strict=True):
+        wanted = exact(model, inputs, labels, distance, training=training)[-1].item()
+        assert values[name] == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_lambda_max_of_lenet_is_the_exact_eigenvalue(activation: Any) -> None:
+    torch.manual_seed(0)
+    model, (inputs, labels) = LeNet(activation=activation).build(Task((1, 14, 14), 10)), batch(1, side=14)
+    values = Lavp(steps=1).of(model, LOSS, inputs, labels)
+    for name, distance in zip(("max", "ang_max"), DISTANCES, strict=True):
+        assert values[name] == pytest.approx(exact(model, inputs, labels, distance)[-1].item(), rel=1e-4)
+
+
+def test_of_each_example_it_is_the_part_of_the_hessian_that_is_its_own() -> None:
+    model, (inputs, labels) = small(), batch()
+    each = Lavp(steps=1).of_each(model, LOSS, inputs, labels)
+    for name, distance in zip(("max", "ang_max"), DISTANCES, strict=True):
+        whole = Hessian(Sent.of(model.double(), LOSS, inputs.double(), labels), distance).matrix()
+        wanted = [torch.linalg.eigvalsh(whole[part, part])[-1].item() for part in (slice(0, 64), slice(64, 128))]
+        assert each[name].tolist() == pytest.approx(wanted, rel=1e-4)
+        model.float()
+
+
+def test_what_power_iteration_leaves_of_the_minimum_falls_with_its_steps_and_stays_above() -> None:
+    model, (inputs, labels) = small(), batch()
+    lowest = exact(model, inputs, labels, "l2")[0].item()
+    left = [Lavp(steps=steps).of(model, LOSS, inputs, labels) for steps in (10, 100, 1000)]
+    assert left[0]["min"] > 3 * left[1]["min"] > 9 * left[2]["min"]
+    assert left[2]["min"] > lowest
+    for values in left:
+        assert values["fusion"] == pytest.approx(math.sqrt(values["max"] * values["ang_min"]))
+
+
+def test_scaling_the_loss_changes_l2_by_its_square_and_the_cosine_not_at_all() -> None:
+    model, (inputs, labels) = small(), batch()
+
+    def thrice(outputs: Tensor, labels: Tensor, /, *, reduction: str = "mean") -> Tensor:
+        return 3 * nn.functional.cross_entropy(outputs, labels, reduction=reduction)
+
+    once, scaled = (Lavp(steps=20).of(model, loss, inputs, labels) for loss in (LOSS, thrice))
+    for name, factor in {"max": 9.0, "min": 9.0, "ang_max": 1.0, "ang_min": 1.0, "fusion": 3.0}.items():
+        assert scaled[name] == pytest.approx(factor * once[name], rel=1e-3)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_the_exact_spectrum_is_told_in_a_few_numbers(distance: Distance) -> None:
+    model, (inputs, labels) = small(), batch()
+    values = Spectrum(distance=distance).of(model, LOSS, inputs, labels)
+    true = exact(model, inputs, labels, distance).clamp_min(0)
+    shares = true[true > 0] / true.sum()
+    assert values["max"] == pytest.approx(true[-1].item(), rel=1e-9)
+    assert values["q90"] == pytest.approx(true[115].item(), rel=1e-9)  # the 116th of 128
+    assert values["median"] == pytest.approx(true[63].item(), rel=1e-6)
+    assert values["q10"] == pytest.approx(true[12].item(), rel=1e-6, abs=1e-12 * true[-1].item())
+    assert values["effective_rank"] == pytest.approx((-(shares * shares.log()).sum()).exp().item(), rel=1e-9)
+    assert values["log_determinant"] == pytest.approx((true + 1e-3 * true[-1]).log().mean().item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("training", [None, UPDATE])
+def test_the_estimate_is_close_to_the_exact_spectrum(distance: Distance, training: LocalTraining | None) -> None:
+    torch.manual_seed(0)
+    model, (inputs, labels) = LeNet().build(Task((1, 14, 14), 10)), batch(2, side=14)
+    true = exact(model, inputs, labels, distance, training=training)
+    whole, estimate = (
+        Spectrum(distance=distance, exact=size).of(model, LOSS, inputs, labels, training=training) for size in (392, 0)
+    )
+    assert estimate["max"] == pytest.approx(whole["max"], rel=1e-4)
+    assert estimate["effective_rank"] == pytest.approx(whole["effective_rank"], rel=0.1)
+    assert estimate["log_determinant"] == pytest.approx(whole["log_determinant"], abs=0.1)
+    assert true[int(0.86 * 392)] < estimate["q90"] < true[int(0.94 * 392)]
+    assert math.isnan(estimate["q10"])
+
+
+def test_an_estimate_with_all_steps_is_the_spectrum_that_the_probes_see() -> None:
+    model, (inputs, labels) = small(), batch(1)
+    whole, estimate = (Spectrum(exact=size, probes=200, steps=64).of(model, LOSS, inputs, labels) for size in (64, 0))
+    for name in ("max", "effective_rank", "log_determinant", "q90", "median"):
+        assert estimate[name] == pytest.approx(whole[name], rel=0.1)
+
+
+def test_memory_changes_nothing_but_rounding() -> None:
+    model, (inputs, labels) = small(), batch()
+    for measure in (Spectrum(exact=0), JacobianNorm(probes=30), Lavp(steps=5)):
+        much, little = (measure.of(model, LOSS, inputs, labels, memory=memory) for memory in (1 << 29, 1000))
+        assert little == pytest.approx(much, rel=1e-4, nan_ok=True)
+
+
+def test_the_jacobian_norm_is_the_root_of_the_trace() -> None:
+    model, (inputs, labels) = small(), batch()
+    wanted = exact(model, inputs, labels, "l2").sum().sqrt().item()
+    assert JacobianNorm(exact=True).of(model, LOSS, inputs, labels)["norm"] == pytest.approx(wanted, rel=1e-5)
+    assert JacobianNorm(probes=128).of(model, LOSS, inputs, labels)["norm"] == pytest.approx(wanted, rel=1e-5)
+    estimate = JacobianNorm(probes=100).of(model, LOSS, inputs, labels)["norm"]
+    assert estimate == pytest.approx(wanted, rel=0.1)
+    assert estimate != pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("measure", [Lavp(steps=2), Spectrum(), JacobianNorm()])
+def test_a_gradient_of_zero_is_undefined_and_token_ids_are_refused(measure: Measure) -> None:
+    line = nn.Linear(2, 1)
+    nn.init.zeros_(line.weight)
+    nn.init.zeros_(line.bias)
+
+    def error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+        return nn.functional.mse_loss(outputs.squeeze(1), targets, reduction=reduction)
+
+    values = measure.of(line, error, torch.ones(2, 2), torch.zeros(2))
+    assert values
+    assert all(math.isnan(value) for value in values.values())
+    text = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
+    with pytest.raises(ConfigError, match="the inputs are token ids"):
+        measure.of(text, LOSS, torch.randint(9, (2, 3)), torch.tensor([0, 1]))
+
+
+def test_too_many_inputs_for_the_whole_are_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4200, 2))
+    with pytest.raises(ConfigError, match="expected at most 4096 numbers that vary, got 4200; set exact = false"):
+        JacobianNorm(exact=True).of(model, LOSS, torch.randn(1, 4200), torch.tensor([1]))
+    with pytest.raises(ConfigError, match="exact: expected 0 to 4096"):
+        Spectrum(exact=5000)
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: Lavp(steps=0), "steps: expected at least 1"),
+        (lambda: Spectrum(probes=0), "probes: expected at least 1"),
+        (lambda: Spectrum(floor=0.0), "floor: expected a share above 0"),
+        (lambda: JacobianNorm(probes=0), "probes: expected at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(build: Callable[[], Measure], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        build()
+
+
+class Square(torch.autograd.Function):
+    """The square, in the old way, which neither forward mode nor vmap know."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(inputs)
+        return inputs.square()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
+        (inputs,) = ctx.saved_tensors
+        return 2 * inputs * slope
+
+
+class Once(Square):
+    """Its backward pass is not differentiated; autograd takes it for a constant, without a word."""
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        (inputs,) = ctx.saved_tensors
+        return 2 * inputs * slope
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = self.function(inputs)
+        return made
+
+
+def squared(function: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), Applied(function), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("measure", [Lavp(steps=5), Spectrum(), JacobianNorm(probes=3)])
+def test_a_layer_without_forward_mode_falls_back_to_double_backward(measure: Measure) -> None:
+    inputs, labels = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1])
+    plain, own = (measure.of(squared(function), LOSS, inputs, labels) for function in (torch.square, Square.apply))
+    assert not Sent.of(squared(Square.apply), LOSS, inputs, labels).linear.forward_mode
+    assert Sent.of(squared(torch.square), LOSS, inputs, labels).linear.forward_mode
+    assert own == pytest.approx(plain, rel=1e-4)
+
+
+def test_a_layer_that_is_differentiated_only_once_is_refused_by_name() -> None:
+    inputs, labels = torch.randn(2, 6), torch.tensor([0, 1])
+    with pytest.raises(RunError, match=r"for want of a second derivative of layer '1' \(Applied\)"):
+        Lavp(steps=2).of(squared(Once.apply), LOSS, inputs, labels)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.out(self.lstm(inputs)[0][:, -1])
+        return out
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.out = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.out(self.block(inputs).mean(1))
+        return out
+
+
+@pytest.mark.parametrize("network", [Recurrent, Attention])
+def test_of_sequences_of_vectors_it_is_the_exact_eigenvalue(network: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, inputs, labels = network().eval(), torch.randn(2, 6, 4), torch.tensor([0, 1])
+    wanted = exact(model, inputs, labels, "l2")[-1].item()
+    assert Lavp(steps=2).of(model, LOSS, inputs, labels)["max"] == pytest.approx(wanted, rel=1e-4)
