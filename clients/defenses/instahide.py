@@ -69,10 +69,10 @@ class InstaHide(Mixing):
         if setting.task.kind != "image" or not setting.task.num_classes:
             raise ConfigError("it hides images with classes, and the data set has none; leave it out, or use mixup")
         low, high = setting.value_range or ((-1.0,), (1.0,))
-        if min(low) >= 0 or max(high) <= 0:
+        if max(low) >= 0 or min(high) <= 0:
             raise ConfigError(
-                "data.standardise: signs are flipped around 0, but all values are on one side of it, so that the flips "
-                "hide nothing; set it to true"
+                "data.standardise: signs are flipped around 0, but all values of a channel are on one side of it, so "
+                "that the flips hide nothing there; set it to true"
             )
         super().check(setting)
 

@@ -361,14 +361,16 @@ def _promise(
     experiment: Experiment, defense: Defense, clients: Mapping[int, Spent], victims: Sequence[int] = ()
 ) -> str:
     """In figures where the ledger has them, otherwise of the first client in all rounds."""
+    most = most_spent(clients) if clients else None
     try:
-        planned = experiment.setting.participation(0)
+        planned = experiment.setting.participation(most.client if most else 0)
     except FedsimError:  # the data set is missing, so nobody knows what clients hold
         planned = None
-    done = most_spent(clients).participation if clients else planned
+    done = most.participation if most else planned
     if done is None:
         return _promise_without_data(experiment, defense)
-    own = defense.of_client(replace(done, rounds=experiment.config.federation.rounds))
+    # Its strength follows from [training], and stays if the strategy then asks for something else.
+    own = defense.of_client(planned or replace(done, rounds=experiment.config.federation.rounds))
     proved = own.guarantee(replace(done, rounds=max(1, done.rounds)), delta_of(defense))
     if proved is None:
         return NO_GUARANTEE

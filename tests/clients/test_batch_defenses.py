@@ -184,6 +184,7 @@ def test_a_batch_smaller_than_k_is_mixed_as_a_whole() -> None:
         (InstaHide(), replace(IMAGES, num_examples=[3, 8, 8]), "client 0 holds 3 training examples"),
         (InstaHide(), replace(IMAGES, task=Task((6,), 3)), "instahide: it hides images with classes"),
         (InstaHide(), replace(IMAGES, value_range=((0.0,), (1.0,))), "data.standardise: signs are flipped around 0"),
+        (InstaHide(), replace(IMAGES, value_range=((-1.0, 0.0), (1.0, 1.0))), "on one side of it, so that the flips"),
         (Augmentation(), IMAGES, "padding: images of 4 x 4 pixels would be moved by up to 4 pixels"),
         (Augmentation(padding=1), replace(IMAGES, task=Task((6,), 3)), "augmentation: it transforms images"),
         (
