@@ -6,7 +6,7 @@ the numbers is benchmarks/lavp_study.py.
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -83,20 +83,26 @@ def main() -> None:
 
 
 def qualities() -> Mapping[tuple[str, str, str, str], ByImage]:
-    """By data, model, distance and score, the value of each image."""
+    """By data, model, distance and score, the value of each image that has one."""
     found: dict[tuple[str, str, str, str], dict[str, float]] = defaultdict(dict)
     for row in read(QUALITY):
         for score in SCORES:
-            found[row["data"], row["model"], row["distance"], score][row["image"]] = float(row[score])
+            keep(found[row["data"], row["model"], row["distance"], score], row["image"], row[score])
     return found
 
 
 def measures() -> Mapping[tuple[str, str, str], ByImage]:
-    """By data, model and measure, the value of each image."""
+    """By data, model and measure, the value of each image that has one."""
     found: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
     for row in read(MEASURED):
-        found[row["data"], row["model"], row["measure"]][row["image"]] = float(row["value"])
+        keep(found[row["data"], row["model"], row["measure"]], row["image"], row["value"])
     return found
+
+
+def keep(found: dict[str, float], image: str, value: str) -> None:
+    """NaN is no value."""
+    if not math.isnan(float(value)):
+        found[image] = float(value)
 
 
 def table(
@@ -114,21 +120,22 @@ def table(
             if set(measured.get((data, model, measure), ())) & set(quality.get((data, model, distance, SCORES[0]), ()))
         ]
         if not sampled:
+            told.append(f"| `{measure}`, no values |{' – |' * len(SCORES)}")
             continue
         published, cells = PUBLISHED[data, distance].get(OURS.get(measure, "")), []
         for place, score in enumerate(SCORES):
             pairs = [(measured[data, model, measure], quality[data, model, distance, score]) for model in sampled]
             ours, low, high = correlated(pairs)
             theirs = f"; {published[place]:+.2f}" if published else ""
-            cells.append("undefined" if np.isnan(ours) else f"{ours:+.2f} ({low:+.2f} to {high:+.2f}){theirs}")
+            cells.append(f"{ours:+.2f} ({low:+.2f} to {high:+.2f}){theirs}")
         title = f"`{measure}`{f', {OURS[measure]}' if measure in OURS else ''}"
         told.append(
             f"| {title}{'' if len(sampled) == len(MODELS) else ', ' + ', '.join(sampled)} | {' | '.join(cells)} |"
         )
-    counts = [np.isfinite([*quality.get((data, m, distance, SCORES[0]), {}).values()]).sum() for m in MODELS]
+    counts = [len(quality.get((data, model, distance, SCORES[0]), ())) for model in MODELS]
     title = f"{data}, {distance}: images of {', '.join(f'{m} {n}' for m, n in zip(MODELS, counts, strict=True))}"
     head = f"| measure | {' | '.join(score.upper() for score in SCORES)} |"
-    return [title, "", head, f"|---|{'---|' * len(SCORES)}", *told] if told else []
+    return [title, "", head, f"|---|{'---|' * len(SCORES)}", *told] if told and any(counts) else []
 
 
 def correlated(pairs: Sequence[tuple[ByImage, ByImage]]) -> tuple[float, float, float]:
@@ -137,16 +144,14 @@ def correlated(pairs: Sequence[tuple[ByImage, ByImage]]) -> tuple[float, float, 
     values = np.array([[[one.get(image, np.nan) for image in images] for one in pair] for pair in pairs])
     drawn = np.random.default_rng(SEED).integers(len(images), size=(RESAMPLED, len(images)))
     rows = np.concatenate([np.arange(len(images))[None], drawn])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a network without a correlation counts in no mean
-        means = np.nanmean([spearman(some[rows], others[rows]) for some, others in values], 0)
-    low, high = np.nanquantile(means[1:], (0.025, 0.975))
+    means = np.mean([spearman(some[rows], others[rows]) for some, others in values], 0)
+    low, high = np.nanquantile(means[1:], (0.025, 0.975))  # a draw of equal values alone has no correlation
     return float(means[0]), float(low), float(high)
 
 
 def spearman(some: Numbers, others: Numbers) -> Numbers:
     """Of each row, leaving out what is NaN in either."""
-    there = np.isfinite(some) & np.isfinite(others)
+    there = ~np.isnan(some) & ~np.isnan(others)
     ranks = [rankdata(np.where(there, one, np.nan), axis=1, nan_policy="omit") for one in (some, others)]
     first, second = (one - np.nanmean(one, 1, keepdims=True) for one in ranks)
     product = np.nansum(first * second, 1)
