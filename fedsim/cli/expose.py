@@ -76,7 +76,7 @@ def expose(
     check_free(folder, overwrite=overwrite)
     made = Experiment(resolve(config))
     chosen = [a_gauge(table) for table in chosen_tables(config, measures or [], own)]
-    with shown(quiet, verbose), RunFolder(experiment).held() if is_run else contextlib.nullcontext():
+    with shown(quiet, verbose), RunFolder(experiment).held() if is_run and out is None else contextlib.nullcontext():
         asked = [replace(gauge, each=gauge.each or each) for gauge in chosen]
         gauges = asked or all_that_apply(made, each=each)
         if is_run:

@@ -108,7 +108,7 @@ def test_a_file_system_without_locks_is_said(
         assert "its file system knows no locks (No locks available)" in caplog.text
 
 
-@pytest.mark.parametrize("command", ["attack", "report", "run --resume", "geometry"])
+@pytest.mark.parametrize("command", ["attack", "report", "run --resume", "geometry", "expose"])
 def test_every_command_that_writes_asks_for_the_lock(
     command: str,
     tiny_config: Tiny,
