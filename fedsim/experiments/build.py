@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,8 @@ from fedsim.training.model_state import load_state, state_of, statistics_of
 from fedsim.training.modes import trained
 from fedsim.training.sampling import batches_of_round
 from fedsim.training.settings import LocalTraining
+
+log = logging.getLogger(__name__)
 
 
 def data_folder() -> Path | None:
@@ -120,6 +123,8 @@ class Experiment:
     def _try_choosing(self) -> None:
         """Let defenses that choose examples choose among two, for a client must not say why one of them failed.
 
+        What a stranger's code raises besides sentences may be due to these two, and is left to clients.
+
         Raises:
             ConfigError: one does not apply to this task, model or training.
         """
@@ -132,6 +137,8 @@ class Experiment:
                 kept_examples(defense, local, generator("check"), {})
             except FedsimError as error:
                 raise ConfigError(f"defense: {called(defense)}: {error}") from error
+            except (Exception, SystemExit) as error:
+                log.debug("%s failed on two examples", called(defense), exc_info=error)
 
     @property
     def _trial(self) -> tuple[LocalTraining, Share]:

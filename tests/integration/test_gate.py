@@ -1,0 +1,366 @@
+"""A federation with gates: what the server gets to know, what is trained on, and what clients keep."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+import strategies.app
+from fedsim.errors import RunError
+from fedsim.experiments.build import Experiment, resolve
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.measure import Meaning, Measure
+from fedsim.recording.sealed import read_sealed
+from fedsim.recording.transcript import Transcript
+from fedsim.training.loop import local_gradient, local_update
+from fedsim.training.sent import Sent
+from strategies.curious import Curious
+
+Run = Callable[..., RunFolder]
+Tiny = Callable[..., Config]
+FEDSGD: dict[str, Any] = {
+    "strategy": {"name": "fedsgd", "learning_rate": 0.1},
+    "training": {"local_epochs": None, "local_steps": 1, "batch_size": 24, "learning_rate": None},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(Measure):
+    """1 of clients whose labels have an odd sum, 0 of others; or `fails` there, in one of several ways.
+
+    Not of the two examples that it is tried out on before the run.
+    """
+
+    fails: str = ""
+    quantities: ClassVar[Mapping[str, Meaning]] = {"odd": "more"}
+
+    def _of(self, sent: Sent) -> Mapping[str, float | Tensor]:
+        odd = int(sent.labels.sum() % 2) if len(sent.labels) > 2 else 0
+        if odd and self.fails == "a sentence":
+            raise RunError(f"the private sum of labels is {int(sent.labels.sum())}")
+        if odd and self.fails == "an error":
+            raise ValueError(f"the private sum of labels is {int(sent.labels.sum())}")
+        if odd and self.fails == "an exit":
+            raise SystemExit(3)
+        return {"odd": torch.inf if odd and self.fails == "a value" else float(odd)}
+
+
+def gated(tiny_config: Tiny, *, fails: str = "", gate: Mapping[str, Any] | None = None, **tables: Any) -> Config:
+    settings = {"above": 0.5} if gate is None else gate
+    defense = {"name": "gate", "measure": {"name": f"{__name__}:Odd", "fails": fails}, **settings}
+    tables["federation"] = {"clients": 8, "rounds": 3, **tables.pop("federation", {})}
+    return tiny_config(defense=[defense], **tables)
+
+
+def odd_clients(config: Config) -> set[int]:
+    data = Experiment(resolve(config)).data
+    return {client for client in range(8) if int(data.train(client)[1].sum()) % 2}
+
+
+def recorded(folder: RunFolder) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
+
+
+Seen = list[tuple[int, Any, Any, Any]]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """Each reply as the strategy gets it: from whom, its error's code and reason, its metadata but for times."""
+    found: Seen = []
+    aggregate = Curious.aggregate_train
+
+    def told(reply: Message) -> tuple[int, Any, Any, Any]:
+        code, reason = (reply.error.code, reply.error.reason) if reply.has_error() else (None, None)
+        about = {key: value for key, value in vars(reply.metadata).items() if key not in ("_created_at", "_ttl")}
+        return reply.metadata.src_node_id, code, reason, about
+
+    def aggregated(strategy: Curious, number: int, replies: Any) -> Any:
+        def watched() -> Any:
+            for reply in replies:
+                found.append(told(reply))
+                yield reply
+
+        return aggregate(strategy, number, watched())
+
+    monkeypatch.setattr(Curious, "aggregate_train", aggregated)
+    return found
+
+
+# What the server gets to know.
+
+
+@pytest.mark.parametrize("sends", [{}, FEDSGD], ids=["fedavg", "fedsgd"])
+def test_silence_is_that_of_a_straggler_for_every_reason(
+    sends: dict[str, Any], tiny_config: Tiny, serial_run: Run, tmp_path: Path, seen: Seen
+) -> None:
+    """Word for word in each message, and to the byte in the recording and in the model."""
+    gates: dict[str, Any] = {
+        "withheld": ("", {"above": 0.5}),
+        "nothing left": ("", {"above": 0.5, "action": "drop-examples"}),
+        **{how: (how, {"above": 5.0}) for how in ("a sentence", "an error", "an exit", "a value")},
+    }
+    silent = odd_clients(gated(tiny_config, **sends))
+    assert 2 <= len(silent) <= 6
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Experiment, "straggles", lambda _, client, number: client in silent)
+        config = tiny_config(federation={"clients": 8, "rounds": 3, "vectorise": False}, **sends)
+        straggling = serial_run(config, tmp_path / "straggling")
+    expected, told = recorded(straggling), list(seen)
+    assert {reason for client, _, reason, _ in told if client in silent} == {
+        f"straggler: did not return in round {number}" for number in (1, 2, 3)
+    }
+    for name, (fails, gate) in gates.items():
+        seen.clear()
+        folder = serial_run(gated(tiny_config, fails=fails, gate=gate, **sends), tmp_path / name)
+        assert seen == told, name
+        assert recorded(folder) == expected, name
+        assert folder.checkpoint.read_bytes() == straggling.checkpoint.read_bytes(), name
+
+
+def test_why_a_measure_failed_is_told_to_the_log_of_the_client_alone(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = serial_run(gated(tiny_config, fails="an error", federation={"rounds": 1}), tmp_path / "run")
+    said = [record.message for record in caplog.records if "private" in record.message]
+    assert len(said) == len(Transcript(folder.path).header(1).failures) > 0
+    assert all("sends nothing, Gate failed: ValueError: the private sum of labels is" in line for line in said)
+    assert not [path for path in folder.path.rglob("round-*") if b"private" in path.read_bytes()]
+
+
+def test_values_are_in_no_message_and_in_no_recording(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, seen: Seen
+) -> None:
+    quiet = {"name": "gate", "measure": "gradient-norm", "quantile": 0.9}
+    folder = serial_run(tiny_config(defense=[quiet]), tmp_path / "run")
+    plain = serial_run(tiny_config(federation={"vectorise": False}), tmp_path / "plain")
+    assert recorded(folder) == recorded(plain)
+    assert folder.checkpoint.read_bytes() != plain.checkpoint.read_bytes(), "clients keep what they measured"
+
+
+# What clients keep.
+
+
+def past(folder: RunFolder, client: int) -> list[float]:
+    _, stored = read_sealed(folder.checkpoint)
+    values: list[float] = stored[f"client/{client}/0/values"].tolist()
+    return values
+
+
+def test_rounds_of_silence_count_among_the_past_and_those_of_straggling_do_not(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    gate = {"name": "gate", "measure": "gradient-norm", "quantile": 0.4}
+    config = tiny_config(defense=[gate], federation={"rounds": 6, "clients": 6, "straggler_probability": 0.2})
+    folder, experiment = serial_run(config, tmp_path / "run"), Experiment(resolve(config))
+    transcript, silent = Transcript(folder.path), 0
+    for client in range(6):
+        measured = [number for number in range(1, 7) if not experiment.straggles(client, number)]
+        assert len(past(folder, client)) == len(measured) >= 2
+        for place, number in enumerate(measured):
+            values = past(folder, client)
+            rank = -(-4 * (place + 1) // 10)
+            closed = bool(place) and values[place] > sorted(values[:place])[rank - 1]
+            assert closed == (client not in transcript.clients(number)), (client, number)
+            silent += closed
+    assert silent > 2
+
+
+def test_a_round_in_which_all_are_silent_is_lost_and_the_run_goes_on(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Experiment, "straggles", lambda _, client, number: number == 2)
+        folder = serial_run(tiny_config(federation={"rounds": 3}), tmp_path / "run")
+    assert "round 2: the strategy aggregated nothing, too few clients returned; the model stays" in caplog.messages
+    transcript = Transcript(folder.path)
+    assert [len(transcript.clients(number)) for number in (1, 2, 3)] == [4, 0, 4]
+    undisturbed = Transcript(serial_run(tiny_config(federation={"rounds": 2}), tmp_path / "undisturbed").path)
+    now, then = transcript.update(3, 0).before, undisturbed.update(2, 0).before
+    assert all(torch.equal(tensor, now[name]) for name, tensor in then.items())
+
+
+def test_a_gate_that_is_closed_for_all_from_the_first_round_on_ends_the_run(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    config = tiny_config(defense=[{"name": "gate", "measure": "gradient-norm", "above": 0.0}])
+    with pytest.raises(RunError, match=r"round 1: all 4 clients failed \(client \d: straggler: did not return"):
+        serial_run(config, tmp_path / "run")
+
+
+def test_a_client_that_fails_after_its_gate_was_open_keeps_what_it_had(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import clients.app
+
+    real = clients.app.local_update
+
+    def failing(*arguments: Any, key: tuple[Any, ...], **keywords: Any) -> Any:
+        if key[2:] == (2, 1):
+            raise MemoryError("out of memory")
+        return real(*arguments, key=key, **keywords)
+
+    monkeypatch.setattr(clients.app, "local_update", failing)
+    gate = {"name": "gate", "measure": "gradient-norm", "quantile": 0.9}
+    folder = serial_run(tiny_config(defense=[gate], federation={"rounds": 3}), tmp_path / "run")
+    assert [len(past(folder, client)) for client in range(4)] == [3, 2, 3, 3]
+
+
+# What is trained on.
+
+
+def dropping(fraction: float = 0.25) -> dict[str, Any]:
+    return {"name": "gate", "measure": "gradient-norm", "action": "drop-examples", "fraction": fraction}
+
+
+@pytest.mark.parametrize("batches", ["reshuffled", "fixed"])
+def test_what_is_left_out_was_never_held(batches: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    """N, batches and steps are those of a client that holds the others alone."""
+    config = tiny_config(defense=[dropping()], training={"batches": batches})
+    folder, experiment = serial_run(config, tmp_path / "run"), Experiment(resolve(config))
+    update = Transcript(folder.path).update(2, 1)
+    assert update.num_examples == 18
+    inputs, labels = experiment.data.fed([1])[0]
+    norms = []
+    model = experiment.filled(update.before)
+    for one, label in zip(inputs.split(1), labels.split(1), strict=True):
+        loss = experiment.dataset.task.loss(model(one), label)
+        parts = torch.autograd.grad(loss, list(model.parameters()))
+        norms.append(float(torch.cat([part.flatten() for part in parts]).double().norm()))
+    left = torch.tensor(norms).argsort()[:18].sort().values
+    share = experiment.share(1, 2, experiment.training, inputs[left], labels[left])
+    after, _ = local_update(
+        experiment.model,
+        update.before,
+        share.inputs,
+        share.labels,
+        experiment.training,
+        key=share.key,
+        order=share.order,
+        loss=experiment.dataset.task.loss,
+    )
+    assert all(torch.equal(after[name], update.after[name]) for name in after)
+
+
+def test_of_a_mini_batch_the_gradient_of_what_is_left_is_sent(
+    tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    sgd = {**FEDSGD, "training": {**FEDSGD["training"], "batch_size": 8}}
+    config = tiny_config(defense=[dropping()], **sgd)
+    folder, experiment = serial_run(config, tmp_path / "run"), Experiment(resolve(config))
+    update = Transcript(folder.path).update(1, 2)
+    assert update.num_examples == 6
+    (share,) = experiment.shares([2], 1, experiment.training)
+    assert share.order is not None
+    (batch,) = share.order
+    found = 0
+    for first in range(8):  # two of eight were left out
+        for second in range(first):
+            index = batch[[place for place in range(8) if place not in (first, second)]]
+            gradient, _, _ = local_gradient(
+                experiment.model,
+                update.before,
+                share.inputs[index],
+                share.labels[index],
+                experiment.training,
+                key=share.key,
+                loss=experiment.dataset.task.loss,
+            )
+            sent = update.payload.arrays()
+            found += all(torch.equal(torch.as_tensor(sent[f"gradient/{name}"]), gradient[name]) for name in gradient)
+    assert found == 1
+
+
+def test_noise_is_on_the_updates_of_closed_rounds_alone(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    config = gated(tiny_config, gate={"above": 0.5, "action": "noise", "noise": 0.5}, federation={"rounds": 1})
+    loud = odd_clients(config)
+    noisy = Transcript(serial_run(config, tmp_path / "run").path)
+    plain = Transcript(
+        serial_run(tiny_config(federation={"clients": 8, "rounds": 1, "vectorise": False}), tmp_path / "plain").path
+    )
+    for client in range(8):
+        one, other = noisy.update(1, client).after, plain.update(1, client).after
+        apart = torch.cat([(one[name] - other[name]).flatten() for name in one])
+        assert bool(apart.any()) == (client in loud)
+        if client in loud:
+            assert apart.std().item() == pytest.approx(0.5, rel=0.1)
+
+
+# The same on every engine, and however it is interrupted.
+
+MANY: list[dict[str, Any]] = [
+    {"name": "gate", "measure": "gradient-norm", "quantile": 0.6, "action": "noise", "noise": 0.01},
+    {"name": "gate", "measure": {"name": "sensitivity", "noises": 4}, "quantile": 0.8, "action": "withhold"},
+    {"name": "gate", "measure": {"name": "angular-lipschitz", "noises": 4}, "quantile": 0.8, "action": "drop-examples"},
+]
+
+
+def many(tiny_config: Tiny, **federation: Any) -> Config:
+    return tiny_config(
+        defense=MANY,
+        federation={"rounds": 6, "straggler_probability": 0.1, **federation},
+        partition={"samples_per_client": 12},
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = serial_run(many(tiny_config), tmp_path_factory.mktemp("whole") / "run")
+    transcript = Transcript(folder.path)
+    sizes = {transcript.update(n, c).num_examples for n in transcript.rounds for c in transcript.clients(n)}
+    assert len(sizes) > 1, "nothing was left out"
+    experiment = Experiment(many(tiny_config))
+    failures = {(n, c) for n in transcript.rounds for c in transcript.header(n).failures}
+    assert failures - {(n, c) for n, c in failures if experiment.straggles(c, n)}, "nothing was withheld"
+    return folder
+
+
+def assert_same(one: RunFolder, other: RunFolder) -> None:
+    assert recorded(one) == recorded(other)
+    assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
+
+
+def test_a_resumed_run_goes_on_from_what_gates_keep(
+    whole: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    serial_run(many(tiny_config, rounds=3), tmp_path / "run")
+    assert_same(serial_run(many(tiny_config), tmp_path / "run", resume=True), whole)
+
+
+@pytest.mark.parametrize("clients", [4, 10])
+def test_clients_train_one_by_one_behind_a_gate(
+    clients: int, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+) -> None:
+    alone, together = (
+        serial_run(many(tiny_config, vectorise=vectorise, clients=clients, rounds=2), tmp_path / str(vectorise))
+        for vectorise in (False, True)
+    )
+    assert_same(alone, together)
+
+
+@pytest.mark.ray
+def test_gates_are_the_same_on_ray(whole: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    assert_same(serial_run(many(tiny_config, engine="ray", actors=2), tmp_path / "run"), whole)
+
+
+def test_under_secure_aggregation_who_is_silent_drops_out(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    table = {"groups": "all", "clip": 100.0, "threshold": 2}
+    config = gated(tiny_config, secure_aggregation=table, federation={"rounds": 1})
+    silent = odd_clients(config)
+    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    assert set(transcript.header(1).failures) == silent
+
+
+def test_the_loop_of_the_server_keeps_nothing_of_why() -> None:
+    """The words are made in one place."""
+    source = Path(strategies.app.__file__).read_text()
+    assert "straggler" not in source
