@@ -23,7 +23,7 @@ class Lavp(Measure):
     the scale of the loss. Steeper means that descent on the matching loss converges less well, so the paper takes
     a smaller value for more exposure.
 
-    `max` and `ang_max` are eigenvalues, by Lanczos iteration. **`min` and `ang_min` are not**: power iteration with
+    `max` and `ang_max` are eigenvalues, by Lanczos iteration. `min` and `ang_min` are not: power iteration with
     `steps` steps on lambda_max I - H approaches the smallest eigenvalue from above so slowly that what it gives depends
     on `steps`, about as 1 / steps where the true minimum is nearly 0, as it is wherever inputs have more numbers than
     the gradient tells apart. It is an average over small eigenvalues. Compare only values with the same number of

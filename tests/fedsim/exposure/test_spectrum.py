@@ -100,8 +100,8 @@ def test_of_each_example_it_is_the_part_of_the_hessian_that_is_its_own() -> None
 def test_what_power_iteration_leaves_of_the_minimum_falls_with_its_steps_and_stays_above() -> None:
     model, (inputs, labels) = small(), batch()
     lowest = exact(model, inputs, labels, "l2")[0].item()
-    left = [Lavp(steps=steps).of(model, LOSS, inputs, labels) for steps in (10, 100, 1000)]
-    assert left[0]["min"] > 3 * left[1]["min"] > 9 * left[2]["min"]
+    left = [Lavp(steps=steps).of(model, LOSS, inputs, labels) for steps in (10, 50, 250)]
+    assert left[0]["min"] > 2 * left[1]["min"] > 4 * left[2]["min"]
     assert left[2]["min"] > lowest
     for values in left:
         assert values["fusion"] == pytest.approx(math.sqrt(values["max"] * values["ang_min"]))
@@ -136,15 +136,14 @@ def test_the_exact_spectrum_is_told_in_a_few_numbers(distance: Distance) -> None
 @pytest.mark.parametrize("training", [None, UPDATE])
 def test_the_estimate_is_close_to_the_exact_spectrum(distance: Distance, training: LocalTraining | None) -> None:
     torch.manual_seed(0)
-    model, (inputs, labels) = LeNet().build(Task((1, 14, 14), 10)), batch(2, side=14)
-    true = exact(model, inputs, labels, distance, training=training)
-    whole, estimate = (
-        Spectrum(distance=distance, exact=size).of(model, LOSS, inputs, labels, training=training) for size in (392, 0)
-    )
-    assert estimate["max"] == pytest.approx(whole["max"], rel=1e-4)
-    assert estimate["effective_rank"] == pytest.approx(whole["effective_rank"], rel=0.1)
-    assert estimate["log_determinant"] == pytest.approx(whole["log_determinant"], abs=0.1)
-    assert true[int(0.86 * 392)] < estimate["q90"] < true[int(0.94 * 392)]
+    model, (inputs, labels) = LeNet().build(Task((1, 12, 12), 10)), batch(2, side=12)
+    true = exact(model, inputs, labels, distance, training=training).clamp_min(0)
+    shares = (true / true.sum()).clamp_min(1e-300)
+    estimate = Spectrum(distance=distance, exact=0).of(model, LOSS, inputs, labels, training=training)
+    assert estimate["max"] == pytest.approx(true[-1].item(), rel=1e-4)
+    assert estimate["effective_rank"] == pytest.approx((-(shares * shares.log()).sum()).exp().item(), rel=0.1)
+    assert estimate["log_determinant"] == pytest.approx((true + 1e-3 * true[-1]).log().mean().item(), abs=0.1)
+    assert true[int(0.86 * len(true))] < estimate["q90"] < true[int(0.94 * len(true))]
     assert math.isnan(estimate["q10"])
 
 
