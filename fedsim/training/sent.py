@@ -48,6 +48,8 @@ class Sent:
         training: how the client steps; None of a single gradient.
         varying: `example` places of those examples that are unknown, ascending; the others are held at their values.
         budget: bytes of memory that may be used at once.
+        weight: of these examples' gradient in what is sent, below 1 where other examples add `rest` to it.
+        rest: what examples that are not in `inputs` add, `number`; None where there are no others.
     """
 
     model: nn.Module
@@ -59,6 +61,8 @@ class Sent:
     training: LocalTraining | None
     varying: tuple[int, ...]
     budget: int = BUDGET
+    weight: float = 1.0
+    rest: Tensor | None = None
 
     @classmethod
     def of(
@@ -118,8 +122,21 @@ class Sent:
         )
 
     def alone(self, example: int) -> Sent:
-        """The same, with all but one example known."""
-        return replace(self, varying=(example,))
+        """The same, with all but one example known.
+
+        Where examples do not mix in a gradient, the others add a constant to it, and are not computed again.
+        """
+        if not self._is_a_sum:
+            return replace(self, varying=(example,))
+        one = replace(
+            self,
+            inputs=self.inputs[[example]],
+            labels=self.labels[[example]],
+            steps=(torch.arange(1),),
+            varying=(0,),
+            weight=1 / len(self.inputs),
+        )
+        return replace(one, rest=self.vector - one.vector)
 
     @property
     def unknown(self) -> Tensor:
@@ -143,7 +160,8 @@ class Sent:
         for index in self.steps:
             slopes = self._slopes(after, batch[index], self.labels[index], self.loss, slopes_of)
             if self.training is None:
-                return self._flat(slopes)
+                own = self.weight * self._flat(slopes)
+                return own if self.rest is None else self.rest + own
             after = self._stepped(before, after, slopes, momentum, self.training)
         assert self.training is not None
         rate = self.training.learning_rate
@@ -162,6 +180,8 @@ class Sent:
         Raises:
             ConfigError: not all examples vary, and an update is sent, to which none has a share of its own.
         """
+        if self.rest is not None:
+            return self.vector - self.rest
         if len(self.varying) == len(self.inputs):
             return self.vector
         if self.training is not None:
@@ -196,7 +216,13 @@ class Sent:
     def double(self) -> Sent:
         """The same in float64."""
         labels = self.labels.double() if self.labels.is_floating_point() else self.labels
-        return replace(self, model=deepcopy(self.model).double(), inputs=self.inputs.double(), labels=labels)
+        return replace(
+            self,
+            model=deepcopy(self.model).double(),
+            inputs=self.inputs.double(),
+            labels=labels,
+            rest=None if self.rest is None else self.rest.double(),
+        )
 
     def around(self, noises: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """What is sent where the unknown inputs are off by each of `noises` (`example ...`), in blocks.
@@ -249,6 +275,18 @@ class Sent:
             log.info("not vectorised, so one perturbed batch at a time: %s", error)
             return False
         return alike(one, self.vector)
+
+    @cached_property
+    def _is_a_sum(self) -> bool:
+        """Whether a gradient is sent to which each of several examples adds its own part, whatever the others are."""
+        if self.training is not None or self._draws or len(self.inputs) == 1 or self.rest is not None:
+            return False
+        with torch.no_grad():
+            try:
+                apart = torch.cat([self.model(example[None]) for example in self.inputs])
+            except ValueError:  # a layer that normalises by the batch has nothing to normalise one example by
+                return False
+            return torch.allclose(apart, self.model(self.inputs), rtol=1e-3, atol=1e-5)
 
     @cached_property
     def _weights(self) -> dict[str, Tensor]:
