@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,16 @@ from fedsim.defense import (
 )
 from fedsim.errors import ConfigError, FedsimError, PluginError, first_line
 from fedsim.experiments import secure_aggregation
-from fedsim.experiments.config import AttackFile, AttackTable, Config, MeasureTable, StrategyTable, TrainingTable, check
+from fedsim.experiments.config import (
+    AttackFile,
+    AttackTable,
+    Config,
+    MeasureTable,
+    PluginTable,
+    StrategyTable,
+    TrainingTable,
+    check,
+)
 from fedsim.experiments.federated_data import FederatedData
 from fedsim.experiments.states import read_state
 from fedsim.experiments.strategy_checks import LEAST, check_strategy, sends
@@ -52,8 +60,6 @@ from fedsim.training.model_state import load_state, state_of, statistics_of
 from fedsim.training.modes import trained
 from fedsim.training.sampling import batches_of_round
 from fedsim.training.settings import LocalTraining
-
-log = logging.getLogger(__name__)
 
 
 def data_folder() -> Path | None:
@@ -123,22 +129,25 @@ class Experiment:
     def _try_choosing(self) -> None:
         """Let defenses that choose examples choose among two, for a client must not say why one of them failed.
 
-        What a stranger's code raises besides sentences may be due to these two, and is left to clients.
+        As of measures, those of other packages are not tried.
 
         Raises:
             ConfigError: one does not apply to this task, model or training.
         """
-        if not any(overrides(defense, "on_data") for defense in self.defenses):
+        choosing = [
+            defense
+            for table, defense in zip(self.config.defense, self.defenses_of(0), strict=True)
+            if overrides(defense, "on_data") and _is_ours(table)
+        ]
+        if not choosing:
             return
         training, sample = self._trial
         local = LocalRound.of(self.filled(self.initial_state()), sample, training, self.dataset.task.loss)
-        for defense in self.defenses_of(0):
+        for defense in choosing:
             try:
                 kept_examples(defense, local, generator("check"), {})
             except FedsimError as error:
                 raise ConfigError(f"defense: {called(defense)}: {error}") from error
-            except (Exception, SystemExit) as error:
-                log.debug("%s failed on two examples", called(defense), exc_info=error)
 
     @property
     def _trial(self) -> tuple[LocalTraining, Share]:
@@ -446,6 +455,14 @@ class Experiment:
     def _of_clients(self) -> dict[Participation, list[Defense]]:
         """Defenses by what clients do, which is alike for many of them."""
         return {}
+
+
+def _is_ours(table: PluginTable) -> bool:
+    """Whether a defense, and the measure that it takes, if any, are fedsim's own."""
+    measure = table.settings.get("measure")
+    name = measure.get("name") if isinstance(measure, Mapping) else measure
+    named = [("defenses", table.name), *([("measures", name)] if isinstance(name, str) else [])]
+    return all(not is_object(one) and registry.is_own(group, one) for group, one in named)  # type: ignore[arg-type]
 
 
 def a_gauge(table: MeasureTable) -> Gauge:
