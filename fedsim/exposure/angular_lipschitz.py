@@ -44,5 +44,5 @@ class AngularLipschitz(OfNoises):
 
 def one_minus_cosine(some: Tensor, one: Tensor) -> Tensor:
     """1 - cos of each of `vector number` with `number`, accurate for small angles; NaN of a vector that is zero."""
-    chords: Tensor = some / some.norm(dim=1, keepdim=True) - one / one.norm()
-    return chords.square().sum(1) / 2
+    chords: Tensor = (some / some.norm(dim=1, keepdim=True)).sub_(one / one.norm()).norm(dim=1)
+    return chords.square() / 2

@@ -28,6 +28,8 @@ Slopes = Callable[[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]], di
 log = logging.getLogger("fedsim." + __name__)
 BUDGET = 1 << 29
 """Bytes of memory for what is computed at once, half a GiB."""
+_QUICKEST = 1 << 26
+"""Bytes beyond which small batches take longer at once than in parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +250,8 @@ class Sent:
 
     @property
     def at_once(self) -> int:
-        """How many perturbed batches the memory budget allows at once."""
-        return self.budget // self._bytes_of_one
+        """How many perturbed batches are made at once: as the memory budget allows, and no more than is quick."""
+        return min(self.budget, max(_QUICKEST, self._bytes_of_one)) // self._bytes_of_one
 
     def check_continuous(self) -> None:
         """Raise ConfigError where inputs cannot be changed a little."""
