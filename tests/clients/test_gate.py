@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from clients.defenses.gate import Gate
-from fedsim.defense import Memory, kept_examples
-from fedsim.errors import ConfigError
+from fedsim.defense import Defense, Memory, kept_examples
+from fedsim.errors import ConfigError, RunError
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
 from fedsim.measure import Meaning, Measure
@@ -59,6 +59,46 @@ def kept(gate: Gate, *brightness: float, memory: Memory | None = None) -> list[i
 
 def bright(**settings: Any) -> Gate:
     return Gate(measure={"name": f"{HERE}:Brightness"}, **settings)
+
+
+# The hook behind it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chooses(Defense):
+    """Gives what it was made with."""
+
+    given: Any = field(hash=False, default=None)
+    paper = Gate.paper
+
+    def on_data(self, local: LocalRound, *, rng: torch.Generator) -> Tensor:
+        return self.given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        [0, 1],
+        torch.ones(5, dtype=torch.bool),
+        torch.tensor([0.0, 1.0]),
+        torch.tensor([1, 0]),
+        torch.tensor([1, 1]),
+        torch.tensor([-1, 2]),
+        torch.tensor([3, 5]),
+        torch.tensor([[0, 1]]),
+    ],
+    ids=repr,
+)
+def test_what_is_no_choice_of_examples_is_refused(given: Any) -> None:
+    with pytest.raises(RunError, match=r"Chooses.on_data: expected ascending places of examples, int64 from 0 to 4"):
+        kept_examples(Chooses(given=given), a_round(1.0), generator(1))
+
+
+@pytest.mark.parametrize("given", [[], [4], [0, 3], [0, 1, 2, 3, 4]])
+def test_a_choice_of_examples_is_taken_as_it_is(given: list[int]) -> None:
+    chosen = torch.tensor(given, dtype=torch.int64)
+    assert kept_examples(Chooses(given=chosen), a_round(1.0), generator(1)).tolist() == given
 
 
 # Settings.

@@ -370,6 +370,14 @@ class SaysTooMuch(Halves):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChoosesByMask(Halves):
+    """Choose examples by a mask, where places are expected."""
+
+    def on_data(self, local: Any, *, rng: Any) -> Any:
+        return torch.rand(len(local.labels), generator=rng) < 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
 class Breaks(Defense):
     """Return another shape."""
 
@@ -472,6 +480,15 @@ class Mean(Measure):
         return {"high" if self.way == "text" else "mean": sent.unknown.mean()}
 
 
+class Peeks(Mean):
+    """It differentiates, though it says that it does not."""
+
+    black_box = True
+
+    def _of(self, sent: Any) -> Any:
+        return {"mean": sent.linear.pull(sent.vector).norm()}
+
+
 class Mute(Mean):
     """It does not say what its value means."""
 
@@ -552,6 +569,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (defenses.does_something, "defenses", Identity, {}, "it changes nothing"),
     (defenses.draws_from_its_generator, "defenses", NoisyDefense, {}, "torch's global generator"),
     (defenses.hooks_return_what_fits, "defenses", DividesByNorm, {}, "on_gradient makes NaN or infinite"),
+    (defenses.hooks_return_what_fits, "defenses", ChoosesByMask, {}, "expected ascending places of examples"),
     (defenses.hooks_return_what_fits, "defenses", Breaks, {}, "expected 'a' as a floating tensor of shape"),
     (defenses.memory_is_all_that_it_keeps, "defenses", KeepsElsewhere, {}, "so it keeps something elsewhere"),
     (
@@ -595,6 +613,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (attacks.refuses_before_any_work, "attacks", ChecksNothing, {}, "without input_shape it runs"),
     (defenses.sampling_is_poisson_or_none, "defenses", SamplesOddly, {}, "sampling returns a float"),
     (datasets.says_what_it_is, "datasets", Dots, {"licence": ""}, "its licence is empty"),
+    (measures.keeps_to_the_black_box, "measures", Peeks, {}, "it takes derivatives of the model by its inputs"),
     (measures.is_a_measure, "measures", Nothing, {}, "Nothing does not derive from fedsim.Measure"),
     (strategy_checks.says_what_clients_send, "strategies", Stuck, {}, "declares sends = 'postcards'"),
     (strategy_checks.aggregates_rounds, "strategies", Stuck, {}, "the model never changes"),
