@@ -137,8 +137,8 @@ def moments_of_run(
 
 def exposed(
     experiment: Experiment, moments: Iterable[Moment], gauges: Sequence[Gauge]
-) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each client at each moment."""
+) -> Iterator[Iterator[dict[str, Any]]]:
+    """The rows of each client at each moment, as they are computed."""
     loss = experiment.dataset.task.loss
     for moment in moments:
         where = {"round": moment.number, "state": moment.state}
@@ -146,7 +146,7 @@ def exposed(
             (share,) = experiment.shares([client], moment.number, moment.training)
             model = experiment.filled(moment.before(client))
             found = rows_of(gauges, model, share, moment.training, loss)
-            yield [{**where, "client": client, **row} for row in found]
+            yield ({**where, "client": client, **row} for row in found)
 
 
 def _named(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
 def exposed_to(
     folder: Path, experiment: Experiment, moments: Sequence[Moment], gauges: Sequence[Gauge]
 ) -> tuple[list[dict[str, Any]], list[Path]]:
-    """Measure clients at `moments`, into a table and pictures in `folder`; rows are there as soon as a client is done.
+    """Measure clients at `moments`, into a table and pictures in `folder`; rows are there as soon as a measure is done.
 
     Returns:
         The rows, and the pictures: of clients at each state, and where examples are images that were measured one by
@@ -59,15 +59,15 @@ def exposed_to(
         raise RunError(f"{folder}: cannot be written ({error.strerror}); make room or choose another --out") from error
 
 
-def _written(path: Path, parts: Iterable[Sequence[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Pass on the rows of `parts`, each part once it is in the file."""
+def _written(path: Path, parts: Iterable[Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Pass on the rows of `parts`, each once it is in the file."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()
-        for rows in parts:
-            writer.writerows(rows)
+        for row in chain.from_iterable(parts):
+            writer.writerow(row)
             file.flush()
-            yield from rows
+            yield row
 
 
 def _drawn(folder: Path, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
 from fedsim.experiments.exposing import all_that_apply
 from fedsim.experiments.run_folder import RunFolder, exposures
+from fedsim.exposure.jacobian_norm import JacobianNorm
 from fedsim.exposure.of_clients import COLUMNS
 from fedsim.reporting.exposure import Quantity, drawn, pictured, quantities
 
@@ -177,6 +179,18 @@ def test_rows_of_clients_that_are_done_are_kept(call: Call, tmp_path: Path, monk
     assert done.returncode == 1
     assert done.stderr.endswith("fedsim: no more memory\n")
     assert [row["client"] for row in rows(tmp_path / "runs" / "exposure-tiny")] == ["0"]
+
+
+def test_a_measure_that_is_done_is_kept_though_the_next_is_interrupted(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: JacobianNorm, sent: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JacobianNorm, "_of", interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        call("expose", "tiny.toml", "--measure", "gradient-norm", "--measure", "jacobian-norm")
+    assert [row["measure"] for row in rows(tmp_path / "runs" / "exposure-tiny")] == ["gradient-norm"]
 
 
 @pytest.mark.parametrize(
