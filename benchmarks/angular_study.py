@@ -1,12 +1,13 @@
 """Which states of a network leak most, and which measure foresees it: the study of the angular Lipschitz paper.
 
-BatchNorm modes x epochs of training x ResNet18, its doubled and quadrupled widths and ConvNet on CIFAR-100. Three
+BatchNorm modes x epochs of training x ResNet18, its doubled and quadrupled widths and ConvNet on CIFAR-100. Four
 stages; each keeps what is done and goes on from it. `--data-dir DIR` or FEDSIM_DATA has CIFAR-100 and the weights of
 LPIPS; `--folder` gets the networks. `--models`, `--epochs` and `--batches` choose a part.
 
     python benchmarks/angular_study.py train      # the four networks, each with its states
     python benchmarks/angular_study.py attack     # benchmarks/results/angular-quality.csv
     python benchmarks/angular_study.py measure    # benchmarks/results/angular-measures.csv
+    python benchmarks/angular_study.py floors     # prints what is reached without any gradient
 
 `python benchmarks/angular_tables.py` shows what was found.
 """
@@ -43,7 +44,6 @@ from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.gradient_norm import GradientNorm
 from fedsim.exposure.lipschitz import Lipschitz
 from fedsim.exposure.noises import OfNoises
-from fedsim.findings import Reconstruction
 from fedsim.knowledge import Knowledge
 from fedsim.measure import Meaning, Measure
 from fedsim.randomness import generator, one_thread
@@ -224,11 +224,11 @@ class Client:
             for name, key in (("distance", "l_sim"), ("objective", "objective"))
             for when, place in (("before", 0), ("after", -1))
         }
-        return self.scores(found) | drops
+        return self.scores(found.data) | drops
 
-    def scores(self, found: Reconstruction) -> dict[str, float]:
-        """Means over the images, each paired with a reconstruction of its own."""
-        claimed = metrics.paired(found.data, self.images)
+    def scores(self, claimed: Tensor) -> dict[str, float]:
+        """Means over the images, each paired with one of those claimed in [0, 1]."""
+        claimed = metrics.paired(claimed, self.images)
         perceived = metrics.lpips(claimed, self.images, Path(os.environ["FEDSIM_DATA"]) / "weights")
         if isinstance(perceived, str):
             raise SystemExit(f"LPIPS: {perceived}")
@@ -296,6 +296,17 @@ def measure(chosen: argparse.Namespace) -> None:
                 append(MEASURED, MEASURED_COLUMNS, [about | {"measure": m, "value": v} for m, v in found.items()])
 
 
+def floors(chosen: argparse.Namespace) -> None:
+    """What those score who have seen no gradient: the mean colour of the data, and noise."""
+    for batch in chosen.batches:
+        trained = Trained(chosen.models[0], chosen.folder)
+        client = Client(trained, "eval", trained.network(0, "eval"), *trained.batch(batch))
+        mean = torch.as_tensor(trained.experiment.dataset.moments[0]).reshape(-1, 1, 1).expand(client.images.shape)
+        noise = torch.rand(client.images.shape, generator=generator(SEED, "angular noise", batch))
+        for name, claimed in (("mean colour", mean), ("noise", noise)):
+            print(f"batch {batch}, {name}: {client.scores(claimed.contiguous())}", flush=True)
+
+
 def clients(chosen: argparse.Namespace) -> Iterator[tuple[tuple[str, int, str, int], Callable[[], Client]]]:
     """Each cell with what makes its client; one batch in all cells before the next."""
     trained = {name: Trained(name, chosen.folder) for name in chosen.models}
@@ -308,7 +319,7 @@ def clients(chosen: argparse.Namespace) -> Iterator[tuple[tuple[str, int, str, i
         print(f"batch {batch}, epoch {epoch}, {name}, {mode}: done", flush=True)
 
 
-STAGES = {"train": train, "attack": attack, "measure": measure}
+STAGES = {"train": train, "attack": attack, "measure": measure, "floors": floors}
 
 
 def main() -> None:

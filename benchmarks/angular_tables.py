@@ -23,14 +23,14 @@ MARKERS = dict(zip(MODELS, "os^x", strict=True))
 RESNETS = [name for name in MODELS if name.startswith("resnet")]
 RESAMPLED = 1000
 MEASURES = {
-    "gradient-norm.norm": "|g|",
+    "gradient-norm.norm": "‖g‖",
     "lipschitz.max": "L̃",
     "lipschitz.q99": "L̃, 99 % quantile",
     "angular-lipschitz.max": "L^cos",
     "angular-lipschitz.q99": "L^cos, 99 % quantile",
     "expected-error.error": "`expected-error`",
 }
-PICTURED = {"gradient-norm.norm": "|g|", "lipschitz.max": r"$\tilde{L}$", "angular-lipschitz.max": r"$L^{\cos}$"}
+PICTURED = {"gradient-norm.norm": r"$\|g\|$", "lipschitz.max": r"$\tilde{L}$", "angular-lipschitz.max": r"$L^{\cos}$"}
 OUTCOMES = ("loss drop", "objective drop", "lpips", "mse")
 TABLE_1: Mapping[str, Mapping[int, tuple[str, str, str]]] = {
     "eval": {
@@ -76,7 +76,7 @@ def points() -> pd.DataFrame:
         quality[before] - quality[after] for before, after in zip(DROPS[::2], DROPS[1::2], strict=True)
     )
     measured = pd.read_csv(MEASURED).pivot_table(index=list(CELL), columns="measure", values="value")
-    return quality.join(measured, how="inner").reset_index()
+    return quality.join(measured.reindex(columns=list(MEASURES)), how="inner").reset_index()
 
 
 def table_1(found: pd.DataFrame) -> list[str]:
@@ -136,9 +136,9 @@ def groups(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def correlations(found: pd.DataFrame) -> list[str]:
     """Spearman's of each measure with each outcome, and its 95 % interval."""
-    lines = [f"| | measure | {' | '.join(OUTCOMES)} |", "|---" * (2 + len(OUTCOMES)) + "|"]
+    lines = [f"| | points | measure | {' | '.join(OUTCOMES)} |", "|---" * (3 + len(OUTCOMES)) + "|"]
     for group, rows in groups(found).items():
-        for measure, named in MEASURES.items():
+        for measure, named in taken(rows).items():
             cells = []
             for outcome in OUTCOMES:
                 drawn = resampled(rows, measure, outcome)
@@ -146,19 +146,25 @@ def correlations(found: pd.DataFrame) -> list[str]:
                 is_theirs = (measure, outcome) == ("lipschitz.max", "loss drop") and group in FIGURE_6
                 theirs = f"; paper {FIGURE_6[group]:+.2f}" if is_theirs else ""
                 cells.append(f"{drawn[0]:+.2f} ({low:+.2f} to {high:+.2f}){theirs}")
-            lines.append(f"| {group}, {len(rows)} | {named} | {' | '.join(cells)} |")
+            lines.append(f"| {group} | {rows[measure].count()} | {named} | {' | '.join(cells)} |")
     return lines
+
+
+def taken(rows: pd.DataFrame) -> dict[str, str]:
+    """The measures that have values."""
+    return {measure: named for measure, named in MEASURES.items() if rows[measure].notna().any()}
 
 
 def against_norm(found: pd.DataFrame) -> list[str]:
     """By how much each measure's correlation is stronger than that of the norm."""
     lines = [f"| stronger than the norm's by | measure | {' | '.join(OUTCOMES)} |", "|---" * (2 + len(OUTCOMES)) + "|"]
     for group, rows in groups(found).items():
-        norm, *others = MEASURES
+        norm, *others = taken(rows)
         for measure in others:
             cells = []
             for outcome in OUTCOMES:
-                mine, its = (np.abs(resampled(rows, one, outcome)) for one in (measure, norm))
+                both = rows.dropna(subset=[measure])
+                mine, its = (np.abs(resampled(both, one, outcome)) for one in (measure, norm))
                 more = mine - its
                 cells.append("{:+.2f} ({:+.2f} to {:+.2f})".format(more[0], *np.nanquantile(more[1:], (0.025, 0.975))))
             lines.append(f"| {group} | {MEASURES[measure]} | {' | '.join(cells)} |")
@@ -184,8 +190,9 @@ def spearman(some: Numbers, others: Numbers) -> float:
 
 
 def spread(values: pd.Series, digits: int) -> str:
-    """Mean and standard deviation over batches."""
-    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
+    """Mean and standard deviation over batches, where there are several."""
+    deviation = f" ± {values.std():.{digits}f}" if len(values) > 1 else ""
+    return f"{values.mean():.{digits}f}{deviation}"
 
 
 def draw_states(found: pd.DataFrame) -> None:
@@ -204,7 +211,7 @@ def draw_states(found: pd.DataFrame) -> None:
     for axis in (axes[0], axes[1], axes[3]):
         axis.set_xlabel("epochs of training")
     axes[0].legend(fontsize=7)
-    axes[3].legend(handles=network_marks(), fontsize=6)
+    axes[3].legend(handles=network_marks(), fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     save(figure, "angular-states.svg")
 
 
@@ -240,7 +247,10 @@ def draw_measures(found: pd.DataFrame) -> None:
         for axis, measure in zip(line, PICTURED, strict=True):
             scatter(axis, parts[group], measure, "lpips", group)
             axis.set(xlabel=PICTURED[measure], ylabel="LPIPS", xscale="log")
-    axes[0][0].legend(handles=[*network_marks(), *mode_marks()], fontsize=6)
+    for axis in axes.flat:
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_minor_formatter(mpl.ticker.NullFormatter())
+    axes[0][2].legend(handles=[*network_marks(), *mode_marks()], fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     save(figure, "angular-measures.svg")
 
 
