@@ -343,11 +343,14 @@ def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Itera
     for why, clients in reasons.items():
         log.warning("round %d, %s: %s", number, _clients(clients), why)
         example = f"client {clients[-1]}: {why}"
-    if len(failed) == count and (number == 1 or reasons.keys() != {silence(number)}):
-        raise RunError(
-            f"round {number}: all {count} clients failed ({example}); "
-            "the rounds before it are kept, mend the cause and resume the run"
+    silent = reasons.keys() == {silence(number)}
+    if len(failed) == count and (number == 1 or not silent):
+        remedy = (
+            "lower straggler_probability, or loosen the limits by which clients choose silence, and begin again"
+            if silent
+            else "the rounds before it are kept, mend the cause and resume the run"
         )
+        raise RunError(f"round {number}: all {count} clients failed ({example}); {remedy}")
 
 
 def _clients(numbers: list[int]) -> str:
