@@ -34,7 +34,7 @@ class Spectrum(Measure):
 
     Inputs with at most `exact` numbers have their whole Hessian made, by one product for each number. Of larger ones
     the density of eigenvalues is estimated by Lanczos quadrature with `probes` times `steps` products. It tells large
-    eigenvalues, and sums over the spectrum up to the noise of probes; `floor` has to be well above 1 / steps^2. A
+    eigenvalues, and sums over the spectrum up to the noise of probes; `floor` should be above 1 / steps^2. A
     quantile is good to a place in the order rather than to digits, and is undefined (NaN) where it falls on the lowest
     point of the estimate, as low quantiles of many pixels do: `steps` are too few to tell it from 0.
 
