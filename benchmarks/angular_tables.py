@@ -21,7 +21,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 COLOURS = {"eval": "#D55E00", "train": "#0072B2"}
 MARKERS = dict(zip(MODELS, "os^x", strict=True))
 RESNETS = [name for name in MODELS if name.startswith("resnet")]
-RESAMPLED = 1000
+RESAMPLED, LEAST = 1000, 3
 MEASURES = {
     "gradient-norm.norm": "‖g‖",
     "lipschitz.max": "L̃",
@@ -31,7 +31,7 @@ MEASURES = {
     "expected-error.error": "`expected-error`",
 }
 PICTURED = {"gradient-norm.norm": r"$\|g\|$", "lipschitz.max": r"$\tilde{L}$", "angular-lipschitz.max": r"$L^{\cos}$"}
-OUTCOMES = ("loss drop", "objective drop", "lpips", "mse")
+OUTCOMES = {"loss drop": "loss drop", "objective drop": "drop of the whole objective", "lpips": "LPIPS", "mse": "MSE"}
 TABLE_1: Mapping[str, Mapping[int, tuple[str, str, str]]] = {
     "eval": {
         0: (".85 ± .20", "12.9 ± 1.2", ".123 ± .023"),
@@ -70,13 +70,13 @@ def main() -> None:
 
 
 def points() -> pd.DataFrame:
-    """A row for each batch of each network, epoch and mode that was attacked and measured."""
+    """A row for each batch of each network, epoch and mode that was attacked; NaN where it was not measured."""
     quality = pd.read_csv(QUALITY).set_index(list(CELL))
     quality["loss drop"], quality["objective drop"] = (
         quality[before] - quality[after] for before, after in zip(DROPS[::2], DROPS[1::2], strict=True)
     )
     measured = pd.read_csv(MEASURED).pivot_table(index=list(CELL), columns="measure", values="value")
-    return quality.join(measured.reindex(columns=list(MEASURES)), how="inner").reset_index()
+    return quality.join(measured.reindex(columns=list(MEASURES))).reset_index()
 
 
 def table_1(found: pd.DataFrame) -> list[str]:
@@ -95,8 +95,8 @@ def table_1(found: pd.DataFrame) -> list[str]:
 
 def all_states(found: pd.DataFrame) -> list[str]:
     """Means over batches of what each state of each network gives in each mode."""
-    formats = dict.fromkeys((*SCORES, "loss drop"), ".3f") | {"psnr": ".1f"} | dict.fromkeys(MEASURES, ".3g")
-    heads = ["MSE", "of pixels", "PSNR", "LPIPS", "loss drop", *MEASURES.values()]
+    formats = dict.fromkeys((*SCORES, "loss drop"), ".3f") | {"psnr": ".1f"} | dict.fromkeys(taken(found), ".3g")
+    heads = ["MSE", "of pixels", "PSNR", "LPIPS", "loss drop", *taken(found).values()]
     lines = [f"| network | mode | epoch | {' | '.join(heads)} |", "|---" * (3 + len(heads)) + "|"]
     for (model, mode, epoch), rows in found.groupby(["model", "mode", "epoch"]):
         cells = (f"{rows[name].mean():{how}}" for name, how in formats.items())
@@ -135,8 +135,8 @@ def groups(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def correlations(found: pd.DataFrame) -> list[str]:
-    """Spearman's of each measure with each outcome, and its 95 % interval."""
-    lines = [f"| | points | measure | {' | '.join(OUTCOMES)} |", "|---" * (3 + len(OUTCOMES)) + "|"]
+    """Spearman's of each measure with each outcome within a batch, averaged, and its 95 % interval."""
+    lines = [f"| | points | measure | {' | '.join(OUTCOMES.values())} |", "|---" * (3 + len(OUTCOMES)) + "|"]
     for group, rows in groups(found).items():
         for measure, named in taken(rows).items():
             cells = []
@@ -157,9 +157,12 @@ def taken(rows: pd.DataFrame) -> dict[str, str]:
 
 def against_norm(found: pd.DataFrame) -> list[str]:
     """By how much each measure's correlation is stronger than that of the norm."""
-    lines = [f"| stronger than the norm's by | measure | {' | '.join(OUTCOMES)} |", "|---" * (2 + len(OUTCOMES)) + "|"]
+    lines = [
+        f"| stronger than the norm's by | measure | {' | '.join(OUTCOMES.values())} |",
+        "|---" * (2 + len(OUTCOMES)) + "|",
+    ]
     for group, rows in groups(found).items():
-        norm, *others = taken(rows)
+        norm, *others = PICTURED
         for measure in others:
             cells = []
             for outcome in OUTCOMES:
@@ -172,18 +175,24 @@ def against_norm(found: pd.DataFrame) -> list[str]:
 
 
 def resampled(rows: pd.DataFrame, measure: str, outcome: str) -> Numbers:
-    """Spearman's of all points, then of points drawn anew: whole states, for their batches are much alike."""
-    states = [index.to_numpy() for index in rows.reset_index().groupby(list(CELL[:3])).groups.values()]
-    random = np.random.default_rng(SEED)
-    chosen = (random.integers(len(states), size=len(states)) for _ in range(RESAMPLED))
-    places = [np.concatenate(states), *(np.concatenate([states[one] for one in drawn]) for drawn in chosen)]
-    some, others = rows[measure].to_numpy(), rows[outcome].to_numpy()
-    return np.array([spearman(some[index], others[index]) for index in places])
+    """The correlation over all states, then over states drawn anew."""
+    grid = rows.pivot(index=list(CELL[:3]), columns="batch", values=[measure, outcome])
+    some, others = grid[measure].to_numpy(), grid[outcome].to_numpy()
+    drawn = np.random.default_rng(SEED).integers(len(grid), size=(RESAMPLED, len(grid)))
+    return np.array([within(some[states], others[states]) for states in (np.arange(len(grid)), *drawn)])
+
+
+def within(some: Numbers, others: Numbers) -> float:
+    """Spearman's over the states of `state batch` within each batch, averaged: four images differ more than states."""
+    found = np.array([spearman(*pair) for pair in zip(some.T, others.T, strict=True)])
+    return float(found[np.isfinite(found)].mean()) if np.isfinite(found).any() else float("nan")
 
 
 def spearman(some: Numbers, others: Numbers) -> float:
-    """Of points where both are numbers."""
+    """Of points where both are numbers; NaN of fewer than three, or where one is always the same."""
     there = np.isfinite(some) & np.isfinite(others)
+    if there.sum() < LEAST:
+        return float("nan")
     first, second = (rank - rank.mean() for rank in (rankdata(some[there]), rankdata(others[there])))
     size = np.sqrt((first**2).sum() * (second**2).sum())
     return float((first * second).sum() / size) if size else float("nan")
@@ -255,10 +264,10 @@ def draw_measures(found: pd.DataFrame) -> None:
 
 
 def scatter(axis: plt.Axes, rows: pd.DataFrame, across: str, up: str, group: str) -> None:
-    """Points, with their correlation in the title."""
+    """Points, with their correlation within a batch in the title."""
     for (model, mode), some in rows.groupby(["model", "mode"]):
         axis.scatter(some[across], some[up], s=12, color=COLOURS[str(mode)], marker=MARKERS[str(model)], linewidths=0.8)
-    axis.set_title(f"{group}, $r_s$ = {spearman(rows[across].to_numpy(), rows[up].to_numpy()):+.2f}", fontsize=9)
+    axis.set_title(f"{group}, $r_s$ = {resampled(rows, across, up)[0]:+.2f}", fontsize=9)
 
 
 def mode_marks() -> Iterator[mpl.lines.Line2D]:
