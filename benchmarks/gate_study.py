@@ -304,23 +304,25 @@ def write(path: Path, rows: Sequence[Row]) -> None:
 def table(rows: Sequence[Row]) -> str:
     """What each gate leaks, and how much less that is than at random, with 95 % intervals over clients and seeds."""
     lines = [
-        "| action | measure | strength | closed | accuracy, gate (random) | SME, gate (random) | difference | "
-        "IG, gate (random) | difference |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| action | measure | strength | clients | closed | accuracy (random) | SME (random) | difference | "
+        "IG (random) | difference |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     plain = [row for row in rows if row["arm"] == "none"]
     sme, ig = (np.mean([float(row["leak"]) for row in plain if row["attack"] == name]) for name in ("sme", "ig"))
-    lines.append(f"| none | | | 0 | {_mean(plain, 'accuracy'):.3f} | {sme:.2f} | | {ig:.2f} | |")
+    lines.append(f"| none | | | {len(plain) // 2} | 0 | {_mean(plain, 'accuracy'):.3f} | {sme:.2f} | | {ig:.2f} | |")
     for action in ACTIONS:
         for measure in MEASURES:
             for strength in STRENGTHS:
                 same = [row for row in rows if row["action"] == action and row["strength"] == str(strength)]
                 gate = [row for row in same if row["arm"] == "gate" and row["measure"] == measure]
                 twin = [row for row in same if row["arm"] == "random" and row["measure"] in ("", measure)]
-                if gate and twin:
+                seeds = {row["seed"] for row in gate} & {row["seed"] for row in twin}
+                gate, twin = ([row for row in rows if row["seed"] in seeds] for rows in (gate, twin))
+                if seeds:
                     told = " | ".join(_compared(gate, twin, attack) for attack in ("sme", "ig"))
                     lines.append(
-                        f"| {action} | {measure} | {strength} | {_mean(gate, 'closed'):.2f} | "
+                        f"| {action} | {measure} | {strength} | {len(seeds) * CLIENTS} | {_mean(gate, 'closed'):.2f} | "
                         f"{_mean(gate, 'accuracy'):.3f} ({_mean(twin, 'accuracy'):.3f}) | {told} |"
                     )
     return "\n".join(lines)
