@@ -142,10 +142,9 @@ def correlations(found: pd.DataFrame) -> list[str]:
             cells = []
             for outcome in OUTCOMES:
                 drawn = resampled(rows, measure, outcome)
-                low, high = np.nanquantile(drawn[1:], (0.025, 0.975))
                 is_theirs = (measure, outcome) == ("lipschitz.max", "loss drop") and group in FIGURE_6
                 theirs = f"; paper {FIGURE_6[group]:+.2f}" if is_theirs else ""
-                cells.append(f"{drawn[0]:+.2f} ({low:+.2f} to {high:+.2f}){theirs}")
+                cells.append(interval(drawn) + theirs)
             lines.append(f"| {group} | {rows[measure].count()} | {named} | {' | '.join(cells)} |")
     return lines
 
@@ -169,7 +168,7 @@ def against_norm(found: pd.DataFrame) -> list[str]:
                 both = rows.dropna(subset=[measure])
                 mine, its = (np.abs(resampled(both, one, outcome)) for one in (measure, norm))
                 more = mine - its
-                cells.append("{:+.2f} ({:+.2f} to {:+.2f})".format(more[0], *np.nanquantile(more[1:], (0.025, 0.975))))
+                cells.append(interval(more))
             lines.append(f"| {group} | {MEASURES[measure]} | {' | '.join(cells)} |")
     return lines
 
@@ -180,6 +179,13 @@ def resampled(rows: pd.DataFrame, measure: str, outcome: str) -> Numbers:
     some, others = grid[measure].to_numpy(), grid[outcome].to_numpy()
     drawn = np.random.default_rng(SEED).integers(len(grid), size=(RESAMPLED, len(grid)))
     return np.array([within(some[states], others[states]) for states in (np.arange(len(grid)), *drawn)])
+
+
+def interval(drawn: Numbers) -> str:
+    """The first value, and where 95 % of the others are."""
+    if np.isnan(drawn[0]):
+        return "none: always the same"
+    return "{:+.2f} ({:+.2f} to {:+.2f})".format(drawn[0], *np.nanquantile(drawn[1:], (0.025, 0.975)))
 
 
 def within(some: Numbers, others: Numbers) -> float:
