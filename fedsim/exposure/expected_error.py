@@ -14,6 +14,9 @@ from fedsim.exposure.lanczos import lanczos
 from fedsim.measure import Meaning, Measure
 from fedsim.training.sent import Sent
 
+_BLIND = 1e-6
+"""Curvature along a line, beside the largest one, that is no more than rounding."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedError(Measure):
@@ -27,7 +30,9 @@ class ExpectedError(Measure):
 
     Where LAVP reads two ends of the spectrum, this weighs every eigenvalue by how much of the example lies along its
     eigenvector. `steps` of Lanczos iteration from x* - c give that by Gauss quadrature, without any eigenvector. Both
-    are undefined where the example is c itself.
+    are undefined where the example is c itself. It is refused where what is sent does not change at all along the line
+    from c to x*, as with BatchNorm that normalises a whole batch by its own statistics and so undoes any scaling: the
+    step is then blind, whatever an attacker from elsewhere sees. Single examples of such a batch can be measured.
 
     Args:
         distance: by which the attacker matches gradients.
@@ -53,6 +58,12 @@ class ExpectedError(Measure):
             return dict.fromkeys(self.quantities, float("nan"))
         hessian = Hessian(sent, self.distance)
         eigenvalues, weights = lanczos(hessian, apart, self.steps)
+        if hessian.largest and weights @ eigenvalues <= _BLIND * hessian.largest:
+            raise ConfigError(
+                "measure: what is sent does not change along the line from the mean of the data to these examples, as "
+                "where a layer normalises by the batch, so that a step from there tells nothing; set "
+                "training.batch_norm = 'eval', measure single examples, or use another measure"
+            )
         damping = self.damping * hessian.largest
         left = damping / (eigenvalues + damping) if damping else eigenvalues.new_ones(len(eigenvalues))
         share = (weights * left.square()).sum()

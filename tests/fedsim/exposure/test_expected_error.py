@@ -68,6 +68,18 @@ class Masked(nn.Module):
         return inputs * mask
 
 
+def test_a_batch_whose_scale_is_normalised_away_is_refused_and_its_examples_are_not() -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4, eps=1e-12), nn.Tanh(), nn.Flatten(), nn.Linear(64, 5)
+    model = nn.Sequential(*layers)
+    _, inputs, labels = small()
+    with pytest.raises(ConfigError, match="does not change along the line from the mean"):
+        ExpectedError().of(model, LOSS, inputs.float(), labels)
+    each = ExpectedError().of_each(model, LOSS, inputs.float(), labels)["share"]
+    assert bool(((each > 0) & (each < 1)).all())
+    assert 0 < ExpectedError().of(model.eval(), LOSS, inputs.float(), labels)["share"] < 1
+
+
 def test_it_is_undefined_where_the_example_is_the_mean() -> None:
     model, inputs, labels = small()
     assert math.isnan(ExpectedError().of(model, LOSS, torch.zeros_like(inputs), labels)["share"])
