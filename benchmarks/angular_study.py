@@ -290,7 +290,8 @@ def measure(chosen: argparse.Namespace) -> None:
     done = {(*(row[name] for name in CELL), row["measure"].split(".")[0]) for row in read(MEASURED)}
     for label in MEASURES:
         for key, client in clients(chosen):
-            if (*map(str, key), label or "lipschitz") not in done:
+            blind = label == "expected-error" and client().mode == "train"  # which it refuses
+            if (*map(str, key), label or "lipschitz") not in done and not blind:
                 found = short(client().measured(label))
                 about = dict(zip(CELL, key, strict=True))
                 append(MEASURED, MEASURED_COLUMNS, [about | {"measure": m, "value": v} for m, v in found.items()])
