@@ -356,6 +356,10 @@ def ladders(panels: Sequence[Ladder]) -> bytes:
         axes.plot(panel.values, range(len(panel.values)), "o", color=_OKABE_ITO[0], markersize=4)
         if min(panel.values) > 0 and max(panel.values) >= 100 * min(panel.values):
             axes.set_xscale("log")
+        else:
+            axes.locator_params(axis="x", nbins=5)
+            axes.ticklabel_format(axis="x", scilimits=(-3, 4))
+            axes.xaxis.get_offset_text().set_fontsize(7.5)
         axes.set_yticks(range(len(panel.names)), panel.names)
         axes.set_ylim(len(panel.values) - 0.5, -0.5)
         axes.set_title(panel.title, fontsize=8.5, color=_INK)
