@@ -31,6 +31,10 @@ OURS = {
     "lavp.fusion": "sqrt(max ang_min)",
 }
 """What LAVP calls the measures that it has, too."""
+ENERGY = "distance from the mean, no gradient"
+"""What expected-error says where the gradient tells nothing: the mean square of the inputs."""
+FEWEST = 20
+"""Images of a network from which on a correlation says something."""
 PICTURED = (*OURS, "expected-error-l2.error", "expected-error-cosine.error")
 PUBLISHED: Mapping[tuple[str, str], Mapping[str, tuple[float, float, float, float]]] = {
     ("cifar10", "l2"): {
@@ -97,6 +101,10 @@ def measures() -> Mapping[tuple[str, str, str], ByImage]:
     found: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
     for row in read(MEASURED):
         keep(found[row["data"], row["model"], row["measure"]], row["image"], row["value"])
+    for (data, model, measure), errors in list(found.items()):
+        if measure == "expected-error-cosine.error":
+            shares = found[data, model, "expected-error-cosine.share"]
+            found[data, model, ENERGY] = {image: error / shares[image] for image, error in errors.items()}
     return found
 
 
@@ -118,7 +126,8 @@ def table(
         sampled = [
             model
             for model in MODELS
-            if set(measured.get((data, model, measure), ())) & set(quality.get((data, model, distance, SCORES[0]), ()))
+            if len(measured.get((data, model, measure), {}).keys() & quality[data, model, distance, SCORES[0]])
+            >= FEWEST
         ]
         if not sampled:
             told.append(f"| `{measure}`, no values |{' – |' * len(SCORES)}")
