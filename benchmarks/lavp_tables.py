@@ -130,7 +130,6 @@ def table(
             >= FEWEST
         ]
         if not sampled:
-            told.append(f"| `{measure}`, no values |{' – |' * len(SCORES)}")
             continue
         published, cells = PUBLISHED[data, distance].get(OURS.get(measure, "")), []
         for place, score in enumerate(SCORES):
