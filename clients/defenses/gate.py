@@ -217,8 +217,8 @@ class Gate(Defense):
         if self.fraction is not None and not 0 <= self.fraction < 1:
             raise ConfigError(f"fraction: expected a share of at least 0, below 1, got {self.fraction}")
         for name in ("above", "below"):
-            if limits[name] is not None and math.isnan(limits[name]):
-                raise ConfigError(f"{name}: expected a number, got nan")
+            if limits[name] is not None and not math.isfinite(limits[name]):
+                raise ConfigError(f"{name}: expected a finite number, got {limits[name]}")
 
     def _check_measure(self) -> None:
         measure, known = self._named, self._gauge.quantities

@@ -136,7 +136,7 @@ def test_what_cannot_be_carried_is_refused_and_the_former_memory_stays(name: Any
 
     with pytest.raises(RunError) as error:
         keep()
-    assert str(error.value).startswith("Counts.on_update: ")
+    assert str(error.value).startswith("Counts: ")
     assert expected in str(error.value)
     assert state.array_records["0"]["a"].numpy().tolist() == [1, 1]
 

@@ -127,7 +127,7 @@ def test_a_choice_of_examples_is_taken_as_it_is(given: list[int]) -> None:
         ({"quantile": 1.0}, "quantile: expected a share above 0, below 1, got 1.0"),
         ({"fraction": 0.5}, "fraction: counts examples, which action 'withhold' does not choose"),
         ({"fraction": 1.0, "action": "drop-examples"}, "fraction: expected a share of at least 0, below 1, got 1.0"),
-        ({"above": float("nan")}, "above: expected a number, got nan"),
+        ({"above": float("nan")}, "above: expected a finite number, got nan"),
         ({"above": 1.0, "memory": 0}, "memory: expected at least 1 MiB, got 0"),
     ],
 )

@@ -25,6 +25,7 @@ from fedsim.engines.arrays import Held
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import RunError
+from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.recording.transcript import Transcript
@@ -265,15 +266,15 @@ def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
 def test_who_diverges_in_a_group_fails_alone_and_with_the_loops_sentence(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares = clients.app._shares
+    shares = Experiment.shares
 
-    def huge(experiment: Any, message: Any, several: Any, *more: Any) -> Any:
-        made = dict(zip(several, shares(experiment, message, several, *more), strict=True))
+    def huge(experiment: Any, several: Any, *more: Any) -> Any:
+        made = dict(zip(several, shares(experiment, several, *more), strict=True))
         if 2 in made:
             made[2] = replace(made[2], inputs=made[2].inputs * torch.inf)
         return list(made.values())
 
-    monkeypatch.setattr(clients.app, "_shares", huge)
+    monkeypatch.setattr(Experiment, "shares", huge)
     vectorised, loop = both(tiny_config, serial_run, tmp_path, federation={"clients": 6, "rounds": 2})
     assert farthest(vectorised, loop) < TOLERANCE
     assert {frozenset(failed) for failed in failures(vectorised).values()} == {frozenset({2})}

@@ -26,6 +26,7 @@ NEEDED = {
     "qfedavg": {"client_learning_rate": 0.1},
     "fedsgd": {"learning_rate": 0.1},
     "dp-sgd": {"noise_multiplier": 1.0},
+    "gate": {"measure": "gradient-norm", "above": 1.0},
 }
 
 

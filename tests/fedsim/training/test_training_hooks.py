@@ -150,14 +150,14 @@ def equal(left: State, right: State) -> bool:
 
 @given(rate=st.floats(0.02, 1), count=st.integers(1, 40), seed=st.integers(0, 99))
 def test_each_example_is_drawn_at_the_rate_that_was_asked_for(rate: float, count: int, seed: int) -> None:
-    """Within 5.5 standard deviations, which a right rate leaves once in 26 million draws."""
+    """Within what Bernstein's inequality allows a right rate but for once in three million draws."""
     steps = 200
     drawn = torch.zeros(count)
     for index in poisson_batches(count, rate, steps, generator("poisson", seed)):
         assert torch.equal(index, index.unique())
         drawn[index] += 1
     deviation = math.sqrt(steps * rate * (1 - rate) * count)
-    assert abs(drawn.sum().item() - steps * count * rate) <= 5.5 * deviation
+    assert abs(drawn.sum().item() - steps * count * rate) <= 5.5 * deviation + 10
 
 
 def test_examples_are_drawn_independently_of_each_other_and_of_the_step() -> None:
