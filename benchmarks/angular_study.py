@@ -15,7 +15,6 @@ LPIPS; `--folder` gets the networks. `--models`, `--epochs` and `--batches` choo
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lavp_study import RESULTS, append, read, short
+from lavp_study import RESULTS, append, begun, read, short
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -327,19 +326,12 @@ def main() -> None:
     """Do one stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=STAGES)
-    parser.add_argument("--data-dir", type=Path, default=os.environ.get("FEDSIM_DATA"))
     parser.add_argument("--folder", type=Path, default=Path("runs/angular"), help="of the weights")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--epochs", nargs="*", type=int, default=list(EPOCHS), choices=EPOCHS)
     parser.add_argument("--batches", nargs="*", type=int, default=list(range(BATCHES)), help="numbers of batches")
-    chosen = parser.parse_args()
-    if chosen.data_dir is None:
-        parser.error("name the data folder by --data-dir or FEDSIM_DATA")
-    os.environ["FEDSIM_DATA"] = str(chosen.data_dir)
-    torch.set_num_threads(1)
-    logging.basicConfig(format="%(asctime)s %(message)s")
     # The attack warns that returned statistics are not the running ones, which is what they are meant to be.
-    logging.getLogger("fedsim").setLevel(logging.INFO if chosen.stage == "train" else logging.ERROR)
+    chosen = begun(parser, "%(asctime)s %(message)s")
     STAGES[chosen.stage](chosen)
 
 

@@ -294,24 +294,30 @@ def append(path: Path, columns: Sequence[str], rows: Iterator[dict[str, Any]] | 
 STAGES = {"train": train, "tune": tune, "attack": attack, "measure": measure}
 
 
-def main() -> None:
-    """Do one stage."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=STAGES)
+def begun(parser: argparse.ArgumentParser, form: str) -> argparse.Namespace:
+    """What was chosen on the command line, `--data-dir` too; one thread, and a log in `form` of training alone."""
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("FEDSIM_DATA"))
-    parser.add_argument("--folder", type=Path, default=Path("runs/lavp"), help="of the weights")
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--data", nargs="*", default=list(DATA), choices=DATA)
-    parser.add_argument("--images", type=int, default=IMAGES, help="how many of the images, the first ones")
-    parser.add_argument("--measures", nargs="*", default=list(MEASURES), choices=MEASURES, metavar="LABEL")
     chosen = parser.parse_args()
     if chosen.data_dir is None:
         parser.error("name the data folder by --data-dir or FEDSIM_DATA")
     os.environ["FEDSIM_DATA"] = str(chosen.data_dir)
     torch.set_num_threads(1)
-    logging.basicConfig(format="%(message)s")
-    # The attack warns of dropout layers for each image; here the client trains in evaluation mode.
+    logging.basicConfig(format=form)
     logging.getLogger("fedsim").setLevel(logging.INFO if chosen.stage == "train" else logging.ERROR)
+    return chosen
+
+
+def main() -> None:
+    """Do one stage."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--folder", type=Path, default=Path("runs/lavp"), help="of the weights")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--data", nargs="*", default=list(DATA), choices=DATA)
+    parser.add_argument("--images", type=int, default=IMAGES, help="how many of the images, the first ones")
+    parser.add_argument("--measures", nargs="*", default=list(MEASURES), choices=MEASURES, metavar="LABEL")
+    # The attack warns of dropout layers for each image; here the client trains in evaluation mode.
+    chosen = begun(parser, "%(message)s")
     STAGES[chosen.stage]([Cell(data, name, chosen.folder) for data in chosen.data for name in chosen.models], chosen)
 
 

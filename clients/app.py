@@ -66,11 +66,11 @@ def train(message: Message, context: Context) -> Message:
     client = int(context.node_config["partition-id"])
     if experiment.straggles(client, number := _round(message)):
         return silent(message, number)
-    model, device = _placed(experiment)
+    (model, device), before = _placed(experiment), _state(message)
     settings = LocalTraining.told(message.content["config"])
     (whole,) = experiment.shares([client], number, settings)
-    measured(experiment, _state(message), number, whole, settings, context.state)
-    share = taking_part(experiment, _state(message), number, client, whole, settings, context.state)
+    measured(experiment, before, number, whole, settings, context.state)
+    share = taking_part(experiment, before, number, client, whole, settings, context.state)
     if share is None:
         return silent(message, number)
     if settings.sends == "gradient":
@@ -78,7 +78,7 @@ def train(message: Message, context: Context) -> Message:
         return Message(RecordDict(reply), reply_to=message)
     after, loss = local_update(
         model,
-        _state(message),
+        before,
         share.inputs.to(device),
         share.labels.to(device),
         settings,
@@ -124,21 +124,22 @@ def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mappi
     experiment = _experiment(message)
     if experiment.together == 1:
         return {}
-    present = [client for client in states if not experiment.straggles(client, _round(message))]
+    number = _round(message)
+    present = [client for client in states if not experiment.straggles(client, number)]
     if not present:
         return {}
     try:
-        settings = LocalTraining.told(message.content["config"])
+        settings, before = LocalTraining.told(message.content["config"]), _state(message)
         if settings.sends == "gradient":
             return {}
-        shares = experiment.shares(present, _round(message), settings)
+        shares = experiment.shares(present, number, settings)
         if acting_inside(experiment.defenses):
             shares, present = _shortening(experiment, present, shares, settings)
         if not present or not pays(shares, settings):
             return {}
         for client, share in zip(present, shares, strict=True):
-            measured(experiment, _state(message), _round(message), share, settings, states[client])
-        updates = local_updates(experiment.model, _state(message), shares, settings, experiment.dataset.task.loss)
+            measured(experiment, before, number, share, settings, states[client])
+        updates = local_updates(experiment.model, before, shares, settings, experiment.dataset.task.loss)
         return {
             client: _reply(experiment, message, client, share, _on_cpu(update[0]), update[1], states[client])
             for client, share, update in zip(present, shares, updates, strict=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import ConfigError, RunError
+from fedsim.errors import RunError
 from fedsim.randomness import one_thread, seeded
 from fedsim.task import Loss
 from fedsim.training.sent import BUDGET, Sent
@@ -73,7 +73,7 @@ class Measure(ABC):
                 do not allow this measure.
             RunError: the measure gave other quantities than it names, or an infinite value.
         """
-        sent = _sent(model, loss, inputs, labels, training, order, memory)
+        sent = Sent.of(model, loss, inputs, labels, training=training, order=order, budget=memory)
         with seeded("measure"), one_thread():
             return self._checked(sent)
 
@@ -90,7 +90,7 @@ class Measure(ABC):
         memory: int = BUDGET,
     ) -> dict[str, Tensor]:
         """How exposed each example of a batch is if all the others are known: as `of`, `example` values by name."""
-        sent = _sent(model, loss, inputs, labels, training, order, memory)
+        sent = Sent.of(model, loss, inputs, labels, training=training, order=order, budget=memory)
         with seeded("measure"), one_thread():
             every = [self._checked(sent.alone(example)) for example in range(len(inputs))]
         return {name: torch.tensor([values[name] for values in every]) for name in self.quantities}
@@ -112,20 +112,3 @@ class Measure(ABC):
     @abstractmethod
     def _of(self, sent: Sent) -> Mapping[str, float | Tensor]:
         """The values, of something that is not zero; `sent.varying` says which examples are unknown."""
-
-
-def _sent(
-    model: nn.Module,
-    loss: Loss,
-    inputs: Tensor,
-    labels: Tensor,
-    training: LocalTraining | None,
-    order: Sequence[Tensor] | None,
-    memory: int,
-) -> Sent:
-    if not len(inputs) or len(inputs) != len(labels):
-        raise ConfigError(
-            f"measure: expected at least one example and a label for each, got {len(inputs)} inputs and "
-            f"{len(labels)} labels"
-        )
-    return Sent.of(model, loss, inputs.clone(), labels.clone(), training=training, order=order, budget=memory)

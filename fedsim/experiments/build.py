@@ -141,21 +141,20 @@ class Experiment:
         ]
         if not choosing:
             return
-        training, sample = self._trial
-        local = LocalRound.of(self.filled(self.initial_state()), sample, training, self.dataset.task.loss)
+        local = self.trial()
         for defense in choosing:
             try:
                 kept_examples(defense, local, generator("check"), {})
             except FedsimError as error:
                 raise ConfigError(f"defense: {called(defense)}: {error}") from error
 
-    @property
-    def _trial(self) -> tuple[LocalTraining, Share]:
-        """A single step on two examples, to try out what clients do."""
+    def trial(self) -> LocalRound:
+        """A client that takes a single step on two examples, to try out what clients do."""
         few = slice(0, 2)
         inputs, labels = self.data.to_model(self.dataset.train.inputs(few)), self.dataset.train.labels[few]
         training = dataclasses.replace(self.training, local_epochs=None, local_steps=1)
-        return training, Share(inputs=inputs, labels=labels, key=("check",), order=(torch.arange(len(labels)),))
+        share = Share(inputs=inputs, labels=labels, key=("check",), order=(torch.arange(len(labels)),))
+        return LocalRound.of(self.filled(self.initial_state()), share, training, self.dataset.task.loss)
 
     def _check_canaries(self) -> None:
         """Raise ConfigError where canaries can measure nothing, or cannot be put among examples."""
@@ -177,22 +176,15 @@ class Experiment:
 
         So nobody else's code runs in the server's process, and what it refuses shows when the first client measures.
         """
-        for table, gauge in zip(self.config.measure, self.gauges, strict=True):
-            if not is_object(table.name) and registry.is_own("measures", table.name):
-                try:
-                    self.try_out(gauge)
-                except FedsimError as error:
-                    raise ConfigError(f"measure.{gauge.title}: {error}") from error
-
-    def try_out(self, gauge: Gauge) -> None:
-        """Compute a measure as clients do, of a single step on two examples.
-
-        Raises:
-            FedsimError: it does not apply to this task, model or training.
-        """
-        (training, sample), loss = self._trial, self.dataset.task.loss
-        model, measure = self.filled(self.initial_state()), gauge.measure.of_each if gauge.each else gauge.measure.of
-        measure(model, loss, sample.inputs, sample.labels, training=training, memory=gauge.memory)
+        gauges = zip(self.config.measure, self.gauges, strict=True)
+        ours = [gauge for table, gauge in gauges if _is_own("measures", table.name)]
+        local = self.trial() if ours else None
+        for gauge in ours:
+            assert local is not None
+            try:
+                gauge.try_out(local)
+            except FedsimError as error:
+                raise ConfigError(f"measure.{gauge.title}: {error}") from error
 
     def canaries_of(self, client: int) -> Canaries | None:
         """What is put among the examples of `client`: nothing, unless a defense promises something of each example."""
@@ -461,8 +453,11 @@ def _is_ours(table: PluginTable) -> bool:
     """Whether a defense, and the measure that it takes, if any, are fedsim's own."""
     measure = table.settings.get("measure")
     name = measure.get("name") if isinstance(measure, Mapping) else measure
-    named = [("defenses", table.name), *([("measures", name)] if isinstance(name, str) else [])]
-    return all(not is_object(one) and registry.is_own(group, one) for group, one in named)  # type: ignore[arg-type]
+    return _is_own("defenses", table.name) and (not isinstance(name, str) or _is_own("measures", name))
+
+
+def _is_own(group: registry.Group, name: str) -> bool:
+    return not is_object(name) and registry.is_own(group, name)
 
 
 def a_gauge(table: MeasureTable) -> Gauge:

@@ -73,14 +73,14 @@ def all_that_apply(experiment: Experiment, *, each: bool) -> list[Gauge]:
     Args:
         each: of each example, too, where it applies to single ones.
     """
-    kept = []
+    kept, local = [], experiment.trial()
     for name in registry.names("measures"):
         try:
             gauge = a_gauge(MeasureTable(name=name))
-            experiment.try_out(gauge)
+            gauge.try_out(local)
             kept.append(gauge)
             if each:
-                experiment.try_out(alone := replace(gauge, each=True))
+                (alone := replace(gauge, each=True)).try_out(local)
                 kept[-1] = alone
         except (Exception, SystemExit) as error:  # a stranger's measure may raise anything, and the others go on
             what = "of single examples " if kept and kept[-1].title == name else ""

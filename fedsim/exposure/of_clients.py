@@ -10,7 +10,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -55,19 +54,29 @@ class Gauge:
         """Whether clients measure in round `number`."""
         return (number - 1) % self.every == 0
 
+    def try_out(self, local: LocalRound) -> None:
+        """Measure `local`, or each of its examples where that is asked for.
 
-def _together(local: LocalRound, gauge: Gauge) -> dict[Any, dict[str, float]]:
-    batch = local.model, local.loss, local.inputs, local.labels
-    return {"": gauge.measure.of(*batch, training=local.training, order=local.order, memory=gauge.memory)}
+        Raises:
+            FedsimError: the measure does not apply to this task, model or training.
+        """
+        (self.apart if self.each else self.together)(local)
+
+    def together(self, local: LocalRound) -> dict[Any, dict[str, float]]:
+        """The values of all examples together, under the name of no example."""
+        return {"": self.measure.of(*_batch(local), training=local.training, order=local.order, memory=self.memory)}
+
+    def apart(self, local: LocalRound) -> dict[Any, dict[str, float]]:
+        """The values of each example by its place."""
+        found = self.measure.of_each(*_batch(local), training=local.training, order=local.order, memory=self.memory)
+        return {
+            example: {name: float(values[place]) for name, values in found.items()}
+            for place, example in enumerate(local.places.tolist())
+        }
 
 
-def _apart(local: LocalRound, gauge: Gauge) -> dict[Any, dict[str, float]]:
-    batch = local.model, local.loss, local.inputs, local.labels
-    found = gauge.measure.of_each(*batch, training=local.training, order=local.order, memory=gauge.memory)
-    return {
-        example: {name: float(values[place]) for name, values in found.items()}
-        for place, example in enumerate(local.places.tolist())
-    }
+def _batch(local: LocalRound) -> tuple[nn.Module, Loss, Tensor, Tensor]:
+    return local.model, local.loss, local.inputs, local.labels
 
 
 def rows_of(
@@ -83,15 +92,17 @@ def rows_of(
     """
     local = LocalRound.of(model, share, training, loss)
     for gauge in gauges:
-        yield from _told(gauge, partial(_together, local))
+        yield from _told(gauge, gauge.together, local)
         if gauge.each:
-            yield from _told(gauge, partial(_apart, local))
+            yield from _told(gauge, gauge.apart, local)
 
 
-def _told(gauge: Gauge, compute: Callable[[Gauge], Mapping[Any, Mapping[str, float]]]) -> list[dict[str, Any]]:
-    """A row for each example and quantity that `compute` returns, or one that says why it failed."""
+def _told(
+    gauge: Gauge, compute: Callable[[LocalRound], Mapping[Any, Mapping[str, float]]], local: LocalRound
+) -> list[dict[str, Any]]:
+    """A row for each example and quantity that `compute` returns of `local`, or one that says why it failed."""
     try:
-        found = compute(gauge)
+        found = compute(local)
     except (Exception, SystemExit) as error:  # a stranger's measure may raise anything, and the client has to go on
         log.debug("%s failed", gauge.title, exc_info=error)
         return [{"measure": gauge.title, "failure": one_line(what_it_said(error))}]

@@ -79,6 +79,11 @@ class Recording:
     hash: str = ""
     values: int = 0
 
+    @property
+    def of_sums(self) -> bool:
+        """Whether it holds sums over groups, and no update of a single client."""
+        return any(reply.members for header in self.headers for reply in header.replies)
+
 
 def own_audit(folder: RunFolder, notes: list[str], *, trust: bool = False) -> Audit | None:
     """The audit that the run's own experiment describes; None for a recording made elsewhere.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:  # Matplotlib is imported when something is drawn, so that no federation carries it while it trains
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
@@ -213,13 +214,18 @@ def draw(panel: Panel) -> bytes:
     axes.set_ylabel(panel.ylabel, color=_INK)
     whole = all((line.x == line.x.round()).all() for line in panel.lines)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=whole))
-    axes.tick_params(colors=_INK, which="both", labelsize=8.5)
+    _plain(axes, 8.5)
+    return _png(figure)
+
+
+def _plain(axes: Axes, size: float) -> None:
+    """Two spines, a faint grid behind what is drawn, and tick labels of `size` points."""
+    axes.tick_params(colors=_INK, which="both", labelsize=size)
     axes.grid(color=_FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(_INK)
-    return _png(figure)
 
 
 _SURE = "\u2713"
@@ -364,10 +370,5 @@ def ladders(panels: Sequence[Ladder]) -> bytes:
         axes.set_ylim(len(panel.values) - 0.5, -0.5)
         axes.set_title(panel.title, fontsize=8.5, color=_INK)
         axes.set_xlabel(panel.xlabel, fontsize=8, color=_INK)
-        axes.tick_params(colors=_INK, which="both", labelsize=7.5)
-        axes.grid(color=_FAINT, linewidth=0.6)
-        axes.set_axisbelow(True)
-        for side, spine in axes.spines.items():
-            spine.set_visible(side in ("left", "bottom"))
-            spine.set_color(_INK)
+        _plain(axes, 7.5)
     return _png(figure)

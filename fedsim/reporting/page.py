@@ -108,7 +108,7 @@ def write_report(
         remarks=worth_of_defenses(leaks, audit),
         accuracy=_final_accuracy(measured, audit),
         epsilon=_final_epsilon(measured),
-        sums=any(reply.members for header in recording.headers for reply in header.replies),
+        sums=recording.of_sums,
         epsilons=audited,
         exposure=exposure.beside(exposures(folder), leaks, scored(folder), {m: k.name for m, k in known.items()}),
         inf=math.inf,
@@ -290,10 +290,9 @@ def _traffic(recording: Recording) -> str:
         return ""
     total, each = sum(recording.sent), sum(recording.sent) / len(replies)
     numbers = f", {each / recording.values:.3g} for each number of the state" if recording.values else ""
-    sums = any(reply.members for reply in replies)
-    of = ("The sums have", "sum") if sums else ("Clients sent", "update")
+    of = ("The sums have", "sum") if recording.of_sums else ("Clients sent", "update")
     said = f"{of[0]} {_count(total)} bytes, {_count(round(each))} in each {of[1]} on average{numbers}."
-    return f"{said} {SENT_MASKED[0].upper()}{SENT_MASKED[1:]}." if sums else said
+    return f"{said} {SENT_MASKED[0].upper()}{SENT_MASKED[1:]}." if recording.of_sums else said
 
 
 def _secure(table: SecureAggregationTable | None) -> str:

@@ -24,6 +24,7 @@ from fedsim.task import Loss, smoothed
 from fedsim.training import shortened
 from fedsim.training.hooks import Hooks
 from fedsim.training.model_state import check_broadcast
+from fedsim.training.optimizers import sgd_direction
 from fedsim.training.sampling import batches
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
@@ -141,14 +142,7 @@ def local_updates(
             losses_now, gradient = _defended(model, state, inputs, labels, weights, objective, hooks)
         losses += losses_now
         for name, start in before.items():
-            towards = gradient[name]
-            if settings.proximal_mu:
-                towards = towards + settings.proximal_mu * (state[name] - start)
-            if settings.weight_decay:
-                towards = towards + settings.weight_decay * state[name]
-            if settings.momentum:
-                momentum[name] = towards + settings.momentum * momentum[name] if step else towards
-                towards = momentum[name]
+            towards = sgd_direction(gradient[name], state[name], start, settings, momentum, name)
             if not training.all():
                 towards = towards * training.reshape(-1, *[1] * start.ndim)
             # In place where that is safe: fresh memory for all clients costs more than the arithmetic.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 
-from fedsim.errors import RunError
+from fedsim.errors import RunError, first_line
 from fedsim.randomness import generator
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Linear:
             self._sent = sent(self._inputs)
             reason = "" if self._is_its_transpose() else "its backward pass is taken for a constant"
         except (RuntimeError, NotImplementedError) as error:
-            reason = _first_line(error)
+            reason = first_line(error)
         if reason:
             raise RunError(
                 "measure: what this model sends cannot be differentiated by its inputs, for want of a second "
@@ -64,7 +64,7 @@ class Linear:
                 pushed = self._push_many(direction[None])
                 pulled = self._pull_many(pushed)
         except (RuntimeError, NotImplementedError) as error:
-            log.info("no vectorised forward-mode derivative, so one double backward each: %s", _first_line(error))
+            log.info("no vectorised forward-mode derivative, so one double backward each: %s", first_line(error))
             return False
         return alike(pushed[0], self.push(direction)) and alike(pulled[0], self.pull(pushed[0]))
 
@@ -168,7 +168,3 @@ def _twice(layer: nn.Module, at: Tensor) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return alike(2 * made, ahead - behind)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")

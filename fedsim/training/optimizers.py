@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from fedsim.training.settings import LocalTraining
+
 Groups = Iterable[Any]
 """Tensors to optimise; or tables, each with tensors as `params`, and their step size as `lr` if it differs."""
 
@@ -130,3 +132,24 @@ class Adam(Optimizer):
             eps=1e-8,
             maximize=False,
         )
+
+
+def sgd_direction(
+    slope: Tensor, weight: Tensor, start: Tensor, settings: LocalTraining, momentum: dict[str, Tensor], name: str
+) -> Tensor:
+    """Where one step of SGD moves a parameter, before its step size; it can be differentiated, as `SGD` cannot.
+
+    Args:
+        slope: the gradient, in the shape of `weight`.
+        weight: the parameter now.
+        start: what it was when local training began, from which FedProx's proximal term pulls.
+        settings: with weight decay, proximal term and momentum.
+        momentum: by `name` what is kept from step to step, none before the first one; it is changed.
+    """
+    if settings.proximal_mu:
+        slope = slope + settings.proximal_mu * (weight - start)
+    if settings.weight_decay:
+        slope = slope + settings.weight_decay * weight
+    if settings.momentum:
+        slope = momentum[name] = slope + settings.momentum * momentum[name] if name in momentum else slope
+    return slope

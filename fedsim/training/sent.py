@@ -21,6 +21,7 @@ from fedsim.randomness import seeded
 from fedsim.task import Loss, smoothed
 from fedsim.training.linear import Linear, alike
 from fedsim.training.modes import dropping, forward, set_modes, trained
+from fedsim.training.optimizers import sgd_direction
 from fedsim.training.settings import LocalTraining
 
 Slopes = Callable[[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]], dict[str, Tensor]]
@@ -84,15 +85,21 @@ class Sent:
             model: with the weights that the client trains from; it is copied. Without `training` its layers stay in
                 their modes.
             loss: as `fedsim.Task.loss`.
-            inputs: `example ...` in model units.
+            inputs: `example ...` in model units; they are copied.
             labels: `example`.
             training: how the client trains; one that sends the gradient of a mini-batch sends that of `inputs`.
             order: the examples of each step; by default those of `training` in the order that they are in.
             budget: bytes of memory that may be used at once.
 
         Raises:
-            ConfigError: nothing is trained, or the client trains by another optimizer than SGD.
+            ConfigError: the batch is empty, or there is not one label for each input; nothing is trained, or the client
+                trains by another optimizer than SGD.
         """
+        if not len(inputs) or len(inputs) != len(labels):
+            raise ConfigError(
+                f"measure: expected at least one example and a label for each, got {len(inputs)} inputs and "
+                f"{len(labels)} labels"
+            )
         model = deepcopy(model)
         names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         if training is not None:
@@ -114,8 +121,8 @@ class Sent:
         return cls(
             model=model,
             loss=loss,
-            inputs=inputs,
-            labels=labels,
+            inputs=inputs.clone(),
+            labels=labels.clone(),
             names=names,
             steps=steps,
             training=None if training is None or training.sends == "gradient" else training,
@@ -164,7 +171,12 @@ class Sent:
             if self.training is None:
                 own = self.weight * self._flat(slopes)
                 return own if self.rest is None else self.rest + own
-            after = self._stepped(before, after, slopes, momentum, self.training)
+            after = {
+                name: weight
+                - self.training.learning_rate
+                * sgd_direction(slopes[name], weight, before[name], self.training, momentum, name)
+                for name, weight in after.items()
+            }
         assert self.training is not None
         rate = self.training.learning_rate
         return self._flat({name: (before[name] - after[name]) / rate for name in self.names})
@@ -313,23 +325,6 @@ class Sent:
         with seeded("measure", "dropout") if self._draws else contextlib.nullcontext():
             slopes = slopes_of(value, named)
         return {name: slopes[f"model.{name}"] for name in weights}
-
-    def _stepped(
-        self,
-        before: dict[str, Tensor],
-        after: dict[str, Tensor],
-        slopes: dict[str, Tensor],
-        momentum: dict[str, Tensor],
-        training: LocalTraining,
-    ) -> dict[str, Tensor]:
-        """The weights after one step of SGD; `momentum` is changed."""
-        made = {}
-        for name, slope in slopes.items():
-            way = slope + training.proximal_mu * (after[name] - before[name]) + training.weight_decay * after[name]
-            if training.momentum:
-                way = momentum[name] = way + training.momentum * momentum[name] if name in momentum else way
-            made[name] = after[name] - training.learning_rate * way
-        return made
 
     def _flat(self, state: dict[str, Tensor]) -> Tensor:
         return torch.cat([state[name].flatten() for name in self.names])
