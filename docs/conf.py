@@ -32,6 +32,7 @@ default_role = "code"  # `name` in a docstring is code
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {"LocalRound": "fedsim.training.local_round.LocalRound"}  # imported for annotations alone
 napoleon_use_ivar = True
 napoleon_custom_sections = [("Class attributes", "params_style")]
 
