@@ -1,0 +1,53 @@
+"""The tables of a sweep are read as they were written, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedsim.errors import RunError
+from fedsim.sweeps.table import CELLS, SCORES, TABLE, columns, read_cells, read_table, write_cells, write_table
+
+PLACE = {"cell": "a1", "federation": "b2", "training.local_epochs": 5, "seed": 1, "attack": "sme"}
+SCORE = PLACE | {"victim": 0, "round": "1-3", "metric": "psnr", "value": 12.5, "better": "higher", "bytes": 100.0}
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_table(tmp_path, ["training.local_epochs"], [SCORE])
+    table = read_table(tmp_path)
+    assert table.axes == ("training.local_epochs",)
+    (row,) = table.rows
+    assert (row["training.local_epochs"], row["attack"], row["round"]) == ("5", "sme", "1-3")
+    assert float(row["value"]) == 12.5
+    assert row["ceiling"] == ""
+
+
+def test_cells_are_read_as_they_were_written_and_may_be_none(tmp_path: Path) -> None:
+    write_cells(tmp_path, [], [PLACE | {"state": "failed", "reason": 'a "sentence", with commas'}][:0])
+    assert read_cells(tmp_path).rows == []
+    named = {key: value for key, value in PLACE.items() if "." not in key}
+    write_cells(tmp_path, [], [named | {"state": "failed", "reason": 'a "sentence", with commas'}])
+    assert read_cells(tmp_path).rows[0]["reason"] == 'a "sentence", with commas'
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "cannot be read"),
+        ("cell,federation,seed\n", "columns are not"),
+        (f"{','.join(columns((), SCORES))}\na,b\n", "shorter"),
+        (f"{','.join(columns((), SCORES))}\n{','.join(['x'] * len(columns((), SCORES)))}\n", "line 2: value: 'x'"),
+    ],
+)
+def test_a_damaged_table_is_named_with_what_to_do(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / TABLE).write_text(text, encoding="utf-8")
+    with pytest.raises(RunError, match=complaint) as error:
+        read_table(tmp_path)
+    assert str(tmp_path / TABLE) in str(error.value)
+    assert "fedsim sweep" in str(error.value)
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=CELLS):
+        read_cells(tmp_path)
