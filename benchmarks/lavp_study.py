@@ -1,10 +1,10 @@
-"""Which measure foresees how well gradient inversion goes: the study of LAVP (Hong et al. 2023), its Tables 1 and 3.
+"""Which measure foresees how well gradient inversion goes: the study of LAVP (Hong et al. 2023), its Tables 1 to 3.
 
 Three stages; each keeps what is done and goes on from it. `--data-dir DIR` or FEDSIM_DATA has CIFAR and the weights of
 LPIPS; `--folder` gets the networks. `--models`, `--data` and `--images` choose a part.
 
-    python benchmarks/lavp_study.py train      # the eight networks, about 25 minutes of one core
-    python benchmarks/lavp_study.py attack     # benchmarks/results/lavp-quality.csv, about two hours
+    python benchmarks/lavp_study.py train      # the networks, about 25 minutes of one core
+    python benchmarks/lavp_study.py attack     # benchmarks/results/lavp-quality.csv, several hours
     python benchmarks/lavp_study.py measure    # benchmarks/results/lavp-measures.csv
 
 `python benchmarks/lavp_tables.py` shows what was found. `tune` is how step size and weight of the prior were chosen.
@@ -50,15 +50,23 @@ QUALITY, MEASURED = RESULTS / "lavp-quality.csv", RESULTS / "lavp-measures.csv"
 SCORES = ("mse", "ssim", "psnr", "lpips")
 QUALITY_COLUMNS = ("data", "model", "distance", "image", *SCORES, "objective")
 MEASURED_COLUMNS = ("data", "model", "image", "measure", "value")
-DATA = ("cifar10", "cifar100")
+DATA: dict[str, dict[str, Any]] = {
+    "cifar10": {"name": "cifar10"},
+    "cifar100": {"name": "cifar100"},
+    "photographs": {"name": "image-folder", "path": "imagenet-sample-224/val", "size": 64, "test_fraction": 0.5},
+}
+"""The photographs are 100 of ImageNet, one a class, at 64 x 64: networks train on every second of them."""
 MODELS: dict[str, dict[str, Any]] = {
     "lenet": {"name": "lenet"},
     "alexnet": {"name": "alexnet", "stride": 2, "channels": [32, 96, 192, 128, 128], "hidden": [512, 512]},
     "vgg9": {"name": "vgg9", "batch_norm": True, "channels": [16, 32, 64, 64, 128, 128], "hidden": [256, 256]},
     "resnet8": {"name": "resnet8", "channels": [16, 32, 64], "pool": "global", "hidden": 0},
+    "resnet18": {"name": "resnet18", "channels": 16, "stem": "imagenet"},
+    "shufflenet": {"name": "shufflenet-v2", "width": 0.5},
 }
-"""LAVP names its networks and no more. AlexNet and VGG9 have half their usual channels, so that two cores can attack
-them, and VGG9 has batch norm, for the published learning rate of 0.1 is large for a network of nine layers without."""
+"""LAVP names its networks and no more. AlexNet and VGG9 have half their usual channels, ResNet18 a quarter, so that
+two cores can attack them, and VGG9 has batch norm, for the published learning rate of 0.1 is large for a network of
+nine layers without."""
 EPOCHS = {
     ("cifar10", "lenet"): 32,
     ("cifar10", "alexnet"): 16,
@@ -68,8 +76,12 @@ EPOCHS = {
     ("cifar100", "alexnet"): 24,
     ("cifar100", "vgg9"): 12,
     ("cifar100", "resnet8"): 12,
+    ("photographs", "resnet18"): 10,
+    ("photographs", "shufflenet"): 10,
 }
-"""As many as about 25 minutes of one core allow; the paper's are 300, on all images."""
+"""The networks of each data set. As many epochs as about 25 minutes of one core allow; the paper's are 300, on all
+images. Ten on 50 photographs teach the networks little, but give batch norm its statistics."""
+BATCH_SIZE = {"cifar10": 32, "cifar100": 32, "photographs": 10}
 SEED, IMAGES, TUNED_ON, RESTARTS, ITERATIONS = 1, 100, 4, 3, 200
 DISTANCES: Mapping[str, Distance] = {"l2": SquaredL2(), "cosine": Cosine()}
 STEP_SIZES, TV_WEIGHTS = (0.03, 0.1), (1e-3, 0.1, 0.3, 1.0, 10.0, 100.0)
@@ -134,9 +146,9 @@ class Cell:
         """Its central training is LAVP's: SGD from 0.1, a tenth of it after half and three quarters of the epochs."""
         epochs = EPOCHS[self.data, self.model]
         tables = {
-            "data": {"name": self.data},
+            "data": DATA[self.data],
             "model": MODELS[self.model],
-            "training": {"local_epochs": 1, "learning_rate": 0.1, "batch_size": 32},
+            "training": {"local_epochs": 1, "learning_rate": 0.1, "batch_size": BATCH_SIZE[self.data]},
             "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
             "states": {"epochs": [epochs], "decay_at": [epochs // 2, epochs * 3 // 4], "decay": 0.1},
         }
@@ -318,7 +330,8 @@ def main() -> None:
     parser.add_argument("--measures", nargs="*", default=list(MEASURES), choices=MEASURES, metavar="LABEL")
     # The attack warns of dropout layers for each image; here the client trains in evaluation mode.
     chosen = begun(parser, "%(message)s")
-    STAGES[chosen.stage]([Cell(data, name, chosen.folder) for data in chosen.data for name in chosen.models], chosen)
+    named = [(data, model) for data, model in EPOCHS if data in chosen.data and model in chosen.models]
+    STAGES[chosen.stage]([Cell(data, model, chosen.folder) for data, model in named], chosen)
 
 
 if __name__ == "__main__":

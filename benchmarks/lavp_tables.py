@@ -1,4 +1,4 @@
-"""Spearman's correlation of each measure with the quality of reconstructions, beside LAVP's Tables 1 and 3.
+"""Spearman's correlation of each measure with the quality of reconstructions, beside LAVP's Tables 1 to 3.
 
 `python benchmarks/lavp_tables.py` takes about a minute, prints Markdown and draws docs/lavp.svg. The study that makes
 the numbers is benchmarks/lavp_study.py.
@@ -13,14 +13,16 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-from lavp_study import DATA, DISTANCES, MEASURED, MODELS, QUALITY, SCORES, SEED, read
+from lavp_study import DATA, DISTANCES, EPOCHS, MEASURED, QUALITY, SCORES, SEED, read
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 PICTURE = Path(__file__).parent.parent / "docs" / "lavp.svg"
-COLOURS = dict(zip(MODELS, ("#0072B2", "#D55E00", "#009E73", "#CC79A7"), strict=True))
+MODELS = {data: [model for of, model in EPOCHS if of == data] for data in DATA}
+PLOTTED = "cifar10"
+COLOURS = dict(zip(MODELS[PLOTTED], ("#0072B2", "#D55E00", "#009E73", "#CC79A7"), strict=True))
 RESAMPLED = 1000
 OURS = {
     "gradient-norm.norm": "grad_norm",
@@ -69,10 +71,24 @@ PUBLISHED: Mapping[tuple[str, str], Mapping[str, tuple[float, float, float, floa
         "ang_min": (0.69, -0.81, -0.69, 0.65),
         "sqrt(max ang_min)": (0.50, -0.45, -0.50, 0.36),
     },
+    ("photographs", "l2"): {
+        "grad_norm": (0.66, -0.66, -0.66, -0.28),
+        "max": (0.69, -0.72, -0.69, -0.09),
+        "min": (0.74, -0.74, -0.72, -0.07),
+        "ang_max": (-0.05, 0.09, 0.05, 0.03),
+        "ang_min": (-0.07, 0.12, 0.07, 0.10),
+    },
+    ("photographs", "cosine"): {
+        "grad_norm": (-0.06, -0.04, 0.00, -0.05),
+        "max": (0.02, -0.07, -0.11, 0.04),
+        "min": (-0.03, -0.05, -0.06, 0.00),
+        "ang_max": (0.27, -0.37, -0.21, 0.32),
+        "ang_min": (0.26, -0.22, -0.24, 0.32),
+    },
 }
-"""LAVP's Table 1, the last of each from Table 3; with MSE, SSIM, PSNR and LPIPS. The fusion's row for CIFAR-10 with
-cosine is printed as the gradient norm's of Table 1, where Table 3 has (-0.21, 0.25, -0.21, 0.15) for the norm itself:
-one of the two columns is wrong."""
+"""LAVP's Table 1, and Table 2 for the photographs; the last of each is from Table 3. With MSE, SSIM, PSNR and LPIPS.
+The fusion's row for CIFAR-10 with cosine is printed as the gradient norm's of Table 1, where Table 3 has (-0.21, 0.25,
+-0.21, 0.15) for the norm itself: one of the two columns is wrong."""
 Numbers = NDArray[np.float64]
 ByImage = Mapping[str, float]
 
@@ -125,7 +141,7 @@ def table(
     for measure in dict.fromkeys(name for _, _, name in measured):
         sampled = [
             model
-            for model in MODELS
+            for model in MODELS[data]
             if len(measured.get((data, model, measure), {}).keys() & quality[data, model, distance, SCORES[0]])
             >= FEWEST
         ]
@@ -139,10 +155,10 @@ def table(
             cells.append(f"{ours:+.2f} ({low:+.2f} to {high:+.2f}){theirs}")
         title = f"`{measure}`{f', {OURS[measure]}' if measure in OURS else ''}"
         told.append(
-            f"| {title}{'' if len(sampled) == len(MODELS) else ', ' + ', '.join(sampled)} | {' | '.join(cells)} |"
+            f"| {title}{'' if len(sampled) == len(MODELS[data]) else ', ' + ', '.join(sampled)} | {' | '.join(cells)} |"
         )
-    counts = [len(quality.get((data, model, distance, SCORES[0]), ())) for model in MODELS]
-    title = f"{data}, {distance}: images of {', '.join(f'{m} {n}' for m, n in zip(MODELS, counts, strict=True))}"
+    counts = [len(quality.get((data, model, distance, SCORES[0]), ())) for model in MODELS[data]]
+    title = f"{data}, {distance}: images of {', '.join(f'{m} {n}' for m, n in zip(MODELS[data], counts, strict=True))}"
     head = f"| measure | {' | '.join(score.upper() for score in SCORES)} |"
     return [title, "", head, f"|---|{'---|' * len(SCORES)}", *told] if told and any(counts) else []
 
@@ -180,7 +196,7 @@ def draw(
     for line, distance in zip(axes, DISTANCES, strict=True):
         for axis, name in zip(line, names, strict=True):
             for model, colour in COLOURS.items():
-                some, mse = measured.get((DATA[0], model, name), {}), quality.get((DATA[0], model, distance, "mse"), {})
+                some, mse = measured.get((PLOTTED, model, name), {}), quality.get((PLOTTED, model, distance, "mse"), {})
                 points(axis, some, mse, colour, model)
             axis.set(xscale="log", yscale="log")
         line[0].set_ylabel(f"MSE by {distance}")
