@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from fedsim.cli.options import console, finish
+from fedsim.cli.plugins import completed
 from fedsim.errors import ConfigError, PluginError, did_you_mean
 from fedsim.plugins import registry
 
@@ -18,7 +19,14 @@ _STYLES = {"passed": "green", "failed": "bold red", "does not apply": "dim", "no
 
 
 def check(
-    names: Annotated[list[str], typer.Argument(metavar="PLUGIN...", help="Registered plug-ins of any kind.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PLUGIN...",
+            help="Plug-ins of any kind: registered ones, or module:Class of a file here.",
+            autocompletion=completed,
+        ),
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of the plug-in that differs from its default, as size=2."),

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from importlib.metadata import version
+from traceback import walk_tb
 from typing import Annotated
 
 import typer
@@ -97,8 +98,10 @@ def _outcome() -> tuple[str, int]:
     except typer.Abort:
         return _interrupted(), 1
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # the only one of typer's own that comes here
+        if isinstance(error.__context__, BrokenPipeError):
             return "", _PIPE_CLOSED
+        if _is_typers_own(error):  # the answer to a shell that completes a command, or the script for it
+            return "", int(error.code or 0)
         return f"somebody's code {what_it_said(error).removeprefix('it ')}, and what was asked for was not done", 1
     except OSError as error:  # a folder in the path that may not be entered, a name that is too long
         if error.filename is None:
@@ -110,6 +113,11 @@ def _outcome() -> tuple[str, int]:
             return error.format_message(), 2
         raise
     return (_interrupted(), 1) if code == 128 + signal.SIGINT else ("", code)  # what typer makes of Ctrl-C
+
+
+def _is_typers_own(error: SystemExit) -> bool:
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals["__name__"]).startswith("typer.")
 
 
 def _interrupted() -> str:

@@ -59,7 +59,12 @@ def _laid_out(head: str, parts: Sequence[str]) -> str:
     return head + f"\n{' ' * len(head)}".join(lines)
 
 
-def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.")]) -> None:
+def completed(incomplete: str) -> list[str]:
+    """What a shell may make of the beginning of a name."""
+    return [name for group in registry.GROUPS for name in registry.names(group) if name.startswith(incomplete)]
+
+
+def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.", autocompletion=completed)]) -> None:
     """Show a plug-in: what it does, its settings and defaults, its paper, what it needs."""
     groups = [group for group in registry.GROUPS if name in registry.names(group)]
     if not groups:
