@@ -17,6 +17,7 @@ import torch
 from fedsim.errors import AttackError, KnowledgeError, PluginError, did_you_mean
 from fedsim.findings import Finding
 from fedsim.knowledge import FACTS, Knowledge, PartialRecords, Records
+from fedsim.paper import Paper
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update, non_finite
 
@@ -47,21 +48,6 @@ from round to round, in some of which the victim is."""
 GLOBAL, LAST_RETURNED, OPTIMAL = "global", "last-returned", "optimal"
 """Model sources that are no attack: w_t of the last round, the victim's last w_T, and its optimal local model, which
 only the evaluator has. What reads one of them counts as no attack of its own in a report."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paper:
-    """Where a method was published; the report cites it."""
-
-    title: str
-    authors: str
-    venue: str
-    year: int
-    url: str = ""
-
-    def __str__(self) -> str:
-        stop = "" if self.title.endswith("?") else "."
-        return f"{self.authors}: {self.title}{stop} {self.venue}, {self.year}."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
 from fedsim.datasets.files import SUMS, by_torchvision, data_folder, find, is_listed, reason, verify
 from fedsim.errors import DataError
+from fedsim.paper import Paper
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,18 @@ class Cifar10:
 
     All files have to be there and official. A part of them is taken where the data folder's SHA256SUMS
     lists exactly what is there, so that nobody works on a part unknowingly; the log then says how much it is.
+
+    References:
+        Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Learning Multiple Layers of Features from Tiny Images",
+        authors="Krizhevsky",
+        venue="Technical report, University of Toronto",
+        year=2009,
+        url="https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf",
+    )
 
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`. Reads torchvision's layout `cifar-10-batches-py`."""
@@ -81,7 +93,18 @@ class Cifar100:
 
     Args:
         coarse: tell only the 20 superclasses apart.
+
+    References:
+        Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Learning Multiple Layers of Features from Tiny Images",
+        authors="Krizhevsky",
+        venue="Technical report, University of Toronto",
+        year=2009,
+        url="https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf",
+    )
 
     coarse: bool = False
 

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from fedsim.datasets import Dataset, Examples
+from fedsim.paper import Paper
 
 
 @dataclass(frozen=True, kw_only=True)
 class Digits:
-    """1797 real handwritten digits, 8 x 8, grey, white on black; comes with scikit-learn."""
+    """1797 real handwritten digits, 8 x 8, grey, white on black; comes with scikit-learn.
+
+    References:
+        Alpaydin and Kaynak: Optical Recognition of Handwritten Digits, 1998.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Optical Recognition of Handwritten Digits",
+        authors="Alpaydin, Kaynak",
+        venue="UCI Machine Learning Repository",
+        year=1998,
+        url="https://archive.ics.uci.edu/dataset/80",
+    )
 
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`; every fifth digit is a test example."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from fedsim.datasets.cache import cached
 from fedsim.datasets.checks import beyond_memory
 from fedsim.datasets.files import data_folder, find, reason, verify
 from fedsim.errors import ConfigError, DataError
+from fedsim.paper import Paper
 
 _PEOPLE, _IMAGES = 40, 10
 _REMEDY = "get the 'AT&T database of faces' (40 folders s1 to s40 of 10 PGM files each) and put it there as att_faces"
@@ -30,7 +32,17 @@ class AttFaces:
             pixels, width first: (112, 92) leaves them alone.
         test_images: how many images of each person are test examples, from 1 to 9: the last ones, by
             number. (LMRA shares out all 400; a server that measures accuracy needs some.)
+
+    References:
+        Samaria and Harter: Parameterisation of a Stochastic Model for Human Face Identification, 1994.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Parameterisation of a Stochastic Model for Human Face Identification",
+        authors="Samaria, Harter",
+        venue="IEEE Workshop on Applications of Computer Vision",
+        year=1994,
+    )
 
     size: tuple[int, int] = (80, 70)
     test_images: int = 2

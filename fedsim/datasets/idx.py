@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from fedsim.datasets.cache import cached
 from fedsim.datasets.files import by_torchvision, data_folder, find, verify
 from fedsim.datasets.holding_out import every_nth
 from fedsim.errors import DataError
+from fedsim.paper import Paper
 
 _MNIST_SUMS = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -94,7 +95,17 @@ class Mnist:
 
     Their natural groups are the writers, where the label files of QMNIST (Yadav, Bottou 2019) are in
     `QMNIST/raw`: 539 people wrote the training digits, 297 others the test digits.
+
+    References:
+        LeCun et al.: Gradient-Based Learning Applied to Document Recognition, 1998.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Gradient-Based Learning Applied to Document Recognition",
+        authors="LeCun, Bottou, Bengio, Haffner",
+        venue="Proceedings of the IEEE",
+        year=1998,
+    )
 
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`. Reads torchvision's layout `MNIST/raw`, unpacked or gzipped."""
@@ -144,7 +155,19 @@ def _read_writers(path: Path, folder: Path, labels: Tensor) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist:
-    """70 000 pictures of clothes in 10 classes, 28 x 28, grey, on black (Xiao, Rasul, Vollgraf 2017)."""
+    """70 000 pictures of clothes in 10 classes, 28 x 28, grey, on black (Xiao, Rasul, Vollgraf 2017).
+
+    References:
+        Xiao et al.: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
+        authors="Xiao, Rasul, Vollgraf",
+        venue="arXiv",
+        year=2017,
+        url="https://arxiv.org/abs/1708.07747",
+    )
 
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`. Reads torchvision's layout `FashionMNIST/raw`, unpacked or gzipped."""
@@ -176,7 +199,18 @@ class Emnist:
             `byclass`: 62; `balanced`, `bymerge`: 47, letters whose two forms look alike merged.
         files: `both` reads the training and the test file. `test` makes do with the official test file:
             every fifth example of a class is a test example, the others are training examples.
+
+    References:
+        Cohen et al.: EMNIST: Extending MNIST to handwritten letters, 2017.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="EMNIST: Extending MNIST to handwritten letters",
+        authors="Cohen, Afshar, Tapson, van Schaik",
+        venue="IJCNN",
+        year=2017,
+        url="https://arxiv.org/abs/1702.05373",
+    )
 
     split: Split = "letters"
     files: Literal["both", "test"] = "both"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import Any
+from typing import Any, ClassVar
 
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
@@ -15,6 +15,7 @@ from fedsim.datasets.files import data_folder, verify
 from fedsim.datasets.leaf_files import LETTERS, LeafFiles
 from fedsim.datasets.tabular import plain_columns
 from fedsim.errors import ConfigError, DataError
+from fedsim.paper import Paper
 
 _MOST_CLASSES = 100_000
 """A label beyond is rather damage than a class; LEAF's largest task, Reddit, predicts one of 10 000 words."""
@@ -77,7 +78,18 @@ class Femnist:
 
     Args:
         folder: where in the data folder's `leaf` the task is, such as `femnist-digits` for digits alone.
+
+    References:
+        Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="LEAF: A Benchmark for Federated Settings",
+        authors="Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar",
+        venue="arXiv",
+        year=2018,
+        url="https://arxiv.org/abs/1812.01097",
+    )
 
     folder: str = "femnist"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from fedsim.datasets.cache import cached
 from fedsim.datasets.checks import beyond_memory
 from fedsim.datasets.tabular import plain_columns
 from fedsim.errors import ConfigError
+from fedsim.paper import Paper
 from fedsim.randomness import numpy_generator
 
 _SPREAD = 0.1
@@ -57,7 +58,18 @@ class LeafSynthetic:
             as all features do by one standard deviation. It becomes the column `sensitive`, two further features.
             Ours, for LMRA's "one synthetic binary attribute"; in its released code no label depends on it.
         seed: everything follows from it; LEAF's default.
+
+    References:
+        Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="LEAF: A Benchmark for Federated Settings",
+        authors="Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar",
+        venue="arXiv",
+        year=2018,
+        url="https://arxiv.org/abs/1812.01097",
+    )
 
     features: int = 100
     classes: int = 5

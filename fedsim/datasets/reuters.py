@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -14,6 +15,7 @@ from fedsim.datasets.cache import cached
 from fedsim.datasets.checks import beyond_memory
 from fedsim.datasets.files import data_folder, find, verify
 from fedsim.errors import ConfigError, DataError
+from fedsim.paper import Paper
 
 _CLASSES = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
 _SPECIAL = (PADDING, "<unk>")
@@ -30,7 +32,17 @@ class ReutersR8:
         length: words kept of each text; TGIAs-RO takes 30 (Table X; Table VIII: 32).
         vocabulary: number of tokens: the two above, and the most frequent words of all training texts (in full),
             alphabetically where equally frequent. The paper does not give its own.
+
+    References:
+        Cardoso-Cachopo: Improving Methods for Single-label Text Categorization, 2007.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Improving Methods for Single-label Text Categorization",
+        authors="Cardoso-Cachopo",
+        venue="PhD thesis, Universidade Técnica de Lisboa",
+        year=2007,
+    )
 
     length: int = 30
     vocabulary: int = 5000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
 from fedsim.datasets.files import by_torchvision, data_folder, find, reason, verify
 from fedsim.errors import DataError
+from fedsim.paper import Paper
 
 _SUMS = {
     "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
@@ -23,7 +25,18 @@ _SUMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Svhn:
-    """99 289 house numbers cut into digits, 32 x 32, colour: 73 257 to train, 26 032 to test (Netzer et al. 2011)."""
+    """99 289 house numbers cut into digits, 32 x 32, colour: 73 257 to train, 26 032 to test (Netzer et al. 2011).
+
+    References:
+        Netzer et al.: Reading Digits in Natural Images with Unsupervised Feature Learning, 2011.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Reading Digits in Natural Images with Unsupervised Feature Learning",
+        authors="Netzer, Wang, Coates, Bissacco, Wu, Ng",
+        venue="NIPS Workshop on Deep Learning and Unsupervised Feature Learning",
+        year=2011,
+    )
 
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`. Reads torchvision's two files, in the data folder or in `SVHN` within it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ from fedsim.datasets.cache import cached
 from fedsim.datasets.files import data_folder, find, verify
 from fedsim.datasets.tabular import at_most, categories, complete, encode, held_out, numbers, read_table
 from fedsim.errors import ConfigError, DataError, did_you_mean
+from fedsim.paper import Paper
 
 _ADULT = (
     *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
@@ -42,7 +43,17 @@ class Adult:
         drop: columns to leave out. By default the census's sampling weight, which says nothing of a person, and
             `education-num`, which repeats `education`: with it, education could be read from another column.
         max_examples: keep at most so many training examples, chosen at random; None keeps all.
+
+    References:
+        Kohavi: Scaling Up the Accuracy of Naive-Bayes Classifiers: A Decision-Tree Hybrid, 1996.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Scaling Up the Accuracy of Naive-Bayes Classifiers: A Decision-Tree Hybrid",
+        authors="Kohavi",
+        venue="KDD",
+        year=1996,
+    )
 
     missing: Literal["drop", "category"] = "drop"
     drop: tuple[str, ...] = ("fnlwgt", "education-num")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsim.exposure.noises import OfNoises, highest
 from fedsim.measure import Meaning
+from fedsim.paper import Paper
 from fedsim.training.sent import Sent
 
 
@@ -30,6 +31,13 @@ class AngularLipschitz(OfNoises):
         that has deviation s in pixels of [0, 1] has s / d in model units, where d is the deviation by which the data
         set is normalised, if it is the same for all channels.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Foreseeing Privacy Threats from Gradient Inversion Through the Lens of Angular Lipschitz Smoothness",
+        authors="Anonymous",
+        venue="preprint under review",
+        year=2023,
+    )
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"max": "less", "q99": "less"}
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsim.errors import ConfigError
 from fedsim.exposure.hessian import EXACT
 from fedsim.measure import Meaning, Measure
+from fedsim.paper import Paper
 from fedsim.randomness import generator
 from fedsim.training.linear import Linear
 from fedsim.training.sent import Sent
@@ -39,6 +40,13 @@ class JacobianNorm(Measure):
         Hutchinson: A Stochastic Estimator of the Trace of the Influence Matrix, 1990.
         Differs: Mo et al. look at single layers, this at all that a client sends.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Quantifying and Localizing Usable Information Leakage from Neural Network Gradients",
+        authors="Mo, Borovykh, Malekzadeh, Demetriou, Gündüz, Haddadi",
+        venue="ESORICS",
+        year=2021,
+    )
 
     probes: int = 100
     exact: bool = False

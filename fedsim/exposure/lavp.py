@@ -10,6 +10,7 @@ from typing import ClassVar
 from fedsim.errors import ConfigError
 from fedsim.exposure.hessian import Hessian
 from fedsim.measure import Meaning, Measure
+from fedsim.paper import Paper
 from fedsim.training.sent import Sent
 
 
@@ -47,6 +48,14 @@ class Lavp(Measure):
         1 / |g|^2 of Eq. 5 is missing. The start of iterations is the same each time. The Hessian is that of half the
         squared L2 distance, as in the paper's proof; its text has the squared distance, of which it is twice as large.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Foreseeing Reconstruction Quality of Gradient Inversion: An Optimization Perspective",
+        authors="Hong, Cho, Cho, Ahn, Kim",
+        venue="arXiv",
+        year=2023,
+        url="https://arxiv.org/abs/2312.12488",
+    )
 
     steps: int = 100
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsim.exposure.noises import OfNoises
 from fedsim.measure import Meaning
+from fedsim.paper import Paper
 from fedsim.training.sent import Sent
 
 
@@ -26,6 +27,13 @@ class Sensitivity(OfNoises):
         by Hong et al. 2023 (LAVP), related work.
         Differs: they look at single layers, this at all that a client sends; neither text gives the size of noises.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Quantifying and Localizing Usable Information Leakage from Neural Network Gradients",
+        authors="Mo, Borovykh, Malekzadeh, Demetriou, Gündüz, Haddadi",
+        venue="ESORICS",
+        year=2021,
+    )
 
     noises: int = 100
 

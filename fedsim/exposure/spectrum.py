@@ -13,6 +13,7 @@ from fedsim.errors import ConfigError
 from fedsim.exposure.hessian import EXACT, Distance, Hessian
 from fedsim.exposure.lanczos import lanczos
 from fedsim.measure import Meaning, Measure
+from fedsim.paper import Paper
 from fedsim.randomness import generator
 from fedsim.training.sent import Sent
 
@@ -55,6 +56,14 @@ class Spectrum(Measure):
         and Vetterli 2007 for the effective rank.
         Differs: LAVP uses two ends of the spectrum only, and by single precision.
     """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Foreseeing Reconstruction Quality of Gradient Inversion: An Optimization Perspective",
+        authors="Hong, Cho, Cho, Ahn, Kim",
+        venue="arXiv",
+        year=2023,
+        url="https://arxiv.org/abs/2312.12488",
+    )
 
     distance: Distance = "l2"
     exact: int = 1024
