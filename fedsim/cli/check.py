@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from fedsim.cli.options import console, finish
 from fedsim.cli.plugins import completed
-from fedsim.errors import ConfigError, PluginError, did_you_mean
+from fedsim.errors import ConfigError
 from fedsim.plugins import registry
 
 _STYLES = {"passed": "green", "failed": "bold red", "does not apply": "dim", "not checked": "yellow"}
@@ -35,17 +35,10 @@ def check(
     """Check on tiny cases that plug-ins keep to what fedsim relies on, in seconds."""
     if settings and len(names) > 1:
         raise ConfigError(f"--set: of which of {len(names)} plug-ins is not said; check that one alone")
-    groups = {name: _groups_of(name) for name in names}
+    groups = {name: registry.groups_of(name) for name in names}
     chosen = _parsed(settings or ())
     logging.disable(logging.WARNING)  # what it says of its tiny cases is of no use to anybody
     finish([sentence for name in names if (sentence := _examined(name, groups[name], chosen))])
-
-
-def _groups_of(name: str) -> list[registry.Group]:
-    if groups := [group for group in registry.GROUPS if name in registry.names(group)]:
-        return groups
-    everything = [known for group in registry.GROUPS for known in registry.names(group)]
-    raise PluginError(f"nothing is called '{name}', {did_you_mean(name, everything)}")
 
 
 def _examined(name: str, groups: Iterable[registry.Group], settings: dict[str, Any]) -> str:
@@ -54,8 +47,7 @@ def _examined(name: str, groups: Iterable[registry.Group], settings: dict[str, A
 
     bad = []
     for group in groups:
-        owner = registry.entry(group, name).dist
-        console.print(f"[bold]{escape(name)}[/]  ({group}, from {owner.name if owner else '?'})")
+        console.print(f"[bold]{escape(name)}[/]  ({group}, from {escape(registry.owner(group, name))})")
         for outcome in examine(group, name, settings):
             style = _STYLES[outcome.verdict]
             why = f": {outcome.why}" if outcome.why else ""

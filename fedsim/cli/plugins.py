@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.cli.options import console
-from fedsim.errors import ConfigError, FedsimError, PluginError, did_you_mean
+from fedsim.errors import ConfigError, FedsimError, did_you_mean
 from fedsim.plugins import registry
 from fedsim.plugins.descriptions import described
 
@@ -46,7 +46,7 @@ def _told(group: registry.Group, name: str, *, stated: bool) -> list[str]:
         return [f"does not load: {error}"]
     text = ". ".join(filter(None, [found.cited, found.text.splitlines()[0]]))
     promise = f"promises: {found.promises}" if stated and found.promises else ""
-    owner = _owner(group, name)
+    owner = registry.owner(group, name)
     return list(filter(None, [text, promise, "" if owner == registry.OWNER else f"[{owner}]"]))
 
 
@@ -64,15 +64,15 @@ def completed(incomplete: str) -> list[str]:
     return [name for group in registry.GROUPS for name in registry.names(group) if name.startswith(incomplete)]
 
 
-def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.", autocompletion=completed)]) -> None:
+def show(
+    name: Annotated[
+        str, typer.Argument(help="A plug-in of any kind, registered or module:Class.", autocompletion=completed)
+    ],
+) -> None:
     """Show a plug-in: what it does, its settings and defaults, its paper, what it needs."""
-    groups = [group for group in registry.GROUPS if name in registry.names(group)]
-    if not groups:
-        everything = [known for group in registry.GROUPS for known in registry.names(group)]
-        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, everything)}")
-    for group in groups:
+    for group in registry.groups_of(name):
         found = described(group, name)
-        console.print(f"[bold]{name}[/]  ({group}, from {_owner(group, name)})\n")
+        console.print(f"[bold]{escape(name)}[/]  ({group}, from {escape(registry.owner(group, name))})\n")
         console.print(found.text, markup=False, highlight=False, soft_wrap=True)
         table = Table("setting", "type", "default")
         for row in found.settings:
@@ -86,8 +86,3 @@ def show(name: Annotated[str, typer.Argument(help="A plug-in of any kind.", auto
             console.print(f"uses, where granted: {', '.join(found.uses)}", soft_wrap=True)
         if found.paper:
             console.print(f"paper: {found.paper}", markup=False, soft_wrap=True)
-
-
-def _owner(group: registry.Group, name: str) -> str:
-    owner = registry.entry(group, name).dist
-    return owner.name if owner else "?"

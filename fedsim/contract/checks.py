@@ -123,7 +123,7 @@ def examine(group: registry.Group, name: str, settings: Mapping[str, Any]) -> It
     Raises:
         PluginError: nobody registered the name, or two distributions did.
     """
-    registry.entry(group, name)
+    registry.owner(group, name)
     first, *others = checks_of(group)
     with fresh_folder() as folder:
         subject = Subject(group=group, name=name, settings=settings, folder=folder)

@@ -65,8 +65,7 @@ def described(group: registry.Group, name: str) -> Description:
     Raises:
         PluginError: it does not load.
     """
-    owner = registry.entry(group, name).dist
-    if owner is None or owner.name != _OWN:
+    if not registry.is_own(group, name):
         return _imported(group, name)
     known = _read()
     if (found := known.get(f"{group}/{name}")) is not None:

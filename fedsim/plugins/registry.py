@@ -44,6 +44,8 @@ OFFERS: Mapping[Group, str] = {
     "measures": "of",
 }
 """The method by which a class is known for a plug-in of its group."""
+_MADE: tuple[Group, ...] = ("models", "datasets")
+"""Groups in which a function that makes the product will do, too."""
 
 
 def check_installation() -> None:
@@ -104,13 +106,45 @@ def entry(group: Group, name: str) -> EntryPoint:
     return known[name][0]
 
 
+def owner(group: Group, name: str) -> str:
+    """The distribution that registers `name`; of `module:attribute` the module.
+
+    Raises:
+        PluginError: see `entry`.
+    """
+    if ":" in name:
+        return name.partition(":")[0]
+    return dist.name if (dist := entry(group, name).dist) else "?"
+
+
+def groups_of(name: str) -> list[Group]:
+    """The groups in which `name` is a plug-in: registered, or as `module:attribute` of the kind of their plug-ins.
+
+    Raises:
+        PluginError: there are none, or the module does not import.
+    """
+    if ":" in name:
+        thing = load_object(name)
+        found = [group for group in GROUPS if _is_plugin(thing, group)]
+        if not (found := found or [group for group in _MADE if _makes(thing, group)]):
+            raise PluginError(
+                f"'{name}' is no plug-in: no class that derives from an interface of fedsim, such as "
+                "fedsim.Attack, nor a function annotated to return a model or a data set"
+            )
+        return found
+    if not (found := [group for group in GROUPS if name in names(group)]):
+        everything = [known for group in GROUPS for known in names(group)]
+        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, everything)}")
+    return found
+
+
 def is_own(group: Group, name: str) -> bool:
     """Whether fedsim itself registers this name: its runs outlive a new version of it and of its libraries.
 
     Raises:
         PluginError: see `entry`.
     """
-    return ":" not in name and (owner := entry(group, name).dist) is not None and owner.name == OWNER
+    return ":" not in name and owner(group, name) == OWNER
 
 
 def name_of(group: Group, cls: type) -> str | None:
@@ -135,11 +169,11 @@ def load(group: Group, name: str) -> Any:
         loaded = load_object(name) if ":" in name else _load_entry(group, name)
     if _is_plugin(loaded, group):
         return loaded
-    if group in ("models", "datasets"):
-        from fedsim.plugins.makers import PRODUCTS, makes
+    if _makes(loaded, group):
+        return loaded
+    if group in _MADE:
+        from fedsim.plugins.makers import PRODUCTS
 
-        if makes(loaded, group):
-            return loaded
         or_else = f", nor a function annotated to return {PRODUCTS[group]}"
     else:
         or_else = ""
@@ -148,6 +182,14 @@ def load(group: Group, name: str) -> Any:
 
 def _is_plugin(thing: Any, group: Group) -> bool:
     return isinstance(thing, type) and hasattr(thing, OFFERS[group])
+
+
+def _makes(thing: Any, group: Group) -> bool:
+    if group not in _MADE:
+        return False
+    from fedsim.plugins.makers import makes
+
+    return makes(thing, group)
 
 
 def _load_entry(group: Group, name: str) -> Any:
