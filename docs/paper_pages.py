@@ -1,0 +1,164 @@
+"""Writes papers/*.md and paper-numbers.md: `python docs/paper_pages.py`. A test sees that they are up to date.
+
+Figures come from `fedsim/reproduce/papers` (what is published) and `fedsim/reproduce/kept` (what we got), words from
+the templates `papers/*.md.j2`, in which `setting`, `comparison` and `details` stand for tables. Figures in `kept/` that
+follow from the tables in `benchmarks/results` are written by `python benchmarks/kept_figures.py`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from fedsim.errors import ConfigError
+from fedsim.reproduce.figures import Verdict, difference_text
+from fedsim.reproduce.papers import Compared, Details, Kept, Paper, PublishedTable, compared, papers, results
+
+HERE = Path(__file__).parent
+INDEX = HERE / "paper-numbers.md"
+WRITTEN = "<!-- Written by `python docs/paper_pages.py`; words are in {}.md.j2, figures in fedsim/reproduce. -->\n"
+HEAD = """# Published figures beside ours
+
+Each page has a paper's tables and figures, as far as data at hand allow for them: what it prints, what we got, the
+difference, and a verdict by a tolerance that was written down with the paper's figures. **Met** means as good as the
+paper's up to the tolerance; **missed** stays here, with the reason as far as we know it; *not comparable* are figures
+whose setting differs by too much, and the page says in what. Every result has the command that makes it again.
+
+`fedsim reproduce` lists the same tables, `fedsim reproduce PAPER/TABLE` shows one, and with `--scale quick` or `full`
+runs it.
+"""
+SHOWN = {Verdict.MET: "met", Verdict.MISSED: "**missed**", Verdict.NOT_COMPARABLE: "not comparable"}
+
+
+class Page:
+    """The tables of one paper's page, and which of its results have been shown."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.paper, self.results = name, papers()[name], results()[name]
+        self.shown: set[tuple[str, str]] = set()
+
+    def setting(self, table: str) -> str:
+        """What the paper did, and what differs in ours."""
+        asked = self.paper.table[table]
+        parts = [f"*In the paper:* {asked.setting}."]
+        parts += [f"± is the {asked.spread}."] if asked.spread else []
+        parts += [f"*What differs:* {asked.differs.strip()}"] if asked.differs else []
+        reasons = dict.fromkeys(asked.incomparable.values())
+        parts += [f"*Not comparable:* {'; '.join(map(self._reason(asked), reasons))}."] if reasons else []
+        return textwrap.fill(" ".join(parts), 120, break_long_words=False, break_on_hyphens=False)
+
+    @staticmethod
+    def _reason(asked: PublishedTable) -> Callable[[str], str]:
+        """What is not comparable for one reason, with the reason."""
+
+        def told(reason: str) -> str:
+            names = [name for name, why in asked.incomparable.items() if why == reason]
+            titles = [asked.quantities[name].title if name in asked.quantities else name for name in names]
+            return f"{', '.join(titles)} ({reason})"
+
+        return told
+
+    def comparison(self, table: str, *names: str, commands: bool = True) -> str:
+        """The paper's figures beside those of some results for the table, or of all; notes and commands below."""
+        chosen = [kept for kept in self.results.kept if kept.table == table and kept.name in (names or (kept.name,))]
+        if len(chosen) < max(len(names), 1):
+            raise ConfigError(f"{self.name}.md.j2: {table}: expected results called {names or 'anything'}")
+        self.shown |= {(table, kept.name) for kept in chosen}
+        lines = [*self._compared(table, chosen), "", *_notes(chosen)]
+        return "\n".join([*lines, *(_commands(chosen) if commands else ())]).strip()
+
+    def details(self, name: str) -> str:
+        """A table of our own."""
+        found = next((other for other in self.results.details if other.name == name), None)
+        if found is None:
+            raise ConfigError(f"{self.name}.md.j2: there is no table '{name}' in kept/")
+        self.shown.add(("", name))
+        return "\n".join([*_table(found.head, found.rows), *(["", *_commands([found])] if found.command else [])])
+
+    def _compared(self, table: str, chosen: Sequence[Kept]) -> list[str]:
+        columns = [{(one.row, one.quantity): one for one in self.compared(kept)} for kept in chosen]
+        asked, before, rows = self.paper.table[table], "", []
+        for row in asked.rows:
+            for quantity in asked.quantities:
+                cells = [column.get((row, quantity)) for column in columns]
+                if not any(cells):
+                    continue
+                paper = next((cell.paper.text for cell in cells if cell and cell.paper), "")
+                shown = "" if row == before else row
+                rows.append([shown, asked.quantities[quantity].title, paper, *map(_cell, cells)])
+                before = row
+        return _table(["", "", "paper", *(f"ours: {kept.name}" for kept in chosen)], rows)
+
+    def compared(self, kept: Kept) -> list[Compared]:
+        """Ours beside the paper's."""
+        return compared(self.name, kept.table, kept.rows, f"kept: {self.name}: {kept.table}: {kept.name}")
+
+    def text(self) -> str:
+        """The whole page.
+
+        Raises:
+            ConfigError: a result that the template does not show.
+        """
+        template = (HERE / "papers" / f"{self.name}.md.j2").read_text(encoding="utf-8")
+        text = (
+            Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+            .from_string(template)
+            .render(setting=self.setting, comparison=self.comparison, details=self.details, cite=self.paper.cite)
+        )
+        every = {(k.table, k.name) for k in self.results.kept} | {("", d.name) for d in self.results.details}
+        if left := every - self.shown:
+            raise ConfigError(f"{self.name}.md.j2: shows no {sorted(left)}")
+        return WRITTEN.format(self.name) + text
+
+
+def _cell(one: Compared | None) -> str:
+    if one is None:
+        return ""
+    if one.paper is None or one.verdict is None:
+        return one.ours.text
+    return f"{one.ours.text} ({', '.join(filter(None, [difference_text(one.ours, one.paper), SHOWN[one.verdict]]))})"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
+
+
+def _notes(chosen: Sequence[Kept]) -> Iterator[str]:
+    for kept in chosen:
+        yield from [f"*{kept.name}* ({kept.date}): {kept.note.strip() or 'as above.'}", ""]
+
+
+def _commands(chosen: Sequence[Kept | Details]) -> list[str]:
+    return ["```sh", *dict.fromkeys(one.command.strip() for one in chosen), "```"]
+
+
+def index() -> str:
+    """The page that leads to all papers."""
+    parts = [HEAD]
+    for name, paper in papers().items():
+        parts.append(f"\n## [{paper.title}](papers/{name}.md)\n\n{paper.cite}.\n\n" + "\n".join(_counted(name, paper)))
+    return WRITTEN.format("papers/*") + "\n".join(parts) + "\n"
+
+
+def _counted(name: str, paper: Paper) -> list[str]:
+    page, rows = Page(name), []
+    for table, published in paper.table.items():
+        of_it = [kept for kept in results()[name].kept if kept.table == table]
+        count = Counter(one.verdict for kept in of_it for one in page.compared(kept) if one.verdict)
+        latest = str(max(kept.date for kept in of_it)) if of_it else "not measured"
+        rows.append([f"`{name}/{table}`", published.title, latest, *(str(count[verdict] or "") for verdict in Verdict)])
+    return _table(["", "", "last result", *Verdict], rows)
+
+
+def pages() -> dict[Path, str]:
+    """Every page by its place."""
+    return {INDEX: index(), **{HERE / "papers" / f"{name}.md": Page(name).text() for name in papers()}}
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
