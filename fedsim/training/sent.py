@@ -20,7 +20,7 @@ from fedsim.errors import ConfigError
 from fedsim.randomness import seeded
 from fedsim.task import Loss, smoothed
 from fedsim.training.linear import Linear, alike
-from fedsim.training.modes import dropping, forward, set_modes, trained
+from fedsim.training.modes import forward, set_modes, trained
 from fedsim.training.optimizers import sgd_direction
 from fedsim.training.settings import LocalTraining
 
@@ -31,6 +31,8 @@ BUDGET = 1 << 29
 """Bytes of memory for what is computed at once, half a GiB."""
 _QUICKEST = 1 << 26
 """Bytes beyond which small batches take longer at once than in parts."""
+_SAME = 1e-3
+"""By how much outputs may differ by rounding, beside their size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +197,7 @@ class Sent:
             ConfigError: not all examples vary, and an update is sent, to which none has a share of its own.
         """
         if self.rest is not None:
-            return self.vector - self.rest
+            return replace(self, rest=None).vector
         if len(self.varying) == len(self.inputs):
             return self.vector
         if self.training is not None:
@@ -213,8 +215,8 @@ class Sent:
 
     @property
     def is_zero(self) -> bool:
-        """Whether nothing is sent, so that there is nothing to read."""
-        return not self.vector.any()
+        """Whether the varying examples add nothing to what is sent, so that there is nothing to read."""
+        return not (self.vector if self.training is not None else self.share).any()
 
     @cached_property
     def linear(self) -> Linear:
@@ -295,12 +297,11 @@ class Sent:
         """Whether a gradient is sent to which each of several examples adds its own part, whatever the others are."""
         if self.training is not None or self._draws or len(self.inputs) == 1 or self.rest is not None:
             return False
+        if any(_normalises_by_batch(module) for module in self.model.modules()):
+            return False
         with torch.no_grad():
-            try:
-                apart = torch.cat([self.model(example[None]) for example in self.inputs])
-            except ValueError:  # a layer that normalises by the batch has nothing to normalise one example by
-                return False
-            return torch.allclose(apart, self.model(self.inputs), rtol=1e-3, atol=1e-5)
+            apart, together = torch.cat([self.model(example[None]) for example in self.inputs]), self.model(self.inputs)
+        return bool(together.any()) and bool((apart - together).norm() <= _SAME * together.norm())
 
     @cached_property
     def _weights(self) -> dict[str, Tensor]:
@@ -309,7 +310,11 @@ class Sent:
 
     @cached_property
     def _draws(self) -> bool:
-        return any(layer.training for layer in dropping(self.model))
+        """Whether any layer draws, as dropout does, which the state of torch's generator shows."""
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            forward(self.model, self.inputs)
+        return not torch.equal(before, torch.get_rng_state())
 
     def _slopes(
         self, weights: dict[str, Tensor], inputs: Tensor, labels: Tensor, loss: Loss, slopes_of: Slopes
@@ -369,9 +374,13 @@ class _Forward(nn.Module):
 def _normalise_by_batch_alone(model: nn.Module) -> None:
     """Let layers that normalise by the batch forget their running statistics, which they would only change."""
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and module.training:
+        if _normalises_by_batch(module):
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
+
+
+def _normalises_by_batch(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
 
 
 def _in_order(examples: Tensor, training: LocalTraining) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.task import squared_error
 from fedsim.training.sent import Sent
 from fedsim.training.settings import LocalTraining
 
@@ -44,3 +45,60 @@ def test_an_example_by_itself_is_what_it_is_among_the_others(whole: Sent, comput
     torch.testing.assert_close(alone.linear.pull(among.vector), among.linear.pull(among.vector))
     if whole.training is None:
         torch.testing.assert_close(alone.share, among.share)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(6), nn.BatchNorm1d(6, track_running_stats=False).eval()])
+def test_where_outputs_do_not_show_that_examples_mix_they_do_all_the_same(norm: nn.Module) -> None:
+    """A head of zeros gives the same outputs whatever it gets, and equal examples are their own mean."""
+    silent, equal = sent(norm), sent(norm)
+    nn.init.zeros_(silent.model[-1].weight)
+    nn.init.zeros_(silent.model[-1].bias)
+    equal = replace(equal, inputs=equal.inputs[:1].expand(4, -1), labels=equal.labels[:1].expand(4))
+    for whole in (silent, equal):
+        assert len(whole.alone(2).inputs) == 4
+
+
+def test_a_head_of_zeros_leaves_open_whether_examples_mix() -> None:
+    class Centred(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs - inputs.mean(0)
+
+    whole = sent(Centred())
+    nn.init.zeros_(whole.model[-1].weight)
+    nn.init.zeros_(whole.model[-1].bias)
+    assert len(whole.alone(2).inputs) == 4
+
+
+@pytest.mark.parametrize("layer", [nn.RReLU(), nn.Dropout1d(), nn.LSTM(6, 6, num_layers=2, dropout=0.5)])
+def test_whatever_layer_draws_draws_the_same_each_time(layer: nn.Module) -> None:
+    class Only(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found = self.layer(inputs)
+            return found[0] if isinstance(found, tuple) else found
+
+    whole = sent(Only())
+    torch.testing.assert_close(whole(whole.unknown), whole(whole.unknown), rtol=0, atol=0)
+    assert len(whole.alone(2).inputs) == 4
+
+
+def test_a_share_is_not_lost_in_the_rounding_of_the_others() -> None:
+    model = nn.Linear(2, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    inputs, targets = torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([1e6, 1e-6])
+    share = Sent.of(model, squared_error, inputs, targets).alone(1).share
+    assert share.norm().item() == pytest.approx(1e-6 * 26**0.5)
+
+
+def test_an_example_that_adds_nothing_has_nothing_to_read_among_others_that_do() -> None:
+    model = nn.Linear(2, 1)
+    inputs = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        targets = model(inputs)[:, 0] + torch.tensor([0.0, 1.0, 2.0])
+    whole = Sent.of(model, squared_error, inputs, targets)
+    assert [whole.alone(example).is_zero for example in range(3)] == [True, False, False]
+    assert not whole.is_zero
