@@ -253,6 +253,7 @@ class Audit:
         with overheard() as warnings:
             finding = self._found(transcript, job, knowledge, progress, isolation)
         evaluator_of(finding).form(finding, self._owed(transcript, job, knowledge, first))
+        granted = self.spec.adversary.knowledge.model_dump(mode="json")
         about = {
             "attack": job.title,
             "plugin": job.plugin,
@@ -269,6 +270,8 @@ class Audit:
             "code": code_hash(type(job.attack)),
             "model_code": self.cache.model_code,
             "granted": knowledge.granted(),
+            "knowledge": {name: granted[name] for name in knowledge.granted()},
+            "app": self.spec.app.model_dump(mode="json", exclude_defaults=True),
             "partial_records": knowledge.partial_records.column if knowledge.partial_records else "",
             "fingerprint": fingerprint,
             "warnings": warnings,

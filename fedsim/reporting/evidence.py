@@ -25,7 +25,7 @@ from fedsim.findings import Finding, Reconstruction, Texts
 from fedsim.plugins import registry
 from fedsim.progress import tracked
 from fedsim.recording.finding_files import load_claim, read_about
-from fedsim.recording.header import Header
+from fedsim.recording.header import Header, hash_state
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting import figures
 from fedsim.reporting.summary import Kind
@@ -34,9 +34,11 @@ log = logging.getLogger(__name__)
 
 _NEEDED = (
     "attack", "plugin", "round", "victim", "repeat", "granted", "settings", "changed", "seconds", "command", "warnings",
-    "variant", "members",
+    "variant", "members", "rounds", "partial_records",
 )  # fmt: skip
 """What the page needs of what a finding says of itself."""
+_WRITTEN = ("knowledge", "app")
+"""What else it needs of that, which findings of an earlier fedsim do not say."""
 _VERIFIED = 10**9
 """Bytes; a larger recording is not read whole for a report."""
 
@@ -47,10 +49,11 @@ class Found:
 
     `images` counts the examples, of which `picture` or `texts` shows the first. Where the finding is a `bag`, it tells
     which words there are and no texts: `texts` is one pair of sets, and `images` counts the claimed words. Where it is
-    `typical`, it tells what classes look like.
+    `typical`, it tells what classes look like. `hash` is the SHA-256 of all that is claimed, with its curves.
     """
 
     about: Mapping[str, Any]
+    hash: str
     curves: figures.Curves
     picture: bytes
     images: int
@@ -210,7 +213,8 @@ def _curves(finding: Finding) -> dict[str, Any]:
 def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
     members = ", ".join(map(str, about["members"]))
     who = f"the sum over clients {members}" if members else f"client {about['victim']}"
-    return {key: about[key] for key in _NEEDED} | {"title": about["attack"], "who": who}
+    written = {key: about.get(key) for key in _WRITTEN}
+    return {key: about[key] for key in _NEEDED} | written | {"title": about["attack"], "who": who}
 
 
 def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Viewer) -> Found:
@@ -223,6 +227,7 @@ def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Vie
         write_bytes(png, picture)
     return Found(
         about=_needed(about),
+        hash=hash_state(finding.tensors),
         curves=_curves(finding)
         | {name: (x.double().numpy(), y.double().numpy()) for name, (x, y) in shown.curves.items()},
         picture=picture,
