@@ -1,9 +1,9 @@
 """What descent from beside the truth leaves of the matching loss, and which measure foresees that: LAVP's Table 4.
 
 Each image starts five times from itself plus 0.1 times a random sign in each pixel. Plain gradient descent follows,
-with one learning rate for all images: half of what the steepest measured one allows. `python benchmarks/lavp_local.py` needs
-what `lavp_study.py measure` gives, takes about half an hour of one core for LeNet and CIFAR-10, keeps
-benchmarks/results/lavp-local.csv and prints Spearman's correlation of the mean final loss with each measure, and the
+with one learning rate for all: half of what the steepest measured image allows. It needs what `lavp_study.py measure`
+gives. `python benchmarks/lavp_local.py` takes ten minutes of one core for LeNet and CIFAR-10, keeps
+benchmarks/results/lavp-local.csv, and prints Spearman's correlation of the mean final loss with each measure, and the
 first three images as the paper shows them.
 """
 
