@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from fedsim.task import Task
     from fedsim.wire.messages import Update
     from fedsim.wire.payloads import Payload
+    from fedsim.workflow.comparing import Comparison, compare
     from fedsim.workflow.in_memory import attack
     from fedsim.workflow.runs import Run, open, run
+    from fedsim.workflow.sweeping import Sweep, sweep
 
     Curious: Any
     CuriousGrid: Any
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Attack": "fedsim.attacks",
+    "Comparison": "fedsim.workflow.comparing",
     "Config": "fedsim.experiments.config",
     "Curious": "strategies.curious",
     "CuriousGrid": "strategies.curious_grid",
@@ -56,23 +59,26 @@ _HOMES = {
     "Reconstruction": "fedsim.findings",
     "Representatives": "fedsim.findings",
     "Run": "fedsim.workflow.runs",
+    "Sweep": "fedsim.workflow.sweeping",
     "Task": "fedsim.task",
     "Texts": "fedsim.findings",
     "Transcript": "fedsim.recording.transcript",
     "Update": "fedsim.wire.messages",
     "attack": "fedsim.workflow.in_memory",
     "audit": "strategies.curious_grid",
+    "compare": "fedsim.workflow.comparing",
     "open": "fedsim.workflow.runs",
     "partition_mod": "clients.mods",
     "run": "fedsim.workflow.runs",
+    "sweep": "fedsim.workflow.sweeping",
     "write_truth": "fedsim.evaluation.truth",
 }
 """Each public name and the module that it is in."""
 __all__ = [
-    "Attack", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples", "FedsimError",
+    "Attack", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples", "FedsimError",
     "Finding", "Guarantee", "Inference", "Knowledge", "LocalModel", "Measure", "Paper", "Participation",
-    "Payload", "Poisson", "Reconstruction", "Representatives", "Run", "Setting", "Task", "Texts", "Transcript",
-    "Update", "attack", "audit", "open", "partition_mod", "run", "write_truth",
+    "Payload", "Poisson", "Reconstruction", "Representatives", "Run", "Setting", "Sweep", "Task", "Texts", "Transcript",
+    "Update", "attack", "audit", "compare", "open", "partition_mod", "run", "sweep", "write_truth",
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ _WINDOWS = {1.5: 11, 0.5: 5}
 _SAME = 1e-10
 """Mean squared error, 100 dB, from which on images count as equal when they are paired."""
 _LPIPS_SMALLEST = 17
-_LPIPS_FILE, _LPIPS_TENSORS = "squeezenet1_1-imagenet1k.pth", 52
+LPIPS_FILE, _LPIPS_TENSORS = "squeezenet1_1-imagenet1k.pth", 52
 _AT_ONCE = 256
 
 
@@ -114,7 +114,7 @@ def lpips(claimed: Tensor, true: Tensor, weights: Path | None) -> Tensor | str:
         return f"images of {true.shape[-2]} x {true.shape[-1]} are too small for its network"
     if true.shape[1] not in (1, 3):
         return f"its network sees grey or RGB images, these have {true.shape[1]} channels"
-    path = None if weights is None else weights / _LPIPS_FILE
+    path = None if weights is None else weights / LPIPS_FILE
     if path is None or not path.is_file():
         return f"no network weights at {path or '$FEDSIM_DATA/weights/squeezenet1_1-imagenet1k.pth'}"
     pairs = (x.expand(-1, 3, -1, -1) * 2 - 1 for x in (claimed, true))
@@ -134,8 +134,8 @@ def check_weights(weights: Path | None) -> None:
     Raises:
         DataError: the file is damaged, or another network's.
     """
-    if weights is not None and (weights / _LPIPS_FILE).is_file():
-        _lpips_weights(weights / _LPIPS_FILE)
+    if weights is not None and (weights / LPIPS_FILE).is_file():
+        _lpips_weights(weights / LPIPS_FILE)
 
 
 def _lpips_weights(path: Path) -> Mapping[str, Tensor]:

@@ -58,7 +58,7 @@ def grant(
     own = _protocol(experiment) if experiment else {"loss": cross_entropy}
     app = app or AppTable()
     written = adversary.knowledge.model_fields_set
-    values: dict[str, Any] = {"device": _device(adversary.device)}
+    values: dict[str, Any] = {"device": device_of(adversary.device)}
     for name in FACTS:
         setting = getattr(adversary.knowledge, name)
         if name in PRIVATE or setting is False:
@@ -353,7 +353,12 @@ def _written_out(name: str, setting: Any, beside: Path) -> Any:
     return tuple(setting) if name == "input_shape" else setting
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """Where attacks optimise, by the name in [adversary].
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

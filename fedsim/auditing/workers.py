@@ -24,7 +24,7 @@ from logging.handlers import QueueHandler
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fedsim import errors
 from fedsim.errors import AttackCrash, FedsimError
@@ -32,6 +32,7 @@ from fedsim.errors import AttackCrash, FedsimError
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+Next = TypeVar("Next", covariant=True)
 Work = Callable[[Any, Callable[[int, int, Mapping[str, float]], None]], object]
 """Takes an item and a progress callback."""
 Prepare = Callable[..., AbstractContextManager[Work]]
@@ -41,8 +42,18 @@ _GRACE = 3.0
 """Seconds that a process has to end before it is killed."""
 
 
+class Waiting(Protocol[Next]):
+    """Items to work on, as in a deque; what can be begun may depend on what is done."""
+
+    def __bool__(self) -> bool:
+        """Whether an item can be begun now; where none can and none is under way, all work is done."""
+
+    def popleft(self) -> Next:
+        """The next item."""
+
+
 def in_processes(
-    items: Sequence[Item],
+    items: Sequence[Item] | Waiting[Item],
     workers: int,
     prepare: Prepare,
     arguments: tuple[Any, ...],
@@ -56,7 +67,7 @@ def in_processes(
         prepare: called once in each process with `arguments`; what it gives on entering does the work.
         report: told here of the progress of each item.
     """
-    waiting, busy = deque(items), dict[Worker, Item]()
+    waiting, busy = deque(items) if isinstance(items, Sequence) else items, dict[Worker, Item]()
     crew: list[Worker] = []
     idle: list[Worker] = []
     at_once = True

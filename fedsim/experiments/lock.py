@@ -22,11 +22,14 @@ _held: dict[Path, int] = {}
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold `folder`; within, the same process may hold it again.
 
     Where it is missing it is made, and removed again if nothing was written there.
     The system lets go of the lock when the process ends, however it ends; those that it started do not keep it.
+
+    Args:
+        wait: where another process holds it, wait until that has ended.
 
     Raises:
         ConfigError: another process holds it.
@@ -36,7 +39,7 @@ def held(folder: Path) -> Iterator[None]:
         made = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         place = folder.resolve()
-        descriptor = None if place in _held else _acquired(place)
+        descriptor = None if place in _held else _acquired(place, wait)
     except FedsimError:
         raise
     except (OSError, ValueError) as error:  # a path may hold a NUL, which is a ValueError
@@ -78,7 +81,7 @@ def holder(folder: Path) -> str:
     return ""
 
 
-def _acquired(folder: Path) -> int:
+def _acquired(folder: Path, wait: bool) -> int:
     path = folder / NAME
     while True:
         refuse_link(path)
@@ -86,7 +89,7 @@ def _acquired(folder: Path) -> int:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise RunError(f"{path}: is no file, so the run cannot be locked; remove it")
-            _lock(descriptor, folder)
+            _lock(descriptor, folder, wait)
             if _is_still(path, descriptor):  # its last holder may have removed it meanwhile
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps({"process": os.getpid(), "host": platform.node()}).encode(), 0)
@@ -97,9 +100,9 @@ def _acquired(folder: Path) -> int:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, folder: Path) -> None:
+def _lock(descriptor: int, folder: Path, wait: bool) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as error:
         raise ConfigError(f"{folder}: {_who(descriptor)} is writing to it; wait until it has ended") from error
     except OSError as error:

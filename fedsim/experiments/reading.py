@@ -14,7 +14,9 @@ from fedsim.experiments.trust import check_trust, is_in_a_run
 
 _LARGEST = (1 << 64) - 1
 """Flower's ids of nodes, which may be victims, have 64 bits."""
-_PATHS = ("path", "start", "folder")
+FILES = (("model", "start"), ("partition", "path"))
+"""Settings, by table and key, that name a file, to which a relative path is relative to the experiment file."""
+PATHS = ("path", "start", "folder")
 """Settings that name a file or folder."""
 
 
@@ -45,14 +47,23 @@ def config_of(tables: dict[str, Any], where: str, folder: Path) -> Config:
         ConfigError: they say something that does not hold.
     """
     check_possible(tables, where)
-    for table, key in (("model", "start"), ("partition", "path")):  # nodes work in folders of their own
+    make_absolute(tables, where, folder)
+    return check(Config, tables, where)
+
+
+def make_absolute(tables: Mapping[str, Any], where: str, folder: Path) -> None:
+    """Make paths in `tables` absolute that are relative to `folder`: nodes work in folders of their own.
+
+    Raises:
+        ConfigError: one cannot be a path.
+    """
+    for table, key in FILES:
         owner = tables.get(table)
         if isinstance(owner, dict) and isinstance(owner.get(key), str) and owner[key]:
             try:
                 owner[key] = str((folder / Path(owner[key]).expanduser()).resolve())
             except (OSError, ValueError, RuntimeError) as error:
                 raise ConfigError(f"{where}: {table}.{key}: {first_line(error)}; name another file") from error
-    return check(Config, tables, where)
 
 
 def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -75,7 +86,7 @@ def check_possible(tables: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError where a value in `tables` is one that no setting can have."""
     try:
         for place, value in _leaves(tables):
-            if complaint := _impossible(place[-1], value, is_path=place[0] == "truth" or place[-1] in _PATHS):
+            if complaint := _impossible(place[-1], value, is_path=place[0] == "truth" or place[-1] in PATHS):
                 raise ConfigError(f"{where}: {'.'.join(place)}: {complaint}")
     except RecursionError as error:
         raise ConfigError(f"{where}: {TOO_DEEP}") from error
@@ -112,6 +123,15 @@ def _impossible(key: str, value: Any, *, is_path: bool) -> str:
 
 def override_in(tables: dict[str, Any], override: str) -> None:
     """Apply one `a.b.c=value`; see `put`."""
+    put(tables, *parsed(override), f"--set {override}")
+
+
+def parsed(override: str) -> tuple[str, Any]:
+    """The key and the value of `a.b.c=value`.
+
+    Raises:
+        ConfigError: it has another form.
+    """
     key, equals, text = override.partition("=")
     if not equals or not all(word.strip() for word in key.split(".")):
         raise ConfigError(f"--set {override}: expected key=value, e.g. attack.sme.iterations=200")
@@ -121,7 +141,7 @@ def override_in(tables: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {key}: {TOO_DEEP}") from error
     except ValueError:
         value = text
-    put(tables, key, value, f"--set {override}")
+    return key, value
 
 
 def put(tables: dict[str, Any], key: str, value: Any, where: str) -> None:

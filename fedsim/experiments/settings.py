@@ -15,20 +15,20 @@ from fedsim.plugins.objects import is_object
 _VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
 _INFLUENCES = ("data", "partition", "model", "training", "federation", "strategy", "defense", "canaries", "states")
 """The tables of an experiment that a training follows from."""
-_LAUNCH = ("engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "port", "evaluate_every")
+LAUNCH = ("engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "port", "evaluate_every")
 """The keys of [federation] that it does not follow from."""
 REBUILT = ("data", "partition", "model")
 """The tables from which a run is rebuilt for attacks on it; its training follows from others too."""
 MAY_CHANGE = (
-    "adversary.", "attack.", "states.", "recording.fsync", "canaries.confidence",
-    *(f"federation.{key}" for key in _LAUNCH),
+    "adversary.", "attack.", "report.", "states.", "recording.fsync", "canaries.confidence",
+    *(f"federation.{key}" for key in LAUNCH),
 )  # fmt: skip
 """Settings that may change before a run goes on."""
 
 
 def made_with(config: Config) -> dict[str, Any]:
     """What determines the states of a training: the settings that influence them, the code, and the versions."""
-    tables = config.model_dump(mode="json", exclude_none=True, exclude={"federation": set(_LAUNCH)})
+    tables = config.model_dump(mode="json", exclude_none=True, exclude={"federation": set(LAUNCH)})
     tables = {key: tables[key] for key in _INFLUENCES if key in tables}
     tables["states"].pop("epochs", None)  # further epochs do not change the earlier ones
     if code := code_of(config):

@@ -51,6 +51,36 @@ def replaced(tables: dict[str, Any]) -> None:
             _check_carried(tables, where)
 
 
+def name_objects(tables: dict[str, Any]) -> None:
+    """Replace the objects in the tables of a sweep, those in values of axes too, by names and settings.
+
+    Raises:
+        ConfigError: an object is not of the kind that belongs there, or only this process could use it.
+    """
+    replaced(tables)
+    _check_named(tables, "sweep")
+    sweep = tables.get("sweep")
+    axes = sweep.get("axes") if isinstance(sweep, dict) else None
+    for axis, values in axes.items() if isinstance(axes, dict) else ():
+        for place, value in enumerate(values if isinstance(values, list) else ()):
+            single = axis == "attack"
+            holder: dict[str, Any] = {axis: [value] if single else value}
+            replaced(holder)
+            _check_named(holder, f"sweep.axes: '{axis}'")
+            values[place] = holder[axis][0] if single else holder[axis]
+
+
+def _check_named(tables: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError where the name of a table stands for an object of this process."""
+    for name in (*_TABLES, *_LISTS):
+        for table in tables[name] if isinstance(tables.get(name), list) else [tables.get(name)]:
+            if isinstance(table, Mapping) and is_object(str(table.get("name", ""))):
+                raise ConfigError(
+                    f"{where}: {name}: cells run in other processes, which cannot get this object; put it in a module "
+                    "of its own, where it can be imported by name"
+                )
+
+
 def _check_carried(tables: dict[str, Any], where: str) -> None:
     """Raise ConfigError where other processes would need the object at `where`; else attacks run in this one."""
     remedy = "put it in a module of its own, where it can be imported by name"

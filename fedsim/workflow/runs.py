@@ -67,7 +67,7 @@ def run(
     for key, value in changes.items():
         if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
             raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
-        put(tables, key, _copied(value), f"set {key}")
+        put(tables, key, copied(value), f"set {key}")
     replaced(tables)
     config = config_of(tables, where, folder)
     if isinstance(experiment, str | Path):
@@ -339,15 +339,15 @@ def _tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[dict[s
     if isinstance(experiment, Config):
         return experiment.model_dump(mode="json", exclude_none=True), "experiment", Path.cwd()
     if isinstance(experiment, Mapping):
-        return {str(key): _copied(value) for key, value in experiment.items()}, "experiment", Path.cwd()
+        return {str(key): copied(value) for key, value in experiment.items()}, "experiment", Path.cwd()
     raise ConfigError(f"experiment: expected a path, a dict or a Config, got {type(experiment).__name__}")
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """Copies of tables and lists, so that those of the caller do not change; paths as texts; objects as they are."""
     if isinstance(value, Mapping):
-        return {str(key): _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else plain(value)
+        return {str(key): copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if isinstance(value, list | tuple) else plain(value)
 
 
 def _following(progress: Progress | None) -> Callable[[Job, int, int, Mapping[str, float]], None]:

@@ -1,0 +1,191 @@
+"""The cells of a sweep, each with the hash of what it follows from, by which it is found again.
+
+A cell is one attack on one federation, and all cells of a federation share its recording. A hash covers settings,
+whose code is not fedsim's own, the files that settings name, and the versions of packages. Labels are not among them,
+nor where and how a federation runs: its engine does not change what it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsim.auditing.threat_model import device_of
+from fedsim.errors import ConfigError
+from fedsim.experiments.build import build_attacks, data_folder, resolve
+from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
+from fedsim.experiments.reading import PATHS, config_of
+from fedsim.experiments.settings import LAUNCH, code_of, versions
+from fedsim.experiments.trust import check_trust
+from fedsim.metrics import LPIPS_FILE
+from fedsim.plugins.code import code_hash
+from fedsim.plugins.registry import load
+from fedsim.sweeps.grid import Grid, Point
+from fedsim.sweeps.hashes import hash_of, hash_of_folder, hash_of_parts
+
+_SERIAL = ("engine", "actors", "address", "gpus_per_actor", "supernodes", "port")
+"""Keys of [federation] that a cell does not have: it runs in one process, beside others."""
+
+_LENGTH = 16
+"""Hexadecimal digits of a key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One attack on one federation.
+
+    Attributes:
+        point: where in the grid it is.
+        config: its experiment, with every setting written out, as its run folder holds it.
+        title: what its attack is called there; others are those that it builds on.
+        federation: hash of what its federation follows from.
+        key: hash of what its findings and scores follow from.
+    """
+
+    point: Point
+    config: Config
+    title: str
+    federation: str = field(init=False)
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        federation = _key(_federation(self.config))
+        object.__setattr__(self, "federation", federation)
+        object.__setattr__(self, "key", _key({"federation": federation} | _attack(self.config, self.title)))
+
+    @property
+    def federated(self) -> Config:
+        """The experiment of its federation, which nobody attacks."""
+        return self.config.model_copy(update={"attack": [], "adversary": AdversaryTable(when="never")})
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A point whose settings contradict one another."""
+
+    point: Point
+    reason: str
+
+
+def cells_of(grid: Grid, *, trust: bool) -> list[Cell | Unread]:
+    """The cell at each point of `grid`, or why there cannot be one.
+
+    A value of an axis with which no cell can be is a mistake, one with which some cells can be is not.
+
+    Args:
+        trust: import code that a file in a run folder names.
+
+    Raises:
+        ConfigError: such a mistake, or two cells have the same settings.
+        PluginError: nobody registered a name, or a plug-in does not load.
+    """
+    found: list[Cell | Unread] = []
+    for point in grid.points:
+        try:
+            found.append(_cell(grid, point, trust=trust))
+        except ConfigError as error:
+            found.append(Unread(point, str(error)))
+    _check_values(found)
+    _check_different([item for item in found if isinstance(item, Cell)], grid.file.where)
+    return found
+
+
+def _check_values(found: Sequence[Cell | Unread]) -> None:
+    """Raise ConfigError where a value of an axis makes every cell unreadable."""
+    readable = {place for item in found if isinstance(item, Cell) for place in item.point.row.items()}
+    for item in found:
+        if isinstance(item, Unread) and not readable.issuperset(item.point.row.items()):
+            raise ConfigError(item.reason)
+
+
+def _check_different(cells: Sequence[Cell], where: str) -> None:
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        if (other := seen.setdefault(cell.key, cell)) is not cell:
+            raise ConfigError(
+                f"{where}: these two cells have the same settings: {other.point.name}; and {cell.point.name}; leave a "
+                "value out, or exclude one of them"
+            )
+
+
+def _cell(grid: Grid, point: Point, *, trust: bool) -> Cell:
+    tables, where = grid.tables(point), f"{grid.file.where}: {point.name}"
+    attack = tables["attack"][0]
+    tables["attack"] = _with_sources(attack, grid.attacks, where)
+    config = config_of(tables, where, grid.file.folder)
+    check_trust(config, Path(grid.file.where), trust or grid.file.own)
+    config = resolve(_in_one_process(config))
+    return Cell(point=point, config=config, title=config.attack[-1].title)
+
+
+def _with_sources(attack: Mapping[str, Any], known: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
+    """The tables of the attacks that `attack` builds on, and its own; alone it needs no label."""
+    tables = [dict(attack)]
+    while (title := _builds_on(tables[0], where)) is not None:
+        sources = [dict(table) for table in known if title in (table.get("label"), table.get("name"))]
+        if not sources or sources[0] in tables:  # `Audit.check` says what is wrong
+            break
+        tables = [*sources, *tables]
+    if len(tables) == 1:
+        tables[0].pop("label", None)
+    return tables
+
+
+def _builds_on(table: Mapping[str, Any], where: str) -> str | None:
+    [(_, attack)] = build_attacks(check(AttackFile, {"attack": [dict(table)]}, where))
+    return attack.builds_on
+
+
+def _in_one_process(config: Config) -> Config:
+    """The same experiment as it runs beside other cells: on one core, without processes of its own."""
+    federation = config.federation.model_dump(exclude=set(_SERIAL), exclude_none=True)
+    adversary = config.adversary.model_copy(update={"when": "at-end", "workers": 1})
+    return config.model_copy(update={"federation": type(config.federation)(**federation), "adversary": adversary})
+
+
+def _key(parts: Mapping[str, Any]) -> str:
+    return hash_of_parts(parts)[:_LENGTH]
+
+
+def _federation(config: Config) -> dict[str, Any]:
+    """What a federation, its recording and its accuracy follow from."""
+    tables = config.model_dump(mode="json", exclude_none=True, exclude=set(AttackFile.model_fields))
+    for key in LAUNCH:
+        if key != "evaluate_every":
+            tables["federation"].pop(key, None)
+    tables["recording"].pop("fsync")
+    return {"experiment": tables, "code": code_of(config), "files": _files(config), "versions": versions()}
+
+
+def _attack(config: Config, title: str) -> dict[str, Any]:
+    """What findings and scores follow from besides."""
+    adversary = config.adversary.model_dump(mode="json", exclude_none=True, exclude={"when", "workers"})
+    weights = None if (home := data_folder()) is None else home / "weights" / LPIPS_FILE
+    return {
+        "adversary": adversary | {"device": str(device_of(config.adversary.device))},
+        "attack": [table.model_dump(mode="json", exclude_none=True) for table in config.attack],
+        "title": title,
+        "code": [code_hash(load("attacks", table.name)) for table in config.attack],
+        "weights": hash_of(weights) if weights is not None and weights.is_file() else None,
+    }
+
+
+def _files(config: Config) -> dict[str, str]:
+    """Hashes of the files and folders that settings of data, partition and model name.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    found = {}
+    for name in ("data", "partition", "model"):
+        for key, value in getattr(config, name).model_dump(mode="json").items():
+            if key not in PATHS or not isinstance(value, str) or not value:
+                continue
+            path = (data_folder() or Path()) / Path(value).expanduser()  # the one that is read, if it is absolute
+            try:
+                found[f"{name}.{key}"] = hash_of_folder(path) if path.is_dir() else hash_of(path)
+            except OSError as error:
+                raise ConfigError(f"{name}.{key}: {path}: cannot be read ({error.strerror})") from error
+    return found

@@ -1,0 +1,226 @@
+"""A sweep in Python: `fedsim.sweep` runs the cells of a sweep file, side by side, into tables and a page."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tomli_w
+
+from fedsim.auditing.workers import in_processes
+from fedsim.errors import ConfigError
+from fedsim.experiments import lock
+from fedsim.files import write_text
+from fedsim.progress import tell
+from fedsim.sweeps.board import Board
+from fedsim.sweeps.file import SweepFile, read_sweep, sweep_of
+from fedsim.sweeps.machine import cores, free_memory
+from fedsim.sweeps.plan import planned
+from fedsim.sweeps.queue import Job, Queue
+from fedsim.sweeps.store import Store
+from fedsim.sweeps.table import CELLS, TABLE, read_cells, read_table
+from fedsim.workflow.cell_work import doing
+from fedsim.workflow.logs import Progress, kept, told
+from fedsim.workflow.objects import name_objects
+from fedsim.workflow.runs import copied
+
+log = logging.getLogger(__name__)
+FILE = "sweep.toml"
+"""What the folder of a sweep is known by: the sweep file, with the experiment in it."""
+STORE = Path("runs") / "cells"
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_SELDOM = 100
+"""How many times as long as writing the tables takes is waited before they are written again."""
+
+
+def sweep(
+    experiment: str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
+    *,
+    cells: str | Path | None = None,
+    set: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Run all cells of a sweep that are not done yet, side by side, and write their tables and a page.
+
+    Args:
+        experiment: a sweep file, or its tables as a dict.
+        out: the folder for the tables; `runs/NAME` by default for a file `NAME.toml`.
+        cells: the store of cells, which sweeps share; `runs/cells` by default.
+        set: settings to change, such as `{"federation.rounds": 3, "sweep.seeds": [1]}`.
+        trust: import code that a file in a run folder names.
+        progress: called as `progress(what, done, total)`.
+
+    Returns:
+        The sweep, whose `failures` say which cells failed; the others are in its tables.
+
+    Raises:
+        FedsimError: the request is not valid, and nothing was started; or a folder cannot be written.
+    """
+    changes = _changes({} if set is None else set)
+    if isinstance(experiment, str | Path):
+        path = Path(experiment)
+        file, folder = read_sweep(path, changes), default_folder(path)
+    else:
+        tables = copied(experiment)
+        name_objects(tables)
+        file, folder = sweep_of(tables, "sweep", Path.cwd(), changes=changes), None
+    if out is None and folder is None:
+        raise ConfigError("out: a sweep that is in no file has no name; name its folder")
+    place = Path(out) if out is not None else folder
+    assert place is not None
+    with told(progress):
+        swept(file, place, Store(Path(cells or STORE)), trust=trust)
+    return Sweep(place)
+
+
+class Sweep:
+    """The folder of a sweep. Each property reads its files anew."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"Sweep({str(self.path)!r})"
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each score, see `fedsim.sweeps.table`.
+
+        Raises:
+            RunError: the table is missing or damaged.
+        """
+        read_table(self.path)
+        return _frame(self.path / TABLE, texts=("cell", "federation", "round"))
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """A row for each cell: whether it is done, failed or does not apply, and why.
+
+        Raises:
+            RunError: the table is missing or damaged.
+        """
+        read_cells(self.path)
+        return _frame(self.path / CELLS, texts=("cell", "federation", "reason"))
+
+    @property
+    def failures(self) -> list[str]:
+        """A sentence for each cell that failed.
+
+        Raises:
+            RunError: the table is missing or damaged.
+        """
+        table = read_cells(self.path)
+        return [
+            f"{', '.join(f'{axis}={row[axis]}' for axis in (*table.axes, 'attack', 'seed'))}: {row['reason']}"
+            for row in table.rows
+            if row["state"] == "failed"
+        ]
+
+
+def default_folder(file: Path) -> Path:
+    """`runs/NAME` for the sweep file `NAME.toml`."""
+    return Path("runs") / file.stem
+
+
+def swept(file: SweepFile, folder: Path, store: Store, *, trust: bool = False) -> Board:
+    """Do what a sweep file asks for, as far as it is not done.
+
+    Args:
+        file: the sweep file.
+        folder: of its tables.
+        store: of its cells.
+        trust: import code that a file in a run folder names.
+
+    Raises:
+        FedsimError: the request is not valid, and nothing was started; or a folder cannot be written.
+    """
+    _check_folder(folder)
+    with lock.held(folder), kept(folder / "log.txt"):
+        plan = planned(file, store, trust=trust)
+        write_text(folder / FILE, tomli_w.dumps(file.tables))
+        board = Board(folder, store, plan)
+        log.info("%s", plan.sentence)
+        try:
+            _work(board, file.sweep.workers or cores())
+        finally:
+            board.write()
+    return board
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise ConfigError where `folder` holds something else than a sweep."""
+    if not folder.is_dir() or (folder / FILE).exists():
+        return
+    if others := sorted({path.name for path in folder.iterdir()} - {lock.NAME, "log.txt"}):
+        raise ConfigError(f"{folder}: holds {others[0]} and no sweep; choose another --out")
+
+
+def _work(board: Board, workers: int) -> None:
+    """Do all jobs of a plan, and write the tables whenever some are done."""
+    plan = board.plan
+    queue = Queue(plan.to_federate, plan.to_do, workers, free_memory())
+    for known in (*plan.done.values(), *plan.federations.values()):
+        queue.needs(known.memory)
+    total, done, pause = len(plan.to_federate) + len(plan.to_do), 0, 0.0
+    if not total:
+        return
+    tell("cells", 0, total)
+    written = time.monotonic()
+    with _one_thread_each():
+        for job, error in in_processes(queue, min(workers, total), doing, (board.store,), _silent):
+            waiting = queue.ended(job, well=error is None)
+            if (marker := board.ended(job, error, waiting)) is not None:
+                queue.needs(marker.memory)
+            done += 1 + len(waiting)
+            log.info("%s: %s", job.name, "failed" if marker is None else f"done in {marker.seconds:.1f} s")
+            if time.monotonic() > written + pause:
+                began = time.monotonic()
+                board.write()
+                written = time.monotonic()
+                pause = _SELDOM * (written - began)
+            tell("cells", done, total)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes that are started within compute on one thread each, for there is one of them a core."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _changes(given: object) -> list[tuple[str, Any]]:
+    """Settings to change.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"set: expected a dict of settings, got {type(given).__name__}")
+    for key in given:
+        if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
+            raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
+    return [(key, copied(value)) for key, value in given.items()]
+
+
+def _frame(path: Path, texts: tuple[str, ...]) -> pd.DataFrame:
+    """A table; labels stay what they are, also `none`."""
+    return pd.read_csv(path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=[""])
+
+
+def _silent(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+    """Report nothing: the cells that are done are told."""
