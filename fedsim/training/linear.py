@@ -39,7 +39,7 @@ class Linear:
         self.shape = self._at.shape
         self._inputs = self._at.clone().requires_grad_()
         try:
-            self._sent = sent(self._inputs)
+            self._sent = sent.own(self._inputs)
             reason = "" if self._is_its_transpose() else "its backward pass is taken for a constant"
         except (RuntimeError, NotImplementedError) as error:
             reason = first_line(error)
@@ -71,14 +71,14 @@ class Linear:
     def push(self, directions: Tensor) -> Tensor:
         """J v of `number`, flat: how what is sent changes along v; of `direction number` by each."""
         if directions.dim() == 1:
-            probe, pulled = self._pulled
-            return _derivative(pulled, probe, directions.reshape(self.shape))
+            probes, pulled = self._pulled
+            return _flat(_derivative((pulled,), probes, (directions.reshape(self.shape),)))
         return self._push_many(directions) if self.forward_mode else torch.stack([self.push(v) for v in directions])
 
     def pull(self, vectors: Tensor) -> Tensor:
         """J' u of `number`, flat; of `vector number` of each."""
         if vectors.dim() == 1:
-            return _derivative(self._sent, self._inputs, vectors).flatten()
+            return _flat(_derivative(self._sent, (self._inputs,), self._parts(vectors)))
         return self._pull_many(vectors) if self.forward_mode else torch.stack([self.pull(u) for u in vectors])
 
     def blocks(self, directions: Tensor) -> Sequence[Tensor]:
@@ -101,7 +101,7 @@ class Linear:
 
     def _is_its_transpose(self) -> bool:
         """Whether u' J v is the same both ways, as it is not where autograd lost a path without a word."""
-        direction, vector = self._random(self._at), self._random(self._sent)
+        direction, vector = self._random(self._at), self._random(self._call.vector)
         pushed, pulled = self.push(direction), self.pull(vector)
         size = pushed.norm() * vector.norm() + pulled.norm() * direction.norm()
         return bool((pushed @ vector - pulled @ direction).abs() <= _AGREE * size) or not bool(size.isfinite())
@@ -116,20 +116,30 @@ class Linear:
             made: Callable[[Tensor], tuple[Tensor]] = vjp(self._call.transformed, self._at)[1]
         return made
 
+    def _parts(self, vector: Tensor) -> tuple[Tensor, ...]:
+        pieces = torch.split(vector, [tensor.numel() for tensor in self._sent])
+        return tuple(piece.reshape(tensor.shape) for piece, tensor in zip(pieces, self._sent, strict=True))
+
     @cached_property
-    def _pulled(self) -> tuple[Tensor, Tensor]:
-        """A vector u and J' u as a function of it."""
-        probe = torch.zeros_like(self._sent, requires_grad=True)
-        return probe, _derivative(self._sent, self._inputs, probe, create_graph=True)
+    def _pulled(self) -> tuple[tuple[Tensor, ...], Tensor]:
+        """A vector u, in parts, and J' u as a function of it."""
+        probes = tuple(torch.zeros_like(tensor, requires_grad=True) for tensor in self._sent)
+        (pulled,) = _derivative(self._sent, (self._inputs,), probes, create_graph=True)
+        return probes, pulled
 
 
-def _derivative(outputs: Tensor, by: Tensor, along: Tensor, *, create_graph: bool = False) -> Tensor:
-    if not outputs.requires_grad:
-        return torch.zeros_like(by)
-    (made,) = torch.autograd.grad(
-        outputs, by, along, retain_graph=True, create_graph=create_graph, materialize_grads=True
-    )
-    return made
+def _derivative(
+    outputs: tuple[Tensor, ...], by: tuple[Tensor, ...], along: tuple[Tensor, ...], *, create_graph: bool = False
+) -> tuple[Tensor, ...]:
+    if not any(tensor.requires_grad for tensor in outputs):
+        return tuple(torch.zeros_like(tensor) for tensor in by)
+    changing = [(tensor, factor) for tensor, factor in zip(outputs, along, strict=True) if tensor.requires_grad]
+    some, factors = zip(*changing, strict=True)
+    return torch.autograd.grad(some, by, factors, retain_graph=True, create_graph=create_graph, materialize_grads=True)
+
+
+def _flat(parts: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in parts])
 
 
 def alike(some: Tensor, other: Tensor) -> bool:

@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from fedsim.training.linear import Linear, alike
 from fedsim.training.modes import forward, set_modes, trained
 from fedsim.training.optimizers import sgd_direction
 from fedsim.training.settings import LocalTraining
+from fedsim.wire.messages import State
 
 Slopes = Callable[[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]], dict[str, Tensor]]
 """How a gradient is made: from a function of named tensors and their values."""
@@ -155,33 +157,40 @@ class Sent:
         return self.inputs[list(self.varying)]
 
     def __call__(self, unknown: Tensor) -> Tensor:
-        """What is sent if the varying examples were `unknown`, `number`; can be differentiated twice by it."""
-        return self._made(unknown, _by_autograd)
+        """What is sent if the varying examples were `unknown`, `number`."""
+        return self._whole(self.own(unknown))
+
+    def own(self, unknown: Tensor) -> tuple[Tensor, ...]:
+        """What these examples send, a tensor for each of `names`; can be differentiated twice by `unknown`."""
+        return tuple(self._made(unknown, _by_autograd).values())
 
     def transformed(self, unknown: Tensor) -> Tensor:
-        """The same for the transforms of torch.func, which do not notice where a second derivative is missing."""
-        return self._made(unknown, lambda value, named: grad(value)(named))
+        """As a call, for the transforms of torch.func, which do not notice where a second derivative is missing."""
+        return self._whole(self._made(unknown, lambda value, named: grad(value)(named)).values())
 
-    def _made(self, unknown: Tensor, slopes_of: Slopes) -> Tensor:
+    def _made(self, unknown: Tensor, slopes_of: Slopes) -> State:
         batch = unknown
         if len(self.varying) < len(self.inputs):
             batch = self.inputs.index_put((torch.tensor(self.varying),), unknown)
+        if self.training is None:
+            slopes = self._slopes(self._weights, batch, self.labels, self.loss, slopes_of)
+            return slopes if self.weight == 1 else {name: self.weight * slope for name, slope in slopes.items()}
         before = self._weights
         after, momentum = before, dict[str, Tensor]()
         for index in self.steps:
             slopes = self._slopes(after, batch[index], self.labels[index], self.loss, slopes_of)
-            if self.training is None:
-                own = self.weight * self._flat(slopes)
-                return own if self.rest is None else self.rest + own
             after = {
                 name: weight
                 - self.training.learning_rate
                 * sgd_direction(slopes[name], weight, before[name], self.training, momentum, name)
                 for name, weight in after.items()
             }
-        assert self.training is not None
         rate = self.training.learning_rate
-        return self._flat({name: (before[name] - after[name]) / rate for name in self.names})
+        return {name: (before[name] - after[name]) / rate for name in self.names}
+
+    def _whole(self, own: Iterable[Tensor]) -> Tensor:
+        flat = torch.cat([tensor.flatten() for tensor in own])
+        return flat if self.rest is None else self.rest + flat
 
     @cached_property
     def vector(self) -> Tensor:
@@ -211,7 +220,7 @@ class Sent:
             return self.loss(outputs[place], labels[place], reduction=reduction) / len(labels)
 
         with torch.no_grad():
-            return self._flat(self._slopes(self._weights, self.inputs, self.labels, loss, _by_autograd))
+            return self._whole(self._slopes(self._weights, self.inputs, self.labels, loss, _by_autograd).values())
 
     @property
     def is_zero(self) -> bool:
@@ -316,10 +325,8 @@ class Sent:
             forward(self.model, self.inputs)
         return not torch.equal(before, torch.get_rng_state())
 
-    def _slopes(
-        self, weights: dict[str, Tensor], inputs: Tensor, labels: Tensor, loss: Loss, slopes_of: Slopes
-    ) -> dict[str, Tensor]:
-        """The gradient of `loss`."""
+    def _slopes(self, weights: State, inputs: Tensor, labels: Tensor, loss: Loss, slopes_of: Slopes) -> State:
+        """The gradient of `loss`, in the order of `weights`."""
         network = _Forward(self.model)
         named = {f"model.{name}": tensor for name, tensor in weights.items()}
 
@@ -330,9 +337,6 @@ class Sent:
         with seeded("measure", "dropout") if self._draws else contextlib.nullcontext():
             slopes = slopes_of(value, named)
         return {name: slopes[f"model.{name}"] for name in weights}
-
-    def _flat(self, state: dict[str, Tensor]) -> Tensor:
-        return torch.cat([state[name].flatten() for name in self.names])
 
     @cached_property
     def _bytes_of_one(self) -> int:
@@ -379,7 +383,7 @@ def _normalise_by_batch_alone(model: nn.Module) -> None:
             module.running_mean = module.running_var = module.num_batches_tracked = None
 
 
-def _normalises_by_batch(module: nn.Module) -> bool:
+def _normalises_by_batch(module: nn.Module) -> TypeGuard[_BatchNorm]:
     return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
 
 
