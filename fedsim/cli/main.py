@@ -1,4 +1,5 @@
-"""The command line: run, train, expose, attack, geometry, report, inspect, data, list, show, check.
+"""The command line: run, sweep, train, expose, attack, compare, geometry, report, inspect, data, list, show, check,
+new.
 
 Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Exit codes: 0 done,
 1 a run or an attack failed, 2 the request itself is wrong.
@@ -20,14 +21,17 @@ import typer
 from fedsim.cli.allocator import keep_freed_memory
 from fedsim.cli.attack import attack
 from fedsim.cli.check import check
+from fedsim.cli.compare import compare
 from fedsim.cli.data import show_data
 from fedsim.cli.expose import expose
 from fedsim.cli.geometry import geometry
 from fedsim.cli.inspect import inspect
+from fedsim.cli.new import new
 from fedsim.cli.options import say
 from fedsim.cli.plugins import list_plugins, show
 from fedsim.cli.report import report
 from fedsim.cli.run import run
+from fedsim.cli.sweep import sweep
 from fedsim.cli.train import train
 from fedsim.errors import FedsimError, what_it_said
 from fedsim.plugins import registry
@@ -38,17 +42,19 @@ _PIPE_CLOSED = 128 + signal.SIGPIPE
 """What a shell makes of a program that writes to a pipe which nobody reads any more."""
 _GO_ON = {
     "run": "; `fedsim run --resume RUN` goes on from what is kept",
+    "sweep": "; the same `fedsim sweep` goes on with the cells that are not done",
     "train": "; the same `fedsim train` goes on from what is kept",
     "expose": "; exposure.csv has the clients that are done",
     "attack": "; the same `fedsim attack` goes on from the findings that are kept",
 }
 """What to do after an interrupt, by the command that was running."""
-for _command in (run, train, expose, attack, geometry, report, inspect):
+for _command in (run, sweep, train, expose, attack, compare, geometry, report, inspect):
     cli.command()(_command)
 cli.command("data")(show_data)
 cli.command("list")(list_plugins)
 cli.command()(show)
 cli.command()(check)
+cli.command()(new)
 
 
 def _print_version(wanted: bool) -> None:

@@ -62,6 +62,11 @@ class Grid:
     attacks: Sequence[dict[str, Any]]
     points: Sequence[Point]
 
+    @property
+    def labelled(self) -> tuple[str, ...]:
+        """All axes, as in the labels of a point."""
+        return tuple(self.points[0].labels)
+
     def tables(self, point: Point) -> dict[str, Any]:
         """The tables of the experiment at `point`, with its one attack.
 
