@@ -1,0 +1,89 @@
+"""Skeleton, an attack for fedsim.
+
+`fedsim check fedsim.skeletons.attack:Skeleton` tries it, `fedsim run skeleton.toml` compares it with another attack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.func import functional_call
+from torch.nn.functional import cosine_similarity
+
+from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.errors import AttackError, ConfigError
+from fedsim.findings import Finding, Reconstruction
+from fedsim.recording.transcript import Transcript
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skeleton(Attack):
+    """Search inputs whose gradient points along the victim's update.
+
+    Args:
+        iterations: steps of Adam.
+        step_size: Adam's, as a share of the range of the inputs.
+
+    References:
+        Authors: Title, Venue, Year, Equation. Differs: say where you depart from it, and why.
+    """
+
+    # The fields are the settings. An experiment file sets them by the same names, in values of these types.
+    iterations: int = 100
+    step_size: float = 0.05
+
+    # What the report cites.
+    paper: ClassVar[Paper] = Paper(title="Skeleton", authors="Nobody yet", venue="unpublished", year=2026)
+    # Without these facts the attack is refused before any work. Whatever is named neither here nor in `uses` is None
+    # in `knowledge`, even where the experiment grants it. fedsim/knowledge.py says what can be known.
+    needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range", "labels"})
+    # What is read besides, where it is granted.
+    uses: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise ConfigError(f"iterations: expected at least 1, got {self.iterations}")
+        if not self.step_size > 0:
+            raise ConfigError(f"step_size: expected a value above 0, got {self.step_size}")
+
+    def _run(
+        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+    ) -> Finding:
+        # What the server saw of the victim: w_t that it sent, w_t - w_T or the gradient that came back, and N.
+        update = single_update(transcript, victim)
+        # What is in `needs` is granted, which a type checker cannot know.
+        assert knowledge.model is not None
+        assert knowledge.loss is not None
+        assert knowledge.input_shape is not None
+        assert knowledge.value_range is not None
+        assert knowledge.labels is not None
+        model = knowledge.model().eval()
+        names = [name for name, _ in model.named_parameters()]
+        target = torch.cat([update.pseudo_gradient[name].flatten() for name in names])
+        if not target.any():
+            raise AttackError(f"client {victim} sent no change, so there is nothing to match")
+
+        # The dummy inputs are in [0, 1], as a finding's have to be; the model is fed with its own units.
+        axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
+        low, high = (torch.as_tensor(end).reshape(axes) for end in knowledge.value_range)
+        dummy = torch.rand((update.num_examples, *knowledge.input_shape), generator=rng).requires_grad_()
+        weights = {name: update.before[name].clone().requires_grad_() for name in names}
+        optimizer = torch.optim.Adam([dummy], lr=self.step_size)
+        objectives = []
+        for iteration in range(1, self.iterations + 1):
+            outputs = functional_call(model, {**update.before, **weights}, (low + (high - low) * dummy,))
+            loss = knowledge.loss(outputs, knowledge.labels)
+            gradient = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
+            distance = 1 - cosine_similarity(torch.cat([part.flatten() for part in gradient]), target, dim=0)
+            (dummy.grad,) = torch.autograd.grad(distance, [dummy])
+            optimizer.step()
+            with torch.no_grad():
+                dummy.clamp_(0, 1)
+            objectives.append(distance.item())
+            progress(iteration, self.iterations, {"objective": distance.item()})
+
+        # The true inputs are nowhere here; an evaluator has them, and scores what is claimed.
+        trace = {"objective": torch.tensor(objectives)}  # a curve in the report
+        return Reconstruction(data=dummy.detach(), labels=knowledge.labels, trace=trace)
