@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from fedsim.exposure.noises import OfNoises, highest
+from fedsim.exposure.noises import OfNoises, felt, highest, rounding
 from fedsim.measure import Meaning
 from fedsim.paper import Paper
 from fedsim.training.sent import Sent
@@ -21,8 +22,9 @@ class AngularLipschitz(OfNoises):
     g is what the client sends; given are the largest value over n ~ N(0, sigma^2) and the 99 % quantile, without unit.
     Scaling the loss does not change them, scaling or shifting the inputs does. The paper finds better reconstructions
     where L^cos is small, so a smaller value says that more is exposed. Undefined of inputs that are all zero, which
-    have no direction. In networks with ReLU the maximum is heavy-tailed, as a noise may cross a kink: it grows with
-    `noises`, and `q99` is the steadier value.
+    have no direction; of a single number, which cannot turn; and where no noise turns g by more than rounding, for then
+    nothing of the inputs is in it. In networks with ReLU the maximum is heavy-tailed, as a noise may cross a kink: it
+    grows with `noises`, and `q99` is the steadier value.
 
     References:
         Angular Lipschitz paper, Sec. 4.1, the equation of L^cos.
@@ -44,7 +46,8 @@ class AngularLipschitz(OfNoises):
     def _change(self, sent: Sent, noises: Tensor, moved: Tensor) -> Tensor:
         inputs = sent.unknown.double().flatten()
         turned = one_minus_cosine(inputs + noises.double().flatten(1), inputs)
-        return one_minus_cosine(moved, sent.vector).double() / turned
+        apart = felt(one_minus_cosine(moved, sent.vector), rounding(sent) ** 2 / 2)
+        return torch.where(turned > 0, apart.double() / turned, torch.nan)
 
     def _of_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
         return highest(changes)

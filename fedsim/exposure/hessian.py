@@ -97,8 +97,10 @@ class Hessian:
         vector = torch.from_numpy(self._start).to(self.sent.vector.dtype)
         vector = vector / vector.norm()
         for _ in range(steps):
-            vector = self.largest * vector - self @ vector
-            vector = vector / vector.norm()
+            left = self.largest * vector - self @ vector
+            if not left.any():  # the largest is the only one
+                break
+            vector = left / left.norm()
         return float(self.push(vector).double().square().sum())
 
     def matrix(self) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import nan, sqrt
 from typing import ClassVar
 
 from fedsim.errors import ConfigError
@@ -29,6 +29,9 @@ class Lavp(Measure):
     on `steps`, about as 1 / steps where the true minimum is nearly 0, as it is wherever inputs have more numbers than
     the gradient tells apart. It is an average over small eigenvalues. Compare only values with the same number of
     steps, and of inputs of the same shape; `spectrum` gives low quantiles.
+
+    Where nothing that is sent depends on the inputs, all eigenvalues are 0, the smallest value there is, though nothing
+    is exposed; so all five are undefined then, as the paper's theorems ask for a Lipschitz constant above some epsilon.
 
     Args:
         steps: of power iteration for `min` and `ang_min`, at least 1; the paper does not give its own.
@@ -66,12 +69,9 @@ class Lavp(Measure):
             raise ConfigError(f"steps: expected at least 1, got {self.steps}")
 
     def _of(self, sent: Sent) -> Mapping[str, float]:
-        l2, cosine = Hessian(sent, "l2"), Hessian(sent, "cosine")
-        low = cosine.shifted_smallest(self.steps)
-        return {
-            "max": l2.largest,
-            "min": l2.shifted_smallest(self.steps),
-            "ang_max": cosine.largest,
-            "ang_min": low,
-            "fusion": sqrt(l2.largest * low),
-        }
+        high, low = self._ends(Hessian(sent, "l2"))
+        ang_high, ang_low = self._ends(Hessian(sent, "cosine"))
+        return {"max": high, "min": low, "ang_max": ang_high, "ang_min": ang_low, "fusion": sqrt(high * ang_low)}
+
+    def _ends(self, hessian: Hessian) -> tuple[float, float]:
+        return (hessian.largest, hessian.shifted_smallest(self.steps)) if hessian.largest else (nan, nan)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsim.exposure.noises import OfNoises, highest
+from fedsim.exposure.noises import OfNoises, felt, highest, rounding
 from fedsim.measure import Meaning
 from fedsim.paper import Paper
 from fedsim.training.sent import Sent
@@ -19,6 +19,7 @@ class Lipschitz(OfNoises):
     """L: |g(x + n) - g(x)| / |n| over noises n ~ N(0, sigma^2) on the whole batch, its largest value and 99 % quantile.
 
     g is what the client sends. Values are in units of g over model units; a server that scales the loss scales them.
+    Undefined where no noise changes g by more than rounding, for then nothing of the inputs is in it.
     The paper expects an attacker's loss to drop more where L is small, so a smaller value says that more is exposed. In
     networks with ReLU the maximum is heavy-tailed, as a noise may cross a kink: it grows with `noises`, and `q99` is
     the steadier value. It is a lower bound of the Lipschitz constant: noise in many dimensions hardly ever points where
@@ -41,7 +42,8 @@ class Lipschitz(OfNoises):
     quantities: ClassVar[Mapping[str, Meaning]] = {"max": "less", "q99": "less"}
 
     def _change(self, sent: Sent, noises: Tensor, moved: Tensor) -> Tensor:
-        ratios: Tensor = (moved - sent.vector).norm(dim=1).double() / noises.double().flatten(1).norm(dim=1)
+        distances = felt((moved - sent.vector).norm(dim=1), rounding(sent) * sent.vector.norm())
+        ratios: Tensor = distances.double() / noises.double().flatten(1).norm(dim=1)
         return ratios
 
     def _of_changes(self, changes: Tensor) -> Mapping[str, Tensor]:

@@ -15,6 +15,9 @@ from fedsim.measure import Measure
 from fedsim.randomness import generator
 from fedsim.training.sent import Sent
 
+_ROUNDING = 16
+"""Rounding errors of one number that what is sent may be off by, beside its length, when it is computed another way."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OfNoises(Measure):
@@ -68,6 +71,22 @@ class OfNoises(Measure):
         """The values, of one change for each noise, in float64."""
 
 
+def felt(changes: Tensor, least: Tensor | float) -> Tensor:
+    """`changes`, with 0 for those that are not above `least`, as rounding alone makes them."""
+    return torch.where(changes <= least, 0, changes)
+
+
+def rounding(sent: Sent) -> float:
+    """By how much what is sent may differ though nothing changed, beside its length."""
+    return _ROUNDING * torch.finfo(sent.vector.dtype).eps
+
+
 def highest(changes: Tensor) -> dict[str, Tensor]:
-    """The largest of all changes, and the quantile at 99 %, which one noise alone cannot set."""
-    return {"max": changes.max(), "q99": changes.quantile(0.99)}
+    """The largest of all changes, and the quantile at 99 %, which of 101 or more noises one alone cannot set.
+
+    Both are NaN where nothing changes.
+    """
+    largest = changes.max()
+    if not largest:
+        return dict.fromkeys(("max", "q99"), torch.tensor(torch.nan))
+    return {"max": largest, "q99": changes.quantile(0.99)}

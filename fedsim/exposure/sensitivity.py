@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsim.exposure.noises import OfNoises
+from fedsim.exposure.noises import OfNoises, felt, rounding
 from fedsim.measure import Meaning
 from fedsim.paper import Paper
 from fedsim.training.sent import Sent
@@ -41,8 +41,7 @@ class Sensitivity(OfNoises):
 
     def _change(self, sent: Sent, noises: Tensor, moved: Tensor) -> Tensor:
         del noises
-        distances: Tensor = (moved - sent.vector).norm(dim=1)
-        return distances
+        return felt((moved - sent.vector).norm(dim=1), rounding(sent) * sent.vector.norm())
 
     def _of_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
         return {"mean": changes.mean()}

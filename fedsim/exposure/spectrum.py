@@ -33,6 +33,9 @@ class Spectrum(Measure):
       those far below `floor` times the largest count alike. The higher, the fewer inputs fit what is sent up to small
       noise, so more is exposed.
 
+    All are undefined where nothing that is sent depends on the inputs, for then all eigenvalues are 0 and yet nothing
+    is exposed.
+
     Inputs with at most `exact` numbers have their whole Hessian made, by one product for each number. Of larger ones
     the density of eigenvalues is estimated by Lanczos quadrature with `probes` times `steps` products. It tells large
     eigenvalues, and sums over the spectrum up to the noise of probes; `floor` should be above 1 / steps^2. A
@@ -110,12 +113,14 @@ class Spectrum(Measure):
 
     def _told_by(self, values: Tensor, shares: Tensor, lowest: float, size: int) -> Mapping[str, Tensor]:
         top = values[-1]
+        if not top:
+            return dict.fromkeys(self.quantities, torch.tensor(torch.nan))
         portions = values / (values @ shares)  # of an eigenvalue in the sum of all, times how many there are
         return {
             "max": top,
             **{name: _quantile(values, shares, place, lowest) for name, place in _QUANTILES.items()},
             "effective_rank": size * (-torch.special.xlogy(portions, portions) @ shares).exp(),
-            "log_determinant": (values + self.floor * top).log() @ shares if top else torch.tensor(torch.nan),
+            "log_determinant": (values + self.floor * top).log() @ shares,
         }
 
 
