@@ -331,6 +331,16 @@ class AppTable(Table):
         return counts
 
 
+class ReportTable(Table):
+    """[report]: what is written beside `report.html`.
+
+    `tensorboard` writes accuracy, loss, scores and exposure by round as event files for TensorBoard, into
+    `RUN/tensorboard`; it takes the package `tensorboard`.
+    """
+
+    tensorboard: bool = False
+
+
 class AttackFile(Table):
     """What `fedsim attack RUN FILE` reads: an adversary without a federation.
 
@@ -343,6 +353,7 @@ class AttackFile(Table):
     attack: list[AttackTable] = []
     app: AppTable = AppTable()
     truth: dict[str, str] = {}
+    report: ReportTable | None = None
 
     @field_validator("truth")
     @classmethod

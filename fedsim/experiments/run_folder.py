@@ -32,7 +32,7 @@ _MADE = (
     "ledger.csv", "exposure.csv", "exposure/exposure.csv", "exposure/*.png", "scores.csv", "image-scores.csv",
     "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv", "geometry-ratios.png",
     "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
-    "findings/*/*.safetensors", "findings/*/*.png",
+    "findings/*/*.safetensors", "findings/*/*.png", "tensorboard/*/events.out.tfevents.*",
     "states/*.safetensors", "states/manifest.json", "optima/*/client-*.safetensors", "deployment/*",
 )  # fmt: skip
 """Every file that fedsim leaves in a run folder, besides half-written ones."""
@@ -104,6 +104,11 @@ class RunFolder:
     def report(self) -> Path:
         """One self-contained page."""
         return self.path / "report.html"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files for TensorBoard, a folder for each curve, where the experiment wants them."""
+        return self.path / "tensorboard"
 
     @property
     def checkpoint(self) -> Path:

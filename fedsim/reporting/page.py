@@ -35,7 +35,7 @@ from fedsim.files import write_text
 from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
 from fedsim.privacy.ledger import Spent, counted, delta_of, labels, most_spent, spent, told
-from fedsim.reporting import adaptive, exposure, figures
+from fedsim.reporting import adaptive, exposure, figures, tensorboard
 from fedsim.reporting.evidence import (
     Found,
     Recording,
@@ -68,13 +68,16 @@ def write_report(
         trust: import code that the run folder names.
 
     Raises:
-        ConfigError: the folder holds neither an experiment nor a recording, or names code and is not trusted.
+        ConfigError: the folder holds neither an experiment nor a recording, or names code and is not trusted; or event
+            files are wanted, and the package that writes them is not installed.
         RunError: the folder cannot be written.
     """
     folder, notes = RunFolder(path), list[str]()
     if not folder.experiment.is_file() and not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
     audit = audit or own_audit(folder, notes, trust=trust)
+    specs = [audit.spec, *([audit.experiment.config] if audit.experiment else [])] if audit else []
+    tensorboard.check_installed(*specs)
     recording = read_recording(folder, notes)
     failures = [] if failures is None else failures
     failures += [why for why in recording.damaged.values() if not any(why in told for told in failures)]
@@ -131,6 +134,8 @@ def write_report(
         papers=_papers(audit, attacks),
     )
     write_text(folder.report, html)
+    if tensorboard.is_wanted(*specs):
+        tensorboard.write_events(folder)
     return folder.report
 
 

@@ -24,6 +24,7 @@ from fedsim.exposure.of_clients import failures as unmeasured
 from fedsim.reporting.evidence import kinds
 from fedsim.reporting.page import worth_of_defenses, write_report
 from fedsim.reporting.summary import Line, lines
+from fedsim.reporting.tensorboard import check_installed
 from fedsim.workflow.adversaries import Adversary
 from fedsim.workflow.logs import kept
 
@@ -75,6 +76,7 @@ def resume(folder: RunFolder, *, trust: bool = False, follow: ProgressOf | None 
 
 
 def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, follow: ProgressOf | None) -> Done:
+    check_installed(config)
     attacked = config.adversary.when != "never" and bool(config.attack)
     if attacked:
         Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), beside=folder.path).check()
@@ -101,6 +103,7 @@ def attack(path: Path, adversary: Adversary, *, trust: bool = False, follow: Pro
         FedsimError: the request is not valid; nothing was attacked.
     """
     audit = open_audit(path, adversary.spec, adversary.beside, trust=trust, command=adversary.command)
+    check_installed(audit.spec)
     with audit.folder.held(), kept(audit.folder.log):
         make_ready(audit)
         before = _stamps(audit.folder)
