@@ -43,7 +43,7 @@ from fedsim.experiments.config import (
 from fedsim.experiments.federated_data import FederatedData
 from fedsim.experiments.states import read_state
 from fedsim.experiments.strategy_checks import LEAST, check_strategy, sends
-from fedsim.exposure.of_clients import Gauge
+from fedsim.exposure.of_clients import Gauge, reason
 from fedsim.measure import Measure
 from fedsim.models.checks import a_network, check_model, drawn_anew, within_memory
 from fedsim.plugins import registry
@@ -184,7 +184,7 @@ class Experiment:
             try:
                 gauge.try_out(local)
             except FedsimError as error:
-                raise ConfigError(f"measure.{gauge.title}: {error}") from error
+                raise ConfigError(f"measure.{gauge.title}: {reason(error)}") from error
 
     def canaries_of(self, client: int) -> Canaries | None:
         """What is put among the examples of `client`: nothing, unless a defense promises something of each example."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import ConfigError, one_line, what_it_said
+from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment, a_gauge
 from fedsim.experiments.config import Config, MeasureTable, Table, check
 from fedsim.experiments.reading import override_in
 from fedsim.experiments.states import States
 from fedsim.experiments.training_states import make_states
-from fedsim.exposure.of_clients import Gauge, rows_of
+from fedsim.exposure.of_clients import Gauge, reason, rows_of
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from fedsim.training.settings import LocalTraining
@@ -84,7 +84,7 @@ def all_that_apply(experiment: Experiment, *, each: bool) -> list[Gauge]:
                 kept[-1] = alone
         except (Exception, SystemExit) as error:  # a stranger's measure may raise anything, and the others go on
             what = "of single examples " if kept and kept[-1].title == name else ""
-            log.info("%s%s is left out: %s", what, name, one_line(what_it_said(error)))
+            log.info("%s%s is left out: %s", what, name, reason(error))
     return kept
 
 

@@ -105,7 +105,7 @@ def _told(
         found = compute(local)
     except (Exception, SystemExit) as error:  # a stranger's measure may raise anything, and the client has to go on
         log.debug("%s failed", gauge.title, exc_info=error)
-        return [{"measure": gauge.title, "failure": one_line(what_it_said(error))}]
+        return [{"measure": gauge.title, "failure": reason(error)}]
     return [
         {
             "example": example,
@@ -117,6 +117,11 @@ def _told(
         for example, values in found.items()
         for name, value in values.items()
     ]
+
+
+def reason(error: BaseException) -> str:
+    """Why a measure gave no value, in a line that begins after its name."""
+    return one_line(what_it_said(error).removeprefix("measure: "))
 
 
 def packed(rows: Sequence[Row]) -> Tensor:

@@ -147,7 +147,7 @@ def test_a_measure_that_does_not_apply_is_named_and_the_others_go_on(
     done = call("expose", run.path, "--each", "--out", tmp_path / "out")
     assert done.returncode == 1
     assert done.stderr == (
-        "fedsim: gradient-norm was not measured (round 1, client 0, and 3 more): measure: in an update of several "
+        "fedsim: gradient-norm was not measured (round 1, client 0, and 3 more): in an update of several "
         "steps no example has a share of its own; measure the whole update, or the gradient of a batch\n"
     )
     found = rows(tmp_path / "out")
@@ -160,7 +160,7 @@ def test_without_a_choice_all_that_apply_are_measured(call: Call, tmp_path: Path
     done = call("expose", "tiny.toml", *override)
     assert done.returncode == 2
     said = " ".join(done.stdout.split())
-    assert "gradient-norm is left out: measure: of what optimizer 'adam' sends there is no measure yet" in said
+    assert "gradient-norm is left out: of what optimizer 'adam' sends there is no measure yet" in said
     assert "no measure applies to this experiment" in done.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -275,4 +275,4 @@ def test_a_measure_without_a_choice_that_says_nothing_of_single_examples_says_th
     caplog.set_level("INFO", logger="fedsim")
     (gauge,) = all_that_apply(Experiment(tiny_config()), each=True)
     assert not gauge.each
-    assert "of single examples gradient-norm is left out: measure: in an update of several steps" in caplog.text
+    assert "of single examples gradient-norm is left out: in an update of several steps" in caplog.text

@@ -262,7 +262,7 @@ class Dead(torch.nn.Module):
     [
         ([{"name": "gradient-nrom"}], PluginError, "measures: nothing is called 'gradient-nrom', did you mean"),
         ([{**NORM, "eech": True}], ConfigError, "measure.gradient-norm.eech: unknown setting for 'gradient-norm'"),
-        ([{**NORM, "each": True}], ConfigError, "measure.gradient-norm: measure: in an update of several steps"),
+        ([{**NORM, "each": True}], ConfigError, "measure.gradient-norm: in an update of several steps"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_work(
