@@ -70,7 +70,7 @@ def launch(
     # A crashed actor is restarted, and its task is tried once more; without this it would swallow
     # every later message.
     resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus_per_actor, "max_restarts": -1, "max_task_retries": 1}
-    with _environment(_variables(address)), _host_as_it_was(), _connected(address, actors):
+    with joined(address, actors):
         from flwr.simulation.run_simulation import _run_simulation
         from flwr.supercore.telemetry import EventType
 
@@ -103,12 +103,28 @@ def _host_as_it_was() -> Iterator[None]:
 
 
 @contextmanager
-def _connected(address: str | None, actors: int | None) -> Iterator[None]:
-    """A Ray that is started or joined, and left afterwards; what it or Flower raises meanwhile becomes a RunError."""
+def joined(address: str | None, actors: int | None, where: str = "federation") -> Iterator[None]:
+    """A Ray that is started or joined, and left afterwards; what it or Flower raises meanwhile becomes a RunError.
+
+    Args:
+        address: a Ray cluster, `host:port`, or `auto`; None starts one on this machine.
+        actors: how many cores the one that is started here has.
+        where: the table of the file that says so.
+
+    Raises:
+        InstallationError: Ray is not installed.
+        RunError: Ray could not be started or reached, or its hosts differ.
+    """
+    with _environment(_variables(address)), _host_as_it_was(), _connected(address, actors, where):
+        yield
+
+
+@contextmanager
+def _connected(address: str | None, actors: int | None, where: str) -> Iterator[None]:
     import ray
 
     try:
-        _connect(address, actors)
+        _connect(address, actors, f"{where}.address")
         if address:
             _compare_hosts()
         yield
@@ -189,7 +205,7 @@ def node_count(actors: int, clients: int) -> int:
     return min(actors * NODES_PER_ACTOR, clients)
 
 
-def _connect(address: str | None, actors: int | None) -> None:
+def _connect(address: str | None, actors: int | None, where: str) -> None:
     """Start Ray, or join a cluster; Flower uses what it finds."""
     import ray
     from ray._private import ray_constants
@@ -203,20 +219,20 @@ def _connect(address: str | None, actors: int | None) -> None:
         return
     log.info("joining the Ray cluster at %s", address)
     if "://" in address or not (address == "auto" or re.fullmatch(r".+:\d+", address)):
-        raise RunError(f"federation.address: expected 'host:port' of a Ray cluster's head, or 'auto', got '{address}'")
+        raise RunError(f"{where}: expected 'host:port' of a Ray cluster's head, or 'auto', got '{address}'")
     try:
-        _knock(address)
+        _knock(address, where)
         data = {name: os.environ[name] for name in ("FEDSIM_DATA", "FEDSIM_CACHE") if name in os.environ}
         variables = {"PYTHONPATH": _python_path(), **_ENVIRONMENT, **data}
         ray.init(address=address, runtime_env={"env_vars": variables}, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise RunError(
-            f"federation.address: no Ray cluster to join at '{address}' ({first_line(error)}); "
+            f"{where}: no Ray cluster to join at '{address}' ({first_line(error)}); "
             "start one there with `ray start --head`, or leave the address out"
         ) from error
 
 
-def _knock(address: str) -> None:
+def _knock(address: str, where: str) -> None:
     """Raise a RunError where no cluster answers at `address`, or one that does not let us in.
 
     Ray itself would go on asking for minutes, and not say which of the two it is.
@@ -228,7 +244,7 @@ def _knock(address: str) -> None:
     from ray.exceptions import AuthenticationError
 
     denied = (
-        f"federation.address: the Ray cluster at '{address}' does not accept our token; give its own by "
+        f"{where}: the Ray cluster at '{address}' does not accept our token; give its own by "
         "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH"
     )
     place = canonicalize_bootstrap_address_or_die(address) if address == "auto" else address
@@ -238,7 +254,7 @@ def _knock(address: str) -> None:
             channel.unary_unary(_CLUSTER_ID)(b"", timeout=_PATIENCE)
     except grpc.FutureTimeoutError as error:
         raise RunError(
-            f"federation.address: no Ray cluster answers at '{address}' within {_PATIENCE:.0f} s; "
+            f"{where}: no Ray cluster answers at '{address}' within {_PATIENCE:.0f} s; "
             "start one there with `ray start --head`, or leave the address out"
         ) from error
     except AuthenticationError as error:  # a token is wanted here, but there is none

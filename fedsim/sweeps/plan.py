@@ -27,7 +27,7 @@ class Plan:
         grid: what the file asks for.
         cells: those that apply, in the order of the grid.
         left_out: the other points, and why.
-        done: by key, what is known of cells that are finished; one with failures is tried again.
+        done: by key, what is known of cells that are finished; one that crashed is tried again.
         federations: the same for federations.
     """
 
@@ -39,8 +39,8 @@ class Plan:
 
     @property
     def to_do(self) -> list[Cell]:
-        """Cells that are not finished, or of which an attack failed."""
-        return [cell for cell in self.cells if cell.key not in self.done or self.done[cell.key].failures]
+        """Cells that are not finished, or crashed."""
+        return [cell for cell in self.cells if cell.key not in self.done or self.done[cell.key].crashed]
 
     @property
     def to_federate(self) -> list[Cell]:

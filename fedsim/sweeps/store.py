@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -42,6 +43,7 @@ class Marker:
         files: SHA-256 of each file in the run folder that counts.
         rows: of `sweep.csv`, without the columns of the place; none of a federation.
         failures: a sentence for each attack that failed, and the like.
+        crashed: whether something failed that may go well another time: a program's error, or a process that died.
         seconds: that it took.
         memory: the most that its process held, in bytes; 0 where the system does not say.
     """
@@ -49,6 +51,7 @@ class Marker:
     files: Mapping[str, str]
     rows: Sequence[Mapping[str, str]]
     failures: Sequence[str]
+    crashed: bool
     seconds: float
     memory: int
 
@@ -102,17 +105,17 @@ class Place:
             log.warning("%s: is damaged (%s), so this cell is made again", self.marker, first_line(error))
             return None
 
-    def finish(
-        self, *, rows: Sequence[Mapping[str, str]], failures: Sequence[str], seconds: float, memory: int
-    ) -> None:
+    def finish(self, **known: Any) -> None:
         """Write the marker, last of all.
+
+        Args:
+            **known: what a `Marker` has besides the hashes of files.
 
         Raises:
             RunError: the store cannot be written.
         """
         files = {name: hash_of(self.folder.path / name) for name in self.files}
-        marker = asdict(Marker(files=files, rows=rows, failures=failures, seconds=round(seconds, 2), memory=memory))
-        marker = json.loads(json.dumps(marker))
+        marker = asdict(Marker(files=files, **known))
         write_text(self.marker, json.dumps({"sha256": hash_of_parts(marker), "marker": marker}, indent=1) + "\n")
 
     def forget(self) -> None:

@@ -36,13 +36,13 @@ def doing(store: Store) -> Iterator[Callable[[Job, Follow], None]]:
     logging.getLogger(kept.__name__).setLevel(logging.ERROR)  # and has told what is damaged
 
     def do(job: Job, follow: Follow) -> None:
-        with _named(job.name):
-            (_federate if job.federates else _attack)(store, job)
+        with _named(job.name) as teller:
+            (_federate if job.federates else _attack)(store, job, teller)
 
     yield do
 
 
-def _federate(store: Store, job: Job) -> None:
+def _federate(store: Store, job: Job, teller: _Teller) -> None:
     """Run a federation, unless it is there by now."""
     place = store.federation(job.cell.federation)
     with lock.held(place.folder.path, wait=True):
@@ -50,7 +50,7 @@ def _federate(store: Store, job: Job) -> None:
             return
         with _measured() as used:
             done = _resumed(place) or _begun(place, job.cell.federated)
-        place.finish(rows=[], failures=done.failures, **used)
+        place.finish(rows=[], failures=done.failures, crashed=teller.crashed, **used)
 
 
 def _resumed(place: Place) -> work.Done | None:
@@ -72,12 +72,12 @@ def _begun(place: Place, config: Config) -> work.Done:
     return work.run(config, place.folder, overwrite=True)
 
 
-def _attack(store: Store, job: Job) -> None:
+def _attack(store: Store, job: Job, teller: _Teller) -> None:
     """Attack a federation, unless that is done by now; findings that are there already are kept."""
     cell, place, federation = job.cell, store.cell(job.cell.key), store.federation(job.cell.federation)
     with lock.held(place.folder.path, wait=True):
         before = place.finished()
-        if before is not None and not before.failures:
+        if before is not None and not before.crashed:
             return
         recording = federation.finished()
         if recording is None:
@@ -88,7 +88,8 @@ def _attack(store: Store, job: Job) -> None:
             if not kept.is_prepared(place, cell.config, recording):
                 kept.prepare(place, cell.config, federation)
             done = work.attack(place.folder.path, Adversary(), trust=True)
-        place.finish(rows=rows_of(place.folder, cell.title), failures=done.failures, **used)
+        rows = rows_of(place.folder, cell.title)
+        place.finish(rows=rows, failures=done.failures, crashed=teller.crashed, **used)
 
 
 @contextmanager
@@ -98,17 +99,17 @@ def _measured() -> Iterator[dict[str, Any]]:
     forget_peak()
     began = time.monotonic()
     yield used
-    used |= {"seconds": time.monotonic() - began, "memory": peak()}
+    used |= {"seconds": round(time.monotonic() - began, 2), "memory": peak()}
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _named(name: str) -> Iterator[_Teller]:
     """Warnings say of which cell they are."""
     logger = logging.getLogger("fedsim")
     teller = _Teller(name, list(logger.handlers))
     logger.handlers = [teller]
     try:
-        yield
+        yield teller
     finally:
         logger.handlers = teller.others
 
@@ -116,10 +117,11 @@ def _named(name: str) -> Iterator[None]:
 class _Teller(logging.Handler):
     def __init__(self, name: str, others: list[logging.Handler]) -> None:
         super().__init__(logging.WARNING)
-        self.about, self.others = name, others
+        self.about, self.others, self.crashed = name, others, False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand a record on that begins with the name."""
+        """Hand a record on that begins with the name; an error that is no sentence has a traceback."""
+        self.crashed |= record.levelno >= logging.ERROR and bool(record.exc_info)
         told = copy.copy(record)
         told.msg, told.args = f"{self.about}: {record.getMessage()}", None
         for handler in self.others:

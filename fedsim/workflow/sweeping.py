@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from fedsim.experiments import lock
 from fedsim.files import write_text
 from fedsim.progress import tell
 from fedsim.sweeps.board import Board
-from fedsim.sweeps.file import SweepFile, read_sweep, sweep_of
+from fedsim.sweeps.file import SweepFile, SweepTable, read_sweep, sweep_of
 from fedsim.sweeps.machine import cores, free_memory
 from fedsim.sweeps.plan import planned
 from fedsim.sweeps.queue import Job, Queue
@@ -149,7 +150,7 @@ def swept(file: SweepFile, folder: Path, store: Store, *, trust: bool = False) -
         board = Board(folder, store, plan)
         log.info("%s", plan.sentence)
         try:
-            _work(board, file.sweep.workers or cores())
+            _work(board, file.sweep)
         finally:
             board.write()
     return board
@@ -163,19 +164,19 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: holds {others[0]} and no sweep; choose another --out")
 
 
-def _work(board: Board, workers: int) -> None:
+def _work(board: Board, sweep: SweepTable) -> None:
     """Do all jobs of a plan, and write the tables whenever some are done."""
     plan = board.plan
-    queue = Queue(plan.to_federate, plan.to_do, workers, free_memory())
-    for known in (*plan.done.values(), *plan.federations.values()):
-        queue.needs(known.memory)
     total, done, pause = len(plan.to_federate) + len(plan.to_do), 0, 0.0
     if not total:
         return
+    queue = Queue(plan.to_federate, plan.to_do, sweep.workers or cores(), _memory(sweep))
+    for known in (*plan.done.values(), *plan.federations.values()):
+        queue.needs(known.memory)
     tell("cells", 0, total)
     written = time.monotonic()
     with _one_thread_each():
-        for job, error in in_processes(queue, min(workers, total), doing, (board.store,), _silent):
+        for job, error in _side_by_side(queue, sweep, board):
             waiting = queue.ended(job, well=error is None)
             if (marker := board.ended(job, error, waiting)) is not None:
                 queue.needs(marker.memory)
@@ -187,6 +188,21 @@ def _work(board: Board, workers: int) -> None:
                 written = time.monotonic()
                 pause = _SELDOM * (written - began)
             tell("cells", done, total)
+
+
+def _side_by_side(queue: Queue, sweep: SweepTable, board: Board) -> Iterator[tuple[Job, BaseException | None]]:
+    """Do the jobs of `queue`; each with what it raised, once it is done."""
+    arguments = (Store(board.store.path.resolve()),)
+    if sweep.on == "ray":
+        from fedsim.sweeps.on_ray import in_actors
+
+        return in_actors(queue, sweep.workers, doing, arguments, sweep.address, (board.folder / FILE).resolve())
+    return in_processes(queue, sweep.workers or cores(), doing, arguments, _silent)
+
+
+def _memory(sweep: SweepTable) -> int:
+    """For all jobs together, in bytes; a cluster looks after its own."""
+    return sys.maxsize if sweep.address else free_memory()
 
 
 @contextmanager
