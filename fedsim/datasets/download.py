@@ -66,12 +66,18 @@ _BY_HAND: Mapping[str, str] = {
     "digits": "it comes with scikit-learn and needs no file",
     "femnist": "make it with LEAF's data/femnist/preprocess.sh, https://github.com/TalwalkarLab/leaf",
     "flight-prices": "get Clean_Dataset.csv of 'Flight Price Prediction' from Kaggle and put it into flight-prices",
+    "handwriting": "it comes with fedsim and needs no file",
     "image-folder": "it reads images of your own; set data.path",
     "leaf": "make it with LEAF's preprocess.sh, https://github.com/TalwalkarLab/leaf",
     "leaf-synthetic": "it is made by chance and needs no file",
     "reuters-r8": "get r8-train-all-terms.txt and r8-test-all-terms.txt from "
     "https://ana.cachopo.org/datasets-for-single-label-text-categorization and put them into r8",
 }
+
+
+def how_to_get(name: str) -> str:
+    """What to do for the data set `name`, one of fedsim's own."""
+    return f"`fedsim data {name} --download` fetches it" if name in _OFFICIAL else _BY_HAND[name]
 
 
 def download(name: str, folder: Path) -> None:

@@ -67,5 +67,5 @@ def _no_groups(name: str) -> str:
         )
     return (
         f"nobody knows whose the examples of '{name}' are, so it has no natural clients; use iid or dirichlet, or a "
-        "data set with writers, roles or owners: femnist, flight-prices, leaf, leaf-synthetic or mnist"
+        "data set with writers, roles or owners: handwriting, femnist, flight-prices, leaf, leaf-synthetic or mnist"
     )

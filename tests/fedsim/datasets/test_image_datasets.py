@@ -784,7 +784,7 @@ def test_mnist_that_is_there_needs_no_network_and_can_be_read(tmp_path: Path, ow
 
 
 @pytest.mark.parametrize(
-    "name", ["adult", "att-faces", "digits", "flight-prices", "reuters-r8", "leaf", "image-folder"]
+    "name", ["adult", "att-faces", "digits", "flight-prices", "handwriting", "reuters-r8", "leaf", "image-folder"]
 )
 def test_what_cannot_be_downloaded_comes_with_what_to_do(tmp_path: Path, name: str) -> None:
     sentence = refusal(lambda folder: download(name, folder), tmp_path)
