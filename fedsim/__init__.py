@@ -75,8 +75,8 @@ _HOMES = {
 }
 """Each public name and the module that it is in."""
 __all__ = [
-    "Attack", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples", "FedsimError",
-    "Finding", "Guarantee", "Inference", "Knowledge", "LocalModel", "Measure", "Paper", "Participation",
+    "Attack", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples",
+    "FedsimError", "Finding", "Guarantee", "Inference", "Knowledge", "LocalModel", "Measure", "Paper", "Participation",
     "Payload", "Poisson", "Reconstruction", "Representatives", "Run", "Setting", "Sweep", "Task", "Texts", "Transcript",
     "Update", "attack", "audit", "compare", "open", "partition_mod", "run", "sweep", "write_truth",
 ]  # fmt: skip

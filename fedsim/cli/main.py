@@ -1,5 +1,4 @@
-"""The command line: run, sweep, train, expose, attack, compare, geometry, report, inspect, data, list, show, check,
-new.
+"""The command line: run, sweep, train, expose, attack, compare, report, data, list, show, check, new and others.
 
 Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Exit codes: 0 done,
 1 a run or an attack failed, 2 the request itself is wrong.
@@ -23,6 +22,7 @@ from fedsim.cli.attack import attack
 from fedsim.cli.check import check
 from fedsim.cli.compare import compare
 from fedsim.cli.data import show_data
+from fedsim.cli.doctor import doctor
 from fedsim.cli.expose import expose
 from fedsim.cli.geometry import geometry
 from fedsim.cli.inspect import inspect
@@ -55,6 +55,7 @@ cli.command("list")(list_plugins)
 cli.command()(show)
 cli.command()(check)
 cli.command()(new)
+cli.command()(doctor)
 
 
 def _print_version(wanted: bool) -> None:

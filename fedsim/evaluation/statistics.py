@@ -65,9 +65,9 @@ def share_interval(values: Values) -> tuple[float, float]:
     return max(low, 0.0), min(high, 1.0)  # but for rounding, they lie there
 
 
-def more_than_half(ahead: int, count: int) -> bool:
-    """Whether coin tosses give so many of `count`, or more, in at most 5 % of cases (sign test)."""
-    return float(special.bdtrc(ahead - 1, count, 0.5)) <= _CHANCE
+def more_than_half(ahead: int, count: int, chance: float = _CHANCE) -> bool:
+    """Whether coin tosses give so many of `count`, or more, in at most this share of cases (sign test)."""
+    return float(special.bdtrc(ahead - 1, count, 0.5)) <= chance
 
 
 def fewer_than_half(ahead: int, count: int) -> bool:

@@ -51,7 +51,7 @@ _NAMES = {
     "zest_of_optima": "Zest of the two optima",
     "local_mape": "local MAPE, %",
 }
-_NO_LEAKAGE = {
+NO_LEAKAGE = {
     "l_sim": "how well the claims explain the message, not leakage",
     "l_sim_line": "how well the claims explain the message, not leakage",
     "certified": "what the attack itself is sure of, without the truth",
@@ -239,7 +239,7 @@ def reading(item: Summary) -> tuple[str, str]:
     """
     if item.missing:
         return NOT_JUDGED, item.missing
-    if (about := _NO_LEAKAGE.get(item.metric)) is not None:
+    if (about := NO_LEAKAGE.get(item.metric)) is not None:
         return "", about
     if math.isnan(item.gain):
         return "", "no floor to compare with"
@@ -347,8 +347,8 @@ def summarise(rows: Iterable[Mapping[str, Any]], names: Mapping[tuple[str, str],
 
 def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summary:
     computed = [row for row in group if not row["missing"]]
-    unit, by_unit = _units(computed, "value")
-    values, floors = _array(by_unit), _array(_units(computed, "floor")[1])
+    unit, by_unit = units(computed, "value")
+    values, floors = _array(by_unit), _array(units(computed, "floor")[1])
     guesses = [str(row["floor_guess"]) for row in computed]
     higher = str(group[0]["higher_is_better"]) == "True"
     low, high = interval(metric, values)
@@ -364,7 +364,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         high=high,
         floor=statistics.mean(floors),
         floor_guess=max(guesses, key=guesses.count, default=""),
-        nearest=statistics.mean(_array(_units(computed, "nearest_public")[1])),
+        nearest=statistics.mean(_array(units(computed, "nearest_public")[1])),
         gain=statistics.mean(gains),
         ahead=int((gains > 0).sum()),
         ceiling=float(np.mean([float(row["ceiling"]) if row["ceiling"] != "" else math.nan for row in group])),
@@ -376,7 +376,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
     )
 
 
-def _units(rows: list[Mapping[str, Any]], column: str) -> tuple[str, dict[str, float]]:
+def units(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[str, dict[str, float]]:
     """What is counted, and a value for each: victims; of one victim its rounds; of one update its random starts."""
     victims: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:

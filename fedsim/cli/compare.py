@@ -1,0 +1,86 @@
+"""`fedsim compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Column, Table
+
+from fedsim.cli.options import console, finish
+
+if TYPE_CHECKING:
+    from fedsim.reporting.differences import Difference
+    from fedsim.workflow.comparing import Comparison
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders; the first is the base.")],
+) -> None:
+    """Compare runs with the first: settings that differ, accuracy, scores paired by victim."""
+    from fedsim.workflow.comparing import compare as compared
+
+    comparison = compared(*runs)
+    _show_settings(comparison)
+    _show_quality(comparison)
+    for name, found in comparison.found.items():
+        _show_scores(comparison, name, found)
+    finish(comparison.failures)
+
+
+def _show_settings(comparison: Comparison) -> None:
+    names = (side.name for side in comparison.sides)
+    table = Table("setting", *map(escape, names), title="Settings that differ", box=SIMPLE_HEAD)
+    for key, values in comparison.differing.items():
+        table.add_row(escape(key), *("not set" if value is None else escape(str(value)) for value in values))
+    console.print(table if table.rows else "All settings are the same.")
+    for side in comparison.sides:
+        if side.settings is None:
+            _say(f"{side.name}: was recorded elsewhere, so its settings are not known")
+
+
+def _show_quality(comparison: Comparison) -> None:
+    for side in comparison.sides:
+        if side.quality:
+            last = max(side.quality)
+            _say(f"{side.name}: {side.measured} {side.quality[last]:.4g} after round {last}")
+        else:
+            _say(f"{side.name}: the server measured nothing of the model")
+
+
+def _show_scores(comparison: Comparison, name: str, found: Sequence[Difference]) -> None:
+    from fedsim.reporting.summary import listed
+
+    base = comparison.sides[0].name
+    for attack in dict.fromkeys(item.attack for item in found):
+        console.print(_table(attack, base, name, [item for item in found if item.attack == attack]))
+    for who, attacks in zip((base, name), comparison.alone(name), strict=True):
+        if attacks:
+            _say(f"Only {who} has scores of: {listed(attacks)}. In the other run each of them failed, or was not made.")
+    if not found:
+        _say(f"{name}: no attack has scores in {base}, too")
+
+
+def _table(attack: str, base: str, name: str, found: Sequence[Difference]) -> Table:
+    from fedsim.reporting.summary import interval_text
+
+    columns = Column("metric", no_wrap=True), *map(escape, (base, name)), "difference", "reading"
+    table = Table(*columns, title=escape(f"{attack}: {name} beside {base}"), box=SIMPLE_HEAD)
+    missing = []
+    for item in found:
+        if item.base.missing or item.other.missing:
+            missing.append(f"{item.base.metric}: {item.remark}")
+            continue
+        difference = interval_text(item.mean, item.low, item.high).replace(" [", "\n[").replace(" ± ", "\n± ")
+        texts = item.base.metric, f"{item.base.mean:.4g}", f"{item.other.mean:.4g}", difference
+        table.add_row(*map(escape, texts), f"{escape(item.verdict)}\n[dim]{escape(item.remark)}[/]")
+    table.caption = escape("; ".join(missing))
+    return table
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
