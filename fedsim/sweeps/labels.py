@@ -15,7 +15,8 @@ def labels(values: Sequence[Any]) -> list[str]:
     """A label for each of `values`.
 
     Of a table it is its `label`, or else its name, with the settings in which it differs from other values that would
-    be called the same; of a list of tables those of all of them; of any other value the value itself.
+    be called the same, or with all if it has no name; of a list of tables those of all of them; of any other value the
+    value itself.
     """
     tables = [_tables(value) for value in values]
     alike: dict[tuple[str, ...], list[Sequence[Mapping[str, Any]]]] = defaultdict(list)
@@ -49,7 +50,7 @@ def _told(tables: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping
     for place, (title, table) in enumerate(zip(_titles(tables), tables, strict=True)):
         there = [other[place] for other in others]
         keys = dict.fromkeys(key for other in there for key in other if key not in ("name", "label"))
-        odd = [key for key in keys if any(key not in other or other[key] != table.get(key) for other in there)]
+        odd = [k for k in keys if not title or any(k not in other or other[k] != table.get(k) for other in there)]
         settings = [f"{key}={_plain(table[key])}" for key in odd if key in table]
         words.append(" ".join(filter(None, (title, *settings))))
     return " + ".join(filter(None, words)) or NONE
