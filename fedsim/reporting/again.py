@@ -58,7 +58,7 @@ class Again:
     hash: str = ""
 
 
-def again(audit: Audit | None, recording: Recording, found: Sequence[Found]) -> Again:
+def made_again(audit: Audit | None, recording: Recording, found: Sequence[Found]) -> Again:
     """The files with which the findings `found` are made again, each of them by one of the files.
 
     Args:
@@ -70,7 +70,12 @@ def again(audit: Audit | None, recording: Recording, found: Sequence[Found]) -> 
     made = [_whole(run, recording, left)] if run else []
     if audit and (run is None or audit.spec is not run.spec):
         made += [entry for entry in [_named(audit, recording, left)] if entry[1]]
+    silent = [] if run else _take(left, lambda item: item.about["knowledge"] is None)
+    if silent:
+        failed.append(f"{listed(titles(silent))}: findings of an earlier fedsim do not say what their file granted.")
+    truth = {"truth": audit.spec.truth} if audit and audit.spec.truth else {}
     for tables, items in attack_files(audit, left, own=run is not None):
+        tables |= truth
         try:
             check(AttackFile, tables, "these findings")
             made.append((tables, items))
@@ -98,9 +103,9 @@ def hash_of_all(found: Iterable[Found]) -> str:
 
 
 def name_of(item: Found) -> str:
-    """Which finding this is: attack, victim, round and start."""
+    """Which finding this is: attack, round, victim and start."""
     about = item.about
-    return f"{about['attack']}, client {about['victim']}, round {about['round']}, start {int(about['repeat']) + 1}"
+    return f"{about['attack']}, round {about['round']}, client {about['victim']}, start {int(about['repeat']) + 1}"
 
 
 def titles(items: Iterable[Found]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,14 @@ _GROUPS: Mapping[str, registry.Group] = {
     "measure": "measures",
     "attack": "attacks",
 }
+
+
+_FOLDERS = re.compile(r"(?<![\w:/.~])~?/(?:[^\s/'\"]+/)+")
+
+
+def placeless(text: str) -> str:
+    """The same text, in which of each absolute path no more than the last part is left."""
+    return _FOLDERS.sub("", text)
 
 
 @dataclass

@@ -8,18 +8,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedsim.attacks import Paper
 from fedsim.auditing.audit import Audit
 from fedsim.defense import NO_GUARANTEE, Defense, Participation, overrides
 from fedsim.errors import ConfigError, FedsimError
@@ -33,9 +31,12 @@ from fedsim.experiments.run_folder import RunFolder, exposures, measurements, sp
 from fedsim.experiments.secure_aggregation import SENT_MASKED
 from fedsim.files import write_text
 from fedsim.knowledge import FACTS
-from fedsim.plugins import registry
 from fedsim.privacy.ledger import Spent, counted, delta_of, labels, most_spent, spent, told
+from fedsim.recording.manifest import read as read_manifest
 from fedsim.reporting import adaptive, exposure, figures, tensorboard
+from fedsim.reporting.again import made_again, name_of
+from fedsim.reporting.besides import placeless
+from fedsim.reporting.citations import bibtex, papers
 from fedsim.reporting.evidence import (
     Found,
     Recording,
@@ -98,7 +99,7 @@ def write_report(
         path=path,
         facts=_facts(audit, recording, notes)
         | _defenses(folder, audit, found, notes)
-        | {"Versions": _versions(folder), "Integrity": _integrity(path, notes, failures)},
+        | {"Integrity": _integrity(path, notes, failures)},
         notes=notes,
         leaks={leak.summary.attack: [o for o in once if o.summary.attack == leak.summary.attack] for leak in once},
         fewest=FEWEST if most_victims(leaks) < FEWEST else 0,
@@ -130,8 +131,10 @@ def write_report(
         recording=recording,
         traffic=_traffic(recording),
         own=audit is not None and audit.experiment is not None,
-        settings=_settings(folder, audit),
-        papers=_papers(audit, attacks),
+        again=(files := made_again(audit, recording, found)),
+        identity=_identity(folder, audit, recording, files.hash),
+        papers=(cited := papers(audit, attacks, recorded=bool(recording.headers))),
+        bibliography="\n\n".join(bibtex(paper) for _, paper in cited),
     )
     write_text(folder.report, html)
     if tensorboard.is_wanted(*specs):
@@ -148,14 +151,14 @@ def worth_of_defenses(found: Sequence[Line], audit: Audit | None) -> list[str]:
 
 def _template() -> Any:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([Path(__file__).parent, Path(__file__).parent / "templates"]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"png": _data_uri, "draw": figures.draw, "bibtex": bibtex}
-    environment.filters |= {"listed": listed, "grouped": _count}
+    environment.filters |= {"png": _data_uri, "draw": figures.draw, "download": _download, "finding": name_of}
+    environment.filters |= {"listed": listed, "grouped": _count, "placeless": placeless}
     return environment.get_template("report.html.j2")
 
 
@@ -408,47 +411,23 @@ def _versions(folder: RunFolder) -> str:
         return ""
 
 
-def _settings(folder: RunFolder, audit: Audit | None) -> list[tuple[str, str]]:
-    """The experiment file as it is, and the attack file where there is another."""
-    settings = []
-    if folder.experiment.is_file():
-        settings.append((folder.experiment.name, folder.experiment.read_text(encoding="utf-8", errors="replace")))
-    if audit and not (audit.experiment and audit.spec is audit.experiment.config):
-        tables = audit.spec.model_dump(mode="json", exclude_none=True, include={"adversary", "attack", "truth"})
-        settings.append(("attack file", tomli_w.dumps(tables)))
-    return settings
+def _run_id(folder: RunFolder) -> str:
+    with suppress(FedsimError):  # what was altered is told under Integrity
+        manifest = read_manifest(folder.path)
+        return manifest.run if manifest else ""
+    return ""
 
 
-def _papers(audit: Audit | None, attacks: Mapping[str, Any]) -> list[tuple[str, Paper]]:
-    """What to cite, each paper once, with what it is cited for."""
-    used = [(title, getattr(cls, "paper", None)) for title, cls in attacks.items()]
-    if audit and audit.experiment:
-        for table in audit.experiment.config.defense:
-            try:
-                used.append((table.name, getattr(registry.load("defenses", table.name), "paper", None)))
-            except FedsimError as error:
-                log.warning("%s", error)
-    cited: dict[Paper, list[str]] = {}
-    for title, paper in used:
-        if paper and title not in cited.setdefault(paper, []):
-            cited[paper].append(title)
-    return [(listed(titles), paper) for paper, titles in cited.items()]
-
-
-def bibtex(paper: Paper) -> str:
-    """`paper` as a BibTeX entry; authors are listed by the surnames that `Paper` knows."""
-    journal = re.search("journal|transactions|letters|arxiv", paper.venue, re.IGNORECASE)
-    word = next(iter(re.findall(r"[a-z]{4,}", paper.title.lower())), "")
-    key = re.sub(r"\W", "", paper.authors.split(",")[0].lower()) + str(paper.year) + word
-    fields = {
-        "author": " and ".join(name.strip() for name in paper.authors.split(",")),
-        "title": f"{{{paper.title}}}",
-        "journal" if journal else "booktitle": paper.venue,
-        "year": str(paper.year),
+def _identity(folder: RunFolder, audit: Audit | None, recording: Recording, claims: str) -> dict[str, str]:
+    """What tells this run, and a run that is to be the same, from others."""
+    own = audit.experiment if audit else None
+    return {
+        "Run": _run_id(folder),
+        "Seed": str(own.config.federation.seed) if own else "",
+        "Versions": _versions(folder),
+        f"SHA-256 of the {'intact rounds' if recording.damaged else 'recording'}": recording.hash,
+        "SHA-256 of all findings": claims,
     }
-    escaped = {name: re.sub(r"([&%$#_])", r"\\\1", text) for name, text in fields.items()} | {"url": paper.url}
-    lines = [f"  {name} = {{{text}}}," for name, text in escaped.items() if text]
-    return "\n".join([f"@{'article' if journal else 'inproceedings'}{{{key},", *lines, "}"])
 
 
 def _count(number: int) -> str:
@@ -457,3 +436,8 @@ def _count(number: int) -> str:
 
 def _data_uri(picture: bytes) -> str:
     return "data:image/png;base64," + b64encode(picture).decode()
+
+
+def _download(text: str, kind: str) -> str:
+    """A file of this media type, as the address of a link."""
+    return f"data:{kind};base64,{b64encode(text.encode()).decode()}"

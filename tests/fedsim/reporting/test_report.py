@@ -24,7 +24,8 @@ from fedsim.recording.finding_files import save_finding
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting import figures
-from fedsim.reporting.page import bibtex, write_report
+from fedsim.reporting.citations import bibtex
+from fedsim.reporting.page import write_report
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
@@ -62,6 +63,7 @@ CURVES = {"objective": torch.linspace(1, 0.01, 20), "l_sim": torch.linspace(0.9,
 
 FACTS = {
     "rounds": [1], "members": [], "first_round": 1, "settings": {}, "changed": {}, "partial_records": "",
+    "knowledge": {}, "app": {},
     "fingerprint": "", "variant": "", "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
 }  # fmt: skip
 
@@ -549,7 +551,7 @@ def test_a_bare_recording_is_enough(folder):
     assert "a recording without an experiment file" in text
     assert "2 recorded clients, 3 readable rounds" in text
     assert "6 values in each message" in text
-    assert f"No attack has been run on this recording. fedsim attack {folder.path} ATTACK.toml" in text
+    assert "No attack has been run on this recording. fedsim attack RUN ATTACK.toml" in text
 
 
 def test_findings_without_truth_are_shown_alone_and_not_scored(folder, held):
