@@ -23,7 +23,9 @@ from fedsim.wire.messages import State
 _ACTIONS = ("withhold", "noise", "drop-examples")
 _ACCESS = ("white-box", "black-box")
 _REMEMBERED = 1000
-"""Most of its own past values that a client keeps, the latest."""
+"""About how many of its own past values a client keeps, the latest, all of one round or none."""
+_ROUNDING = 1e-9
+"""By how much a product such as 0.55 * 100 may be above the number that it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +40,13 @@ class Gate(Defense):
 
     The limit is `above` or `below`, or with `quantile` q it follows the client's own past: of n past values the
     ceil(q (n + 1))-th, least exposed first. Values that come in random order pass it in a share of at most 1 - q of the
-    rounds. As long as that place is beyond n the gate stays open: with q = 0.9 in the first 9 rounds, with q = 0.5 in
-    the first one. Values of rounds in which it closed count as well; the latest 1000 are kept, for `drop-examples` of
-    single examples. `fraction` instead leaves out that share of the examples, those that are exposed most, in each
-    round. A value that is undefined, as of a zero gradient, is of data that are not exposed.
+    rounds; where exposure rises as training goes on it closes more often, and where it falls hardly ever. As long as
+    that place is beyond n the gate stays open: with q = 0.9 in the first 9 rounds, with q = 0.5 in the first one.
+    Values of rounds in which it closed count as well. For `drop-examples` the past is that of all examples, whose
+    values of earlier rounds count, and those of this round do not; so in the first round nothing is left out, and after
+    it as soon as there are so many values. About the latest 1000 are kept, in whole rounds, at least one. `fraction`
+    instead leaves out that share of the examples, those that are exposed most, in each round. A value that is
+    undefined, as of a zero gradient, is of data that are not exposed.
 
     Silence has one reason only for the server, in the words that are said of a straggler: that nothing came. Where the
     measure fails, the client is silent, too. Still, who knows of the gate learns by silence, by noise or by a smaller N
@@ -175,7 +180,7 @@ class Gate(Defense):
         try:
             made = registry.build("measures", name, table, "measure")
         except PluginError as error:
-            raise ConfigError(f"measure: {error}") from error
+            raise ConfigError(f"measure: {str(error).removeprefix('measures: ')}") from error
         if not isinstance(made, Measure):
             raise ConfigError(f"measure: '{name}' does not derive from fedsim.Measure")
         return made
@@ -269,8 +274,9 @@ class Gate(Defense):
             assert limit is not None
             return exposed > self._sign * limit
         past = memory.get("values", exposed[:0])
-        memory["values"] = torch.cat([past, exposed[~exposed.isnan()]])[-_REMEMBERED:]
-        place = math.ceil(self.quantile * (len(past) + 1))
+        most = max(_REMEMBERED // len(values), 1) * len(values)
+        memory["values"] = torch.cat([past, exposed[~exposed.isnan()]])[-most:]
+        place = math.ceil(self.quantile * (len(past) + 1) - _ROUNDING)
         return exposed > (past.sort().values[place - 1] if place <= len(past) else math.inf)
 
 

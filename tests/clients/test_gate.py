@@ -109,7 +109,7 @@ def test_a_choice_of_examples_is_taken_as_it_is(given: list[int]) -> None:
     [
         ({"above": 1.0, "quantile": 0.5}, "expected exactly one of above, below, quantile and fraction, got above and"),
         ({}, "expected exactly one of above, below, quantile and fraction, got none"),
-        ({"measure": "gradient-nrom", "above": 1.0}, "nothing is called 'gradient-nrom', did you mean 'gradient-norm'"),
+        ({"measure": "gradient-nrom", "above": 1.0}, "defense.0: measure: nothing is called 'gradient-nrom', did you mean 'gradient-norm'"),
         ({"measure": {"sigma": 1.0}, "above": 1.0}, "expected the name of a measure, or a table with a 'name'"),
         ({"measure": {"name": "lavp", "stps": 1}, "below": 1.0}, "unknown setting for 'lavp', did you mean 'steps'"),
         ({"measure": "lavp", "quantity": "ang_mux", "below": 1.0}, "lavp gives no 'ang_mux', did you mean 'ang_m"),
@@ -272,6 +272,37 @@ def test_the_latest_thousand_values_are_kept() -> None:
     assert len(memory["values"]) == 1000
     assert memory["values"][-1] == 5
     assert memory["values"][0] == 1
+
+
+def test_a_place_in_the_past_is_not_moved_by_rounding() -> None:
+    """In floats 0.55 * 100 is above 55."""
+    memory = {"values": torch.arange(1, 100, dtype=torch.float64)}
+    assert 0.55 * 100 > 55
+    assert kept(bright(quantile=0.55), 55.0, memory=dict(memory)) == EVERYTHING
+    assert kept(bright(quantile=0.55), 55.5, memory=dict(memory)) == []
+
+
+def test_examples_are_beside_those_of_earlier_rounds_and_not_beside_each_other() -> None:
+    """0.9 needs 9 values: after one round of five there are 5, after two 10, of which the tenth is the limit."""
+    gate, memory = bright(quantile=0.9, action="drop-examples"), dict[str, Tensor]()
+    assert kept(gate, 1.0, 2.0, 3.0, 4.0, 50.0, memory=memory) == EVERYTHING
+    assert kept(gate, 60.0, 2.0, 3.0, 4.0, 5.0, memory=memory) == EVERYTHING
+    assert kept(gate, 60.0, 61.0, 3.0, 4.0, 5.0, memory=memory) == [0, 2, 3, 4]
+    assert len(memory["values"]) == 15
+
+
+def test_the_past_of_examples_has_whole_rounds() -> None:
+    """Else of a client with many examples only the last ones, perhaps of one class, would set the limit."""
+    gate = bright(quantile=0.5, action="drop-examples")
+    memory, many = dict[str, Tensor](), torch.arange(1500, dtype=torch.float64)
+    gate._past_limit(many, memory)
+    assert torch.equal(memory["values"], many)
+    gate._past_limit(many + 1, memory)
+    assert torch.equal(memory["values"], many + 1)
+    some = torch.arange(400, dtype=torch.float64)
+    for number in range(4):
+        gate._past_limit(some + number, memory)
+    assert torch.equal(memory["values"], torch.cat([some + 2, some + 3]))
 
 
 def test_it_measures_what_the_client_would_send(monkeypatch: pytest.MonkeyPatch) -> None:
