@@ -35,7 +35,7 @@ def list_plugins(
         names = registry.names(known)
         width = max(map(len, names))
         for name in names:
-            print(_laid_out(f"{name:<{width}}  ", _told(known, name, stated=group is not None)))  # noqa: T201
+            print(laid_out(f"{name:<{width}}  ", _told(known, name, stated=group is not None)))  # noqa: T201
 
 
 def _told(group: registry.Group, name: str, *, stated: bool) -> list[str]:
@@ -50,7 +50,7 @@ def _told(group: registry.Group, name: str, *, stated: bool) -> list[str]:
     return list(filter(None, [text, promise, "" if owner == registry.OWNER else f"[{owner}]"]))
 
 
-def _laid_out(head: str, parts: Sequence[str]) -> str:
+def laid_out(head: str, parts: Sequence[str]) -> str:
     """One line for whatever reads a pipe; on a terminal lines of its width, a new one for each of `parts`."""
     if not console.is_terminal:
         return head + "  ".join(parts)

@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsim.datasets import Column, Dataset, Examples
+from fedsim.datasets import Column, Dataset, DatasetPlugin, Examples
 from fedsim.files import cache_folder as cache_folder
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,41 @@ _FORMAT = 2
 _checked: set[tuple[int, int, int]] = set()
 """The files that this process has read through, by inode, time and size."""
 
+_looking: ContextVar[bool] = ContextVar("looking", default=False)
+"""Whether somebody asks for the files of a data set, and not for the data."""
+
 _UNREADABLE = (OSError, SafetensorError, RuntimeError)
 """What safetensors, and torch on mapping for it, raise of files; also where another process removes one."""
+
+
+class _Found(Exception):
+    """Ends the loading of a data set once its files are found.
+
+    Attributes:
+        files: all of them.
+    """
+
+    def __init__(self, files: list[Path]) -> None:
+        super().__init__(files)
+        self.files = files
+
+
+def files_of(plugin: DatasetPlugin, folder: Path | None) -> list[Path]:
+    """The files that a data set of fedsim's own would read; they are there, and are not read.
+
+    One that comes in no file, or in no file of the data folder, is loaded.
+
+    Raises:
+        DataError: one of them is missing, or a setting that names it is.
+    """
+    before = _looking.set(True)
+    try:
+        plugin.load(folder)
+    except _Found as found:
+        return found.files
+    finally:
+        _looking.reset(before)
+    return []
 
 
 def cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -> Dataset:
@@ -48,6 +82,8 @@ def cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -
         plugin: the data set plug-in, a dataclass; its class and settings are part of the key.
         sources: every file that `parse` reads; they exist.
     """
+    if _looking.get():
+        raise _Found(list(sources))
     path = cache_folder() / "datasets" / f"{_key(plugin, sources)}.safetensors"
     if path.is_file():
         try:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
-from fedsim.datasets.files import SUMS, by_torchvision, data_folder, find, is_listed, reason, verify
+from fedsim.datasets.files import SUMS, by_download, data_folder, find, is_listed, reason, verify
 from fedsim.errors import DataError
 from fedsim.paper import Paper
 
@@ -66,7 +66,7 @@ class Cifar10:
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`. Reads torchvision's layout `cifar-10-batches-py`."""
         folder = data_folder(folder, "cifar10")
-        home, remedy = folder / "cifar-10-batches-py", by_torchvision(f"CIFAR10('{folder}', download=True)")
+        home, remedy = folder / "cifar-10-batches-py", by_download("cifar10", folder)
         batches = _batches(home, folder, remedy)
         test, meta = (find(home, [name], remedy) for name in ("test_batch", "batches.meta"))
 
@@ -111,7 +111,7 @@ class Cifar100:
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`. Reads torchvision's layout `cifar-100-python`."""
         folder = data_folder(folder, "cifar100")
-        remedy = by_torchvision(f"CIFAR100('{folder}', download=True)")
+        remedy = by_download("cifar100", folder)
         train, test, meta = (find(folder / "cifar-100-python", [name], remedy) for name in ("train", "test", "meta"))
         kind = "coarse" if self.coarse else "fine"
 

@@ -46,9 +46,9 @@ def find(folder: Path, names: Sequence[str], remedy: str) -> Path:
     raise DataError(f"{folder / names[0]}{others}: no such file; {remedy}")
 
 
-def by_torchvision(call: str) -> str:
-    """The end of a sentence: how torchvision fetches a file; `call` is one of its data sets, as called."""
-    return f'on a machine with a network, `python -c "import torchvision; torchvision.datasets.{call}"` fetches it'
+def by_download(name: str, folder: Path) -> str:
+    """The end of a sentence: how the official files of the data set `name` get into the data folder."""
+    return f"on a machine with a network, `fedsim data {name} --download --data-dir {folder}` fetches it"
 
 
 def reason(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
-from fedsim.datasets.files import by_torchvision, data_folder, find, verify
+from fedsim.datasets.files import by_download, data_folder, find, verify
 from fedsim.datasets.holding_out import every_nth
 from fedsim.errors import DataError
 from fedsim.paper import Paper
@@ -110,7 +110,7 @@ class Mnist:
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`. Reads torchvision's layout `MNIST/raw`, unpacked or gzipped."""
         folder = data_folder(folder, "mnist")
-        remedy = by_torchvision(f"MNIST('{folder}', download=True)")
+        remedy = by_download("mnist", folder)
         parts = [_Part.find(folder / "MNIST" / "raw", stem, remedy) for stem in ("train", "t10k")]
         writers = [_writer_file(folder, part) for part in ("train", "test")]
         sources = [*_files(parts), *(path for path in writers if path)]
@@ -172,7 +172,7 @@ class FashionMnist:
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`. Reads torchvision's layout `FashionMNIST/raw`, unpacked or gzipped."""
         folder = data_folder(folder, "fashion-mnist")
-        remedy = by_torchvision(f"FashionMNIST('{folder}', download=True)")
+        remedy = by_download("fashion-mnist", folder)
         parts = [_Part.find(folder / "FashionMNIST" / "raw", stem, remedy) for stem in ("train", "t10k")]
 
         def parse() -> Dataset:
@@ -218,11 +218,10 @@ class Emnist:
     def load(self, folder: Path | None) -> Dataset:
         """See `DatasetPlugin`. Reads torchvision's layout `EMNIST/raw`, unpacked or gzipped."""
         folder = data_folder(folder, "emnist")
-        parts = self._find(folder / "EMNIST" / "raw", f"EMNIST('{folder}', split='{self.split}', download=True)")
+        parts = self._find(folder / "EMNIST" / "raw", by_download("emnist", folder))
         return cached(self, _files(parts), lambda: self._parse(folder, parts))
 
-    def _find(self, home: Path, call: str) -> list[_Part]:
-        remedy = by_torchvision(call)
+    def _find(self, home: Path, remedy: str) -> list[_Part]:
         if self.files == "test":
             return [_Part.find(home, f"emnist-{self.split}-test", remedy)]
         if any(home.glob(f"emnist-{self.split}-test-images-idx3-ubyte*")):

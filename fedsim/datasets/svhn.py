@@ -12,7 +12,7 @@ import torch
 
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
-from fedsim.datasets.files import by_torchvision, data_folder, find, reason, verify
+from fedsim.datasets.files import by_download, data_folder, find, reason, verify
 from fedsim.errors import DataError
 from fedsim.paper import Paper
 
@@ -45,7 +45,7 @@ class Svhn:
             find(
                 folder,
                 [f"SVHN/{part}_32x32.mat", f"{part}_32x32.mat"],
-                by_torchvision(f"SVHN('{folder / 'SVHN'}', split='{part}', download=True)"),
+                by_download("svhn", folder),
             )
             for part in ("train", "test")
         )

@@ -112,7 +112,7 @@ def test_mnist_without_a_folder_says_how_to_get_it(tmp_path: Path) -> None:
         Mnist().load(None)
     with pytest.raises(DataError, match="does not exist"):
         Mnist().load(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte \(or .*\.gz\): no such file; .*download=True"):
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte \(or .*\.gz\): no such file; .*--download"):
         Mnist().load(tmp_path)
 
 
