@@ -109,7 +109,10 @@ def test_a_choice_of_examples_is_taken_as_it_is(given: list[int]) -> None:
     [
         ({"above": 1.0, "quantile": 0.5}, "expected exactly one of above, below, quantile and fraction, got above and"),
         ({}, "expected exactly one of above, below, quantile and fraction, got none"),
-        ({"measure": "gradient-nrom", "above": 1.0}, "defense.0: measure: nothing is called 'gradient-nrom', did you mean 'gradient-norm'"),
+        (
+            {"measure": "gradient-nrom", "above": 1.0},
+            "defense.0: measure: nothing is called 'gradient-nrom', did you mean 'gradient-norm'",
+        ),
         ({"measure": {"sigma": 1.0}, "above": 1.0}, "expected the name of a measure, or a table with a 'name'"),
         ({"measure": {"name": "lavp", "stps": 1}, "below": 1.0}, "unknown setting for 'lavp', did you mean 'steps'"),
         ({"measure": "lavp", "quantity": "ang_mux", "below": 1.0}, "lavp gives no 'ang_mux', did you mean 'ang_m"),
