@@ -270,7 +270,7 @@ class Audit:
             "code": code_hash(type(job.attack)),
             "model_code": self.cache.model_code,
             "granted": knowledge.granted(),
-            "knowledge": {name: granted[name] for name in knowledge.granted()},
+            "knowledge": {name: granted[name] for name in sorted(job.attack.handed())},
             "app": self.spec.app.model_dump(mode="json", exclude_defaults=True),
             "partial_records": knowledge.partial_records.column if knowledge.partial_records else "",
             "fingerprint": fingerprint,

@@ -7,7 +7,7 @@ of files alone, and `Again.needed` says where these have to be put.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -50,12 +50,14 @@ class Again:
     Attributes:
         downloads: the files, in the order of their commands.
         needed: a sentence for each thing that they need besides, or that no file can make again.
-        hash: SHA-256 over what each finding claims, in the order of `hash_of_all`.
+        hashes: of each finding, by name, the SHA-256 of what it claims.
+        hash: SHA-256 over those; empty where there are none.
     """
 
-    downloads: Sequence[Download] = ()
-    needed: Sequence[str] = ()
-    hash: str = ""
+    downloads: Sequence[Download]
+    needed: Sequence[str]
+    hashes: Sequence[tuple[str, str]]
+    hash: str
 
 
 def made_again(audit: Audit | None, recording: Recording, found: Sequence[Found]) -> Again:
@@ -65,28 +67,41 @@ def made_again(audit: Audit | None, recording: Recording, found: Sequence[Found]
         audit: what the report was written with; None where nobody knows who attacked.
         recording: the rounds that were attacked.
     """
-    left, files, failed = list(found), Files(), list[str]()
-    run = own_file(audit) if audit else None
-    made = [_whole(run, recording, left)] if run else []
-    if audit and (run is None or audit.spec is not run.spec):
-        made += [entry for entry in [_named(audit, recording, left)] if entry[1]]
-    silent = [] if run else _take(left, lambda item: item.about["knowledge"] is None)
-    if silent:
-        failed.append(f"{listed(titles(silent))}: findings of an earlier fedsim do not say what their file granted.")
-    truth = {"truth": audit.spec.truth} if audit and audit.spec.truth else {}
-    for tables, items in attack_files(audit, left, own=run is not None):
-        tables |= truth
+    own, files, failed = audit is not None and audit.experiment is not None, Files(), list[str]()
+    downloads, told = list[Download](), list[Mapping[str, Any]]()
+    for tables, items in _files(audit, recording, found, failed):
+        plain = files.named_in(tables)
         try:
-            check(AttackFile, tables, "these findings")
-            made.append((tables, items))
-        except FedsimError as error:
-            failed.append(f"What {listed(titles(items))} says of how it was made is no attack file: {error}.")
-    told = [(files.named_in(tables), titles(items)) for tables, items in made]
+            check(AttackFile, {name: plain[name] for name in AttackFile.model_fields if name in plain}, "a file")
+            downloads.append(_download(len(downloads), plain, titles(items), own=own))
+            told.append(plain)
+        except (FedsimError, TypeError, ValueError) as error:  # a stranger's finding may say anything of itself
+            failed.append(f"{listed(titles(items))}: what is said of how it was made fits no file ({error}).")
+    hashes = sorted((name_of(item), item.hash) for item in found)
+    whole = sha256("".join(f"{name} {digest}\n" for name, digest in hashes).encode()).hexdigest()
     return Again(
-        downloads=[_download(place, *entry, own=run is not None) for place, entry in enumerate(told)],
-        needed=[*files.sentences(), *code_of(tables for tables, _ in told), *failed],
-        hash=hash_of_all(found),
+        downloads=downloads,
+        needed=[*files.sentences(), *code_of(told), *failed],
+        hashes=hashes,
+        hash=whole if hashes else "",
     )
+
+
+def _files(
+    audit: Audit | None, recording: Recording, found: Sequence[Found], failed: list[str]
+) -> Iterator[tuple[dict[str, Any], list[Found]]]:
+    """The tables of each file, and the findings that it makes: first what files say, then what only findings say."""
+    run, left = own_file(audit) if audit else None, list(found)
+    if run:
+        yield _whole(run, recording, left)
+    if audit and (run is None or audit.spec is not run.spec):
+        tables, planned = _named(audit, recording, left)
+        if planned:
+            yield tables, planned
+    if silent := _take(left, lambda item: item.about["knowledge"] is None):
+        failed.append(f"{listed(titles(silent))}: findings of an earlier fedsim do not say what was granted.")
+    for tables, items in attack_files(left, found, audit):
+        yield tables | ({"truth": audit.spec.truth} if audit and audit.spec.truth else {}), items
 
 
 def own_file(audit: Audit) -> Audit | None:
@@ -94,12 +109,6 @@ def own_file(audit: Audit) -> Audit | None:
     if audit.experiment is None or audit.spec is audit.experiment.config:
         return audit if audit.experiment else None
     return replace(audit, spec=audit.experiment.config, beside=audit.folder.path)
-
-
-def hash_of_all(found: Iterable[Found]) -> str:
-    """SHA-256 over what all findings claim, whatever their order; empty where there are none."""
-    told = sorted(f"{name_of(item)} {item.hash}\n" for item in found)
-    return sha256("".join(told).encode()).hexdigest() if told else ""
 
 
 def name_of(item: Found) -> str:
@@ -147,7 +156,7 @@ def _written_out(tables: dict[str, Any], made: Sequence[Found]) -> dict[str, Any
     """The same file with all settings of the attacks that made something, not only those that its author chose."""
     known = {title(item.about): item.about for item in made}
     names = [(table, table.get("label") or table["name"]) for table in tables.get("attack", [])]
-    full = [attack_table(name, known[name]) if name in known else table for table, name in names]
+    full = [attack_table(known[name]) if name in known else table for table, name in names]
     return tables | ({"attack": full} if full else {})
 
 

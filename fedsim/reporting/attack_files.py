@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsim.attacks import Attack
 from fedsim.auditing.audit import Audit
 from fedsim.auditing.plan import ADAPTIVE
 from fedsim.errors import FedsimError
@@ -15,66 +14,88 @@ from fedsim.experiments.config import AttackFile
 from fedsim.plugins import registry
 from fedsim.reporting.evidence import Found
 
+_Whom = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Rounds, victims, and how often each is attacked."""
+_OPEN = AttackFile().adversary.knowledge.model_dump()
+"""What is granted where a file does not say otherwise."""
+
 
 @dataclass(kw_only=True)
 class _File:
     """An attack file in the making.
 
     Attributes:
-        whom: rounds, victims, and how often each is attacked.
-        rules: what it has to grant or to withhold.
+        knowledge: the facts that its attacks read, as it has to grant or withhold them.
         app: its table [app].
         attacks: by title, its tables of attacks.
         made: the findings that it makes.
     """
 
-    whom: tuple[tuple[int, ...], tuple[int, ...], int]
-    rules: dict[str, Any] = field(default_factory=dict)
-    app: Mapping[str, Any] = field(default_factory=dict)
+    whom: _Whom
+    app: Mapping[str, Any]
+    knowledge: dict[str, Any] = field(default_factory=dict)
     attacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     made: list[Found] = field(default_factory=list)
 
-    def takes(self, title: str, table: Mapping[str, Any], rules: Mapping[str, Any], app: Mapping[str, Any]) -> bool:
-        """Whether such findings can be made by the same file."""
-        agree = all(self.rules.get(name, value) == value for name, value in rules.items())
-        return agree and self.app == app and self.attacks.get(title, table) == table
+    def takes(self, about: Mapping[str, Any]) -> bool:
+        """Whether it can make such a finding as well."""
+        table = attack_table(about)
+        known = all(self.knowledge.get(name, value) == value for name, value in about["knowledge"].items())
+        return known and self.app == _app(about) and self.attacks.get(title(about), table) == table
 
-    @property
-    def tables(self) -> dict[str, Any]:
-        """What it says."""
+    def add(self, about: Mapping[str, Any]) -> None:
+        """Have it make an attack."""
+        self.knowledge |= about["knowledge"]
+        self.attacks[title(about)] = attack_table(about)
+
+    def tables(self, *, own: bool) -> dict[str, Any]:
+        """What it says; of a recording made elsewhere, which has nothing to grant, only what its author wrote."""
         rounds, victims, repeats = self.whom
         adversary: dict[str, Any] = {"victims": list(victims), "rounds": list(rounds), "repeats": repeats}
-        tables = {"adversary": adversary | {"knowledge": self.rules}, "attack": list(self.attacks.values())}
+        granted = {name: value for name, value in self.knowledge.items() if own or value != _OPEN.get(name)}
+        tables = {"adversary": adversary | {"knowledge": granted}, "attack": list(self.attacks.values())}
         return tables | ({"app": dict(self.app)} if self.app else {})
 
 
 def attack_files(
-    audit: Audit | None, left: Sequence[Found], *, own: bool
+    left: Sequence[Found], found: Sequence[Found], audit: Audit | None
 ) -> Iterator[tuple[dict[str, Any], list[Found]]]:
-    """Attack files that make the findings `left`, and which of them each makes."""
-    alike = defaultdict[tuple[str, str], list[Found]](list)
-    for item in left:
-        alike[str(item.about["title"]), str(item.about["variant"])].append(item)
-    files, known = list[_File](), dict[str, dict[str, Any]]()
-    for items in alike.values():
+    """Attack files that make the findings `left`, and which of them each makes.
+
+    Args:
+        found: all findings, on which an attack may build.
+        audit: says whose recording it is, and whether its code is trusted.
+    """
+    files = list[_File]()
+    for items in _alike(left):
         about = items[0].about
-        name, cls, rules = title(about), _class(audit, str(about["plugin"])), _rules(about, own=own)
-        table, app = attack_table(name, about), about["app"] or {}
-        known[name] = table
-        if cls is not None:
-            rules = {fact: value for fact, value in rules.items() if fact in cls.declared()}
-        for whom, some in _blocks(items, together=cls is not None and not cls.temporal):
-            file = next((f for f in files if f.whom == whom and f.takes(name, table, rules, app)), None)
+        for whom, some in _blocks(items, together=_reads_one_round(str(about["plugin"]), audit)):
+            file = next((file for file in files if file.whom == whom and file.takes(about)), None)
             if file is None:
-                files.append(file := _File(whom=whom, app=app))
-            file.rules |= rules
-            file.attacks[name] = table
+                files.append(file := _File(whom=whom, app=_app(about)))
+            file.add(about)
             file.made += some
+    sources = {title(item.about): item.about for item in found if item.about["knowledge"] is not None}
     for file in files:
         for table in list(file.attacks.values()):
-            while (source := table.get("source")) in known and source not in file.attacks:
-                table = file.attacks[str(source)] = known[str(source)]
-        yield file.tables, file.made
+            while (source := table.get("source")) in sources and source not in file.attacks:
+                if not file.takes(about := sources[str(source)]):
+                    break
+                file.add(about)
+                table = file.attacks[str(source)]
+        yield file.tables(own=audit is not None and audit.experiment is not None), file.made
+
+
+def _alike(items: Iterable[Found]) -> Iterable[list[Found]]:
+    """Findings of the same attack with the same settings and knowledge, together."""
+    found = defaultdict[tuple[str, str], list[Found]](list)
+    for item in items:
+        found[str(item.about["title"]), str(item.about["variant"])].append(item)
+    return found.values()
+
+
+def _app(about: Mapping[str, Any]) -> Mapping[str, Any]:
+    return about["app"] or {}
 
 
 def title(about: Mapping[str, Any]) -> str:
@@ -83,56 +104,38 @@ def title(about: Mapping[str, Any]) -> str:
     return own.removesuffix(f" {ADAPTIVE}") if "defenses" in about["granted"] else own
 
 
-def attack_table(called: str, about: Mapping[str, Any]) -> dict[str, Any]:
+def attack_table(about: Mapping[str, Any]) -> dict[str, Any]:
     """The table of an attack with all its settings, as a finding says them."""
-    plugin = str(about["plugin"])
+    plugin, called = str(about["plugin"]), title(about)
     settings = {name: value for name, value in about["settings"].items() if value is not None}
     return {"name": plugin} | ({"label": called} if called != plugin else {}) | settings
 
 
-def _rules(about: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
-    """What its file has to say of each fact, so that the attack is handed what it was handed."""
-    written = about["knowledge"]
-    if written is None:  # of an earlier fedsim
-        written = dict.fromkeys(about["granted"], True) if own else {}
-        written |= {"partial_records": about["partial_records"]} if about["partial_records"] else {}
-    withheld = set(AttackFile().adversary.knowledge.model_dump()) - set(written) - {"defenses"}
-    return dict.fromkeys(sorted(withheld), False) | dict(written)
-
-
-def _class(audit: Audit | None, plugin: str) -> type[Attack] | None:
-    """None where nobody trusts it or it is not there."""
+def _reads_one_round(plugin: str, audit: Audit | None) -> bool:
+    """Whether an attack reads one round, so that a file with several makes it on each; not where nobody knows it."""
     if ":" in plugin and not (audit and audit.trust):
-        return None
+        return False
     try:
-        loaded = registry.load("attacks", plugin)
+        return not getattr(registry.load("attacks", plugin), "temporal", True)
     except FedsimError:
-        return None
-    return loaded if issubclass(loaded, Attack) else None
-
-
-_Whom = tuple[tuple[int, ...], tuple[int, ...], int]
+        return False
 
 
 def _blocks(items: Sequence[Found], *, together: bool) -> Iterator[tuple[_Whom, list[Found]]]:
-    """Findings of one attack, cut such that each part is all victims by all rounds by all starts.
+    """Findings of one attack, cut into blocks: each is all of some victims in all of some rounds from all starts.
 
     Args:
-        together: whether rounds are attacked one by one, so that one file can name several.
+        together: whether a block may have several rounds, of which each finding is about one.
     """
-    starts = defaultdict[tuple[tuple[int, ...], int], list[Found]](list)
+    of = defaultdict[tuple[tuple[int, ...], int], list[Found]](list)
     for item in items:
-        starts[tuple(item.about["rounds"]), int(item.about["victim"])].append(item)
+        of[tuple(item.about["rounds"]), int(item.about["victim"])].append(item)
     victims = defaultdict[tuple[tuple[int, ...], int], list[int]](list)
-    for (rounds, victim), some in starts.items():
-        victims[rounds, 1 + max(int(item.about["repeat"]) for item in some)].append(victim)
-    rounds_of = defaultdict[tuple[tuple[int, ...], int, tuple[int, ...]], list[tuple[int, ...]]](list)
-    for (rounds, repeats), whom in victims.items():
-        alone = together and len(rounds) == 1
-        rounds_of[tuple(sorted(whom)), repeats, () if alone else rounds].append(rounds)
-    for (whom_, repeats, _), several in rounds_of.items():
-        rounds = tuple(sorted({number for some_rounds in several for number in some_rounds}))
-        yield (
-            (rounds, whom_, repeats),
-            [item for some_rounds in several for victim in whom_ for item in starts[some_rounds, victim]],
-        )
+    for (rounds, victim), several in of.items():
+        victims[rounds, 1 + max(int(item.about["repeat"]) for item in several)].append(victim)
+    views = defaultdict[tuple[tuple[int, ...], int, tuple[int, ...]], list[tuple[int, ...]]](list)
+    for (rounds, repeats), named in victims.items():
+        views[tuple(sorted(named)), repeats, () if together and len(rounds) == 1 else rounds].append(rounds)
+    for (whom, repeats, _), seen in views.items():
+        rounds = tuple(sorted({number for view in seen for number in view}))
+        yield (rounds, whom, repeats), [item for view in seen for victim in whom for item in of[view, victim]]
