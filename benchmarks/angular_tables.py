@@ -1,7 +1,8 @@
-"""Tables and figures of the angular Lipschitz paper, ours beside theirs.
+"""Our tables and figures for the angular Lipschitz paper.
 
-`python benchmarks/angular_tables.py` takes half a minute, prints Markdown and draws docs/angular-states.svg (Figs. 2
-and 4) and docs/angular-measures.svg (Figs. 6 and 7). The study that makes the numbers is benchmarks/angular_study.py.
+`python benchmarks/kept_figures.py && python docs/paper_pages.py` writes the tables, beside the paper's;
+`python benchmarks/angular_tables.py` draws docs/angular-states.svg (Figs. 2 and 4) and docs/angular-measures.svg
+(Figs. 6 and 7). The study that makes the numbers is benchmarks/angular_study.py.
 """
 
 from __future__ import annotations
@@ -32,38 +33,18 @@ MEASURES = {
 }
 PICTURED = {"gradient-norm.norm": r"$\|g\|$", "lipschitz.max": r"$\tilde{L}$", "angular-lipschitz.max": r"$L^{\cos}$"}
 OUTCOMES = {"loss drop": "loss drop", "objective drop": "drop of the whole objective", "lpips": "LPIPS", "mse": "MSE"}
-TABLE_1: Mapping[str, Mapping[int, tuple[str, str, str]]] = {
-    "eval": {
-        0: (".85 ± .20", "12.9 ± 1.2", ".123 ± .023"),
-        5: ("1.50 ± .12", "10.4 ± 0.4", ".092 ± .008"),
-        10: ("1.80 ± .18", "9.9 ± 0.3", ".104 ± .010"),
-        25: ("1.81 ± .10", "10.0 ± 0.6", ".136 ± .026"),
-        50: ("1.79 ± .33", "9.9 ± 0.6", ".145 ± .015"),
-        150: ("1.74 ± .08", "10.3 ± 0.4", ".131 ± .017"),
-        225: ("1.85 ± .28", "10.2 ± 0.5", ".139 ± .021"),
-        300: ("1.89 ± .16", "9.8 ± 0.4", ".146 ± .004"),
-    },
-    "train": {
-        0: ("1.90 ± .02", "8.9 ± 0.1", ".236 ± .011"),
-        5: (".69 ± .16", "15.0 ± 0.9", ".046 ± .016"),
-        10: ("1.14 ± .04", "12.5 ± 0.3", ".062 ± .004"),
-        25: ("1.30 ± .34", "11.7 ± 1.4", ".097 ± .040"),
-        50: ("1.66 ± .18", "10.0 ± 0.6", ".160 ± .041"),
-        150: ("1.66 ± .31", "10.2 ± 1.1", ".144 ± .028"),
-        225: ("1.85 ± .32", "9.5 ± 1.0", ".174 ± .015"),
-        300: ("1.84 ± .37", "9.4 ± 0.9", ".181 ± .034"),
-    },
-}
-FIGURE_6 = {"all networks": -0.78, "ResNets, train": -0.87, "ResNets, eval": -0.66}
-"""The paper's Spearman correlation of L-tilde with the loss drop; its text has -0.85 where the figure has -0.87."""
+FIGURE_6 = ("all networks", "ResNets, train", "ResNets, eval")
+"""The groups of which the paper has the correlation of L-tilde with the loss drop."""
 Numbers = NDArray[np.float64]
+Rows = Mapping[str, Mapping[str, str]]
+"""By row and quantity, figures as they are printed."""
+Lines = tuple[list[str], list[list[str]]]
+"""The head of a table, and its lines."""
 
 
 def main() -> None:
-    """All tables, then the pictures."""
+    """Both pictures."""
     found = points()
-    for lines in (table_1(found), all_states(found), widths(found), correlations(found), against_norm(found)):
-        print("\n".join(lines), end="\n\n")
     mpl.rcParams["svg.hashsalt"] = "fedsim"
     draw_states(found)
     draw_measures(found)
@@ -79,41 +60,48 @@ def points() -> pd.DataFrame:
     return quality.join(measured.reindex(columns=list(MEASURES))).reset_index()
 
 
-def table_1(found: pd.DataFrame) -> list[str]:
+def table_1(found: pd.DataFrame) -> Rows:
     """ResNet18 by epochs and modes."""
-    head = ["| | epoch | MSE, normalised | PSNR, dB | LPIPS |", "|---|---|---|---|---|"]
     ours = found[found.model == "resnet18"]
-    for mode in MODES:
-        theirs = (f"| {mode}, paper | {epoch} | {' | '.join(row)} |" for epoch, row in TABLE_1[mode].items())
-        rows = (
-            f"| {mode}, ours | {epoch} | {spread(rows.mse, 2)} | {spread(rows.psnr, 1)} | {spread(rows.lpips, 3)} |"
-            for epoch, rows in ours[ours["mode"] == mode].groupby("epoch")
-        )
-        head += [*theirs, *rows]
-    return head
+    return {
+        f"{mode}, epoch {epoch}": {
+            "mse": spread(rows.mse, 2),
+            "psnr": spread(rows.psnr, 1),
+            "lpips": spread(rows.lpips, 3),
+        }
+        for (mode, epoch), rows in ours.groupby(["mode", "epoch"])
+    }
 
 
-def all_states(found: pd.DataFrame) -> list[str]:
+def figure_6(found: pd.DataFrame) -> Rows:
+    """The correlation of L-tilde with the loss drop, by group."""
+    return {
+        group: {"drop": interval(resampled(rows, "lipschitz.max", "loss drop"))}
+        for group, rows in groups(found).items()
+    }
+
+
+def all_states(found: pd.DataFrame) -> Lines:
     """Means over batches of what each state of each network gives in each mode."""
     formats = dict.fromkeys((*SCORES, "loss drop"), ".3f") | {"psnr": ".1f"} | dict.fromkeys(taken(found), ".3g")
     heads = ["MSE", "of pixels", "PSNR", "LPIPS", "loss drop", *taken(found).values()]
-    lines = [f"| network | mode | epoch | {' | '.join(heads)} |", "|---" * (3 + len(heads)) + "|"]
-    for (model, mode, epoch), rows in found.groupby(["model", "mode", "epoch"]):
-        cells = (f"{rows[name].mean():{how}}" for name, how in formats.items())
-        lines.append(f"| {model} | {mode} | {epoch} | {' | '.join(cells)} |")
-    return lines
+    states = found.groupby(["model", "mode", "epoch"])
+    lines = [[*map(str, state), *(shown(rows[name], how) for name, how in formats.items())] for state, rows in states]
+    return ["network", "mode", "epoch", *heads], lines
 
 
-def widths(found: pd.DataFrame) -> list[str]:
+def shown(values: pd.Series, how: str) -> str:
+    """Their mean; nothing where a measure says nothing."""
+    return "" if values.isna().all() else f"{values.mean():{how}}"
+
+
+def widths(found: pd.DataFrame) -> Lines:
     """Fig. 4: the LPIPS of the epoch where it is best, for each ResNet and ConvNet."""
-    lines = [f"| | {' | '.join(MODELS)} |", "|---" * (1 + len(MODELS)) + "|"]
+    lines = []
     for mode in MODES:
-        cells = []
-        for model in MODELS:
-            epoch, rows = best(found, model, mode)
-            cells.append(f"{spread(rows.lpips, 3)} (epoch {epoch})")
-        lines.append(f"| {mode} | {' | '.join(cells)} |")
-    return lines
+        chosen = [best(found, model, mode) for model in MODELS]
+        lines.append([mode, *(f"{spread(rows.lpips, 3)} (epoch {epoch})" for epoch, rows in chosen)])
+    return ["", *MODELS], lines
 
 
 def best(found: pd.DataFrame, model: str, mode: str) -> tuple[int, pd.DataFrame]:
@@ -134,19 +122,14 @@ def groups(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
     }
 
 
-def correlations(found: pd.DataFrame) -> list[str]:
+def correlations(found: pd.DataFrame) -> Lines:
     """Spearman's of each measure with each outcome within a batch, averaged, and its 95 % interval."""
-    lines = [f"| | points | measure | {' | '.join(OUTCOMES.values())} |", "|---" * (3 + len(OUTCOMES)) + "|"]
-    for group, rows in groups(found).items():
-        for measure, named in taken(rows).items():
-            cells = []
-            for outcome in OUTCOMES:
-                drawn = resampled(rows, measure, outcome)
-                is_theirs = (measure, outcome) == ("lipschitz.max", "loss drop") and group in FIGURE_6
-                theirs = f"; paper {FIGURE_6[group]:+.2f}" if is_theirs else ""
-                cells.append(interval(drawn) + theirs)
-            lines.append(f"| {group} | {rows[measure].count()} | {named} | {' | '.join(cells)} |")
-    return lines
+    lines = [
+        [group, str(rows[measure].count()), named, *(interval(resampled(rows, measure, of)) for of in OUTCOMES)]
+        for group, rows in groups(found).items()
+        for measure, named in taken(rows).items()
+    ]
+    return ["", "points", "measure", *OUTCOMES.values()], lines
 
 
 def taken(rows: pd.DataFrame) -> dict[str, str]:
@@ -154,23 +137,21 @@ def taken(rows: pd.DataFrame) -> dict[str, str]:
     return {measure: named for measure, named in MEASURES.items() if rows[measure].notna().any()}
 
 
-def against_norm(found: pd.DataFrame) -> list[str]:
+def against_norm(found: pd.DataFrame) -> Lines:
     """By how much each measure's correlation is stronger than that of the norm."""
+    norm, *others = PICTURED
     lines = [
-        f"| stronger than the norm's by | measure | {' | '.join(OUTCOMES.values())} |",
-        "|---" * (2 + len(OUTCOMES)) + "|",
+        [group, MEASURES[measure], *(interval(stronger(rows, measure, norm, outcome)) for outcome in OUTCOMES)]
+        for group, rows in groups(found).items()
+        for measure in others
     ]
-    for group, rows in groups(found).items():
-        norm, *others = PICTURED
-        for measure in others:
-            cells = []
-            for outcome in OUTCOMES:
-                both = rows.dropna(subset=[measure])
-                mine, its = (np.abs(resampled(both, one, outcome)) for one in (measure, norm))
-                more = mine - its
-                cells.append(interval(more))
-            lines.append(f"| {group} | {MEASURES[measure]} | {' | '.join(cells)} |")
-    return lines
+    return ["stronger than the norm's by", "measure", *OUTCOMES.values()], lines
+
+
+def stronger(rows: pd.DataFrame, measure: str, norm: str, outcome: str) -> Numbers:
+    """The difference without signs, where both were measured."""
+    mine, its = (np.abs(resampled(rows.dropna(subset=[measure]), one, outcome)) for one in (measure, norm))
+    return np.asarray(mine - its)
 
 
 def resampled(rows: pd.DataFrame, measure: str, outcome: str) -> Numbers:

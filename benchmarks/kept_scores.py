@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedsim.evaluation.statistics import mean_text
+from fedsim.evaluation.statistics import mean_and_margin, mean_text
 from fedsim.experiments.run_folder import RunFolder, read_rows
 
 COLUMNS = ("run", "attack", "metric", "what", "clients 0, 1, ...")
@@ -48,10 +48,15 @@ def write(path: Path, scores: Scores) -> None:
             writer.writerow([*key, " ".join("-" if value is None else f"{value:.4g}" for value in values)])
 
 
-def cell(values: Iterable[float | None]) -> str:
-    """Mean and 95 % interval over victims, and over how many if an attack failed on some."""
+def cell(values: Iterable[float | None], *, scale: int = 1) -> str:
+    """Mean and 95 % interval over victims, and over how many if an attack failed on some; `scale` 100 is in %."""
     every = list(values)
-    known = {(str(place), ""): value for place, value in enumerate(every) if value is not None}
+    known = {(str(place), ""): scale * value for place, value in enumerate(every) if value is not None}
     if not known:
         return "refused" if every else "-"
-    return mean_text(known) + (f" ({len(known)} of {len(every)})" if len(known) < len(every) else "")
+    text = mean_text(known) if scale == 1 else _percent(*mean_and_margin(known))
+    return text + (f" ({len(known)} of {len(every)})" if len(known) < len(every) else "")
+
+
+def _percent(centre: float, margin: float) -> str:
+    return f"{centre:.1f} ± {margin:.1f}" if margin else f"{centre:.1f}"

@@ -1,7 +1,7 @@
-"""Spearman's correlation of each measure with the quality of reconstructions, beside LAVP's Tables 1 to 3.
+"""Spearman's correlation of each measure with the quality of reconstructions, for LAVP's Tables 1 to 3.
 
-`python benchmarks/lavp_tables.py` takes about a minute, prints Markdown and draws docs/lavp.svg. The study that makes
-the numbers is benchmarks/lavp_study.py.
+`python benchmarks/kept_figures.py && python docs/paper_pages.py` writes the tables, beside the paper's;
+`python benchmarks/lavp_tables.py` draws docs/lavp.svg. The study that makes the numbers is benchmarks/lavp_study.py.
 """
 
 from __future__ import annotations
@@ -38,69 +38,13 @@ ENERGY = "distance from the mean, no gradient"
 FEWEST = 20
 """Images of a network from which on a correlation says something."""
 PICTURED = (*OURS, "expected-error-l2.error", "expected-error-cosine.error")
-PUBLISHED: Mapping[tuple[str, str], Mapping[str, tuple[float, float, float, float]]] = {
-    ("cifar10", "l2"): {
-        "grad_norm": (0.35, -0.27, -0.35, -0.13),
-        "max": (0.51, -0.46, -0.51, -0.15),
-        "min": (0.41, -0.40, -0.41, -0.20),
-        "ang_max": (-0.06, -0.01, 0.06, -0.06),
-        "ang_min": (-0.04, -0.07, 0.04, -0.06),
-        "sqrt(max ang_min)": (0.48, -0.49, -0.48, -0.09),
-    },
-    ("cifar100", "l2"): {
-        "grad_norm": (0.41, -0.31, -0.41, -0.19),
-        "max": (0.46, -0.57, -0.46, 0.10),
-        "min": (0.41, -0.45, -0.41, -0.01),
-        "ang_max": (-0.05, -0.18, 0.05, 0.22),
-        "ang_min": (-0.05, -0.20, 0.05, 0.19),
-        "sqrt(max ang_min)": (0.50, -0.49, -0.50, -0.09),
-    },
-    ("cifar10", "cosine"): {
-        "grad_norm": (-0.28, 0.25, 0.28, -0.18),
-        "max": (-0.03, -0.02, 0.03, 0.00),
-        "min": (0.04, -0.08, -0.04, 0.02),
-        "ang_max": (0.26, -0.31, -0.26, 0.36),
-        "ang_min": (0.64, -0.74, -0.64, 0.62),
-        "sqrt(max ang_min)": (-0.28, 0.25, 0.28, -0.18),
-    },
-    ("cifar100", "cosine"): {
-        "grad_norm": (0.10, -0.07, -0.10, 0.02),
-        "max": (0.37, -0.35, -0.37, 0.26),
-        "min": (0.32, -0.34, -0.32, 0.24),
-        "ang_max": (0.67, -0.80, -0.67, 0.68),
-        "ang_min": (0.69, -0.81, -0.69, 0.65),
-        "sqrt(max ang_min)": (0.50, -0.45, -0.50, 0.36),
-    },
-    ("photographs", "l2"): {
-        "grad_norm": (0.66, -0.66, -0.66, -0.28),
-        "max": (0.69, -0.72, -0.69, -0.09),
-        "min": (0.74, -0.74, -0.72, -0.07),
-        "ang_max": (-0.05, 0.09, 0.05, 0.03),
-        "ang_min": (-0.07, 0.12, 0.07, 0.10),
-    },
-    ("photographs", "cosine"): {
-        "grad_norm": (-0.06, -0.04, 0.00, -0.05),
-        "max": (0.02, -0.07, -0.11, 0.04),
-        "min": (-0.03, -0.05, -0.06, 0.00),
-        "ang_max": (0.27, -0.37, -0.21, 0.32),
-        "ang_min": (0.26, -0.22, -0.24, 0.32),
-    },
-}
-"""LAVP's Table 1, and Table 2 for the photographs; the last of each is from Table 3. With MSE, SSIM, PSNR and LPIPS.
-The fusion's row for CIFAR-10 with cosine is printed as the gradient norm's of Table 1, where Table 3 has (-0.21, 0.25,
--0.21, 0.15) for the norm itself: one of the two columns is wrong."""
 Numbers = NDArray[np.float64]
 ByImage = Mapping[str, float]
 
 
 def main() -> None:
-    """A table for each data set and distance, then the picture."""
-    quality, measured = qualities(), measures()
-    for data in DATA:
-        for distance in DISTANCES:
-            if lines := table(data, distance, quality, measured):
-                print("\n".join(lines), end="\n\n")
-    draw(quality, measured)
+    """Draw the picture."""
+    draw(qualities(), measures())
 
 
 def qualities() -> Mapping[tuple[str, str, str, str], ByImage]:
@@ -130,37 +74,39 @@ def keep(found: dict[str, float], image: str, value: str) -> None:
         found[image] = float(value)
 
 
-def table(
+def figures(
     data: str,
     distance: str,
     quality: Mapping[tuple[str, str, str, str], ByImage],
     measured: Mapping[tuple[str, str, str], ByImage],
-) -> list[str]:
-    """A line for each measure: the mean correlation over networks, its 95 % interval, and LAVP's."""
-    told = []
-    for measure in dict.fromkeys(name for _, _, name in measured):
+) -> dict[str, dict[str, dict[str, str]]]:
+    """By the networks and the steps to the minimum, by measure and score, the mean correlation over these networks."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for measure in dict.fromkeys(name for of, _, name in measured if of == data):
         sampled = [
             model
             for model in MODELS[data]
             if len(measured.get((data, model, measure), {}).keys() & quality[data, model, distance, SCORES[0]])
             >= FEWEST
         ]
-        if not sampled:
-            continue
-        published, cells = PUBLISHED[data, distance].get(OURS.get(measure, "")), []
-        for place, score in enumerate(SCORES):
-            pairs = [(measured[data, model, measure], quality[data, model, distance, score]) for model in sampled]
-            ours, low, high = correlated(pairs)
-            theirs = f"; {published[place]:+.2f}" if published else ""
-            cells.append(f"{ours:+.2f} ({low:+.2f} to {high:+.2f}){theirs}")
-        title = f"`{measure}`{f', {OURS[measure]}' if measure in OURS else ''}"
-        told.append(
-            f"| {title}{'' if len(sampled) == len(MODELS[data]) else ', ' + ', '.join(sampled)} | {' | '.join(cells)} |"
-        )
-    counts = [len(quality.get((data, model, distance, SCORES[0]), ())) for model in MODELS[data]]
-    title = f"{data}, {distance}: images of {', '.join(f'{m} {n}' for m, n in zip(MODELS[data], counts, strict=True))}"
-    head = f"| measure | {' | '.join(score.upper() for score in SCORES)} |"
-    return [title, "", head, f"|---|{'---|' * len(SCORES)}", *told] if told and any(counts) else []
+        if sampled:
+            row, steps = named(measure)
+            found.setdefault(f"{', '.join(sampled)}{steps}", {})[row] = {
+                score: "{:+.2f} ({:+.2f} to {:+.2f})".format(
+                    *correlated([(measured[data, of, measure], quality[data, of, distance, score]) for of in sampled])
+                )
+                for score in SCORES
+            }
+    return found
+
+
+def named(measure: str) -> tuple[str, str]:
+    """LAVP's name of a measure, or ours, and how many steps its minimum took."""
+    label, _, quantity = measure.partition(".")
+    kind, _, steps = label.partition("-")
+    if kind != "lavp":
+        return OURS.get(measure, measure), ""
+    return OURS[f"lavp.{quantity}"], f"; {steps or 100} steps"
 
 
 def correlated(pairs: Sequence[tuple[ByImage, ByImage]]) -> tuple[float, float, float]:
@@ -177,8 +123,9 @@ def correlated(pairs: Sequence[tuple[ByImage, ByImage]]) -> tuple[float, float, 
 def spearman(some: Numbers, others: Numbers) -> Numbers:
     """Of each row, leaving out what is NaN in either."""
     there = ~np.isnan(some) & ~np.isnan(others)
-    ranks = [rankdata(np.where(there, one, np.nan), axis=1, nan_policy="omit") for one in (some, others)]
-    first, second = (one - np.nanmean(one, 1, keepdims=True) for one in ranks)
+    ranks = [rankdata(np.where(there, one, np.inf), axis=1) for one in (some, others)]  # the others keep their ranks
+    counted = [np.where(there, rank, np.nan) for rank in ranks]
+    first, second = (one - np.nanmean(one, 1, keepdims=True) for one in counted)
     product = np.nansum(first * second, 1)
     return np.asarray(product / np.sqrt(np.nansum(first**2, 1) * np.nansum(second**2, 1)))
 

@@ -1,11 +1,11 @@
 """LMRA's Table 10 (Driouich et al. 2022): what differential privacy, mixup and both leave to the attacks.
 
     python benchmarks/lmra_defenses.py adult leaf-synthetic att-faces --data-dir DIR      # also flight-prices
-    python benchmarks/lmra_defenses.py      # prints what has been measured, runs nothing
+    python benchmarks/kept_figures.py && python docs/paper_pages.py                       # the table
 
 Runs fedsim on the experiment files beside it, a run folder for each data set and defense, attacks every client, and
-writes what each client scored to `results/lmra-defenses.csv`; what is there already is not run again. Prints the table,
-ours beside the paper's: means over clients with 95 % intervals.
+writes what each client scored to `results/lmra-defenses.csv`; what is there already is not run again. The table has
+means over clients with 95 % intervals.
 
 A gradient for each example is what DP-SGD costs on a CPU. So but for AT&T, networks have 64 units a layer where the
 paper's have 256, and clients a quarter of the examples and of the batch size. Sampling rate, steps and noise
@@ -32,32 +32,29 @@ SMALLER = {
 """Of each data set, what keeps a quarter of the examples; the rest of what differs is the same for all of them."""
 DP, MIXUP = 'name = "dp-sgd", epsilon = 10.0, delta = 1e-5', 'name = "mixup"'
 DEFENSES = {"none": (), "DP": (DP,), "mixup": (MIXUP,), "DP + mixup": (MIXUP, f"{DP}, with_mixing = true")}
-PAPER = {
-    ("flight-prices", "none"): "84.2 71.4 77.2 73.1 84.3 82.1",
-    ("flight-prices", "DP"): "71.4 59.6 71.3 66.6 76.6 72.1",
-    ("flight-prices", "mixup"): "80.3 68.2 75.1 72.3 82.0 80.6",
-    ("flight-prices", "DP + mixup"): "64.6 57.4 68.6 65.9 75.2 72.6",
-    ("adult", "none"): "88.4 70.7 73.1 67.6 78.6 75.1",
-    ("adult", "DP"): "79.6 61.9 68.6 62.5 73.5 73.1",
-    ("adult", "mixup"): "86.3 68.8 72.1 66.4 77.0 73.6",
-    ("adult", "DP + mixup"): "77.3 60.3 66.0 61.7 71.9 71.2",
-    ("leaf-synthetic", "none"): "78.2 67.3 71.1 66.3 77.9 74.6",
-    ("leaf-synthetic", "DP"): "72.1 60.4 63.3 61.1 71.2 70.8",
-    ("leaf-synthetic", "mixup"): "76.3 63.0 69.9 65.1 74.5 71.6",
-    ("leaf-synthetic", "DP + mixup"): "71.8 60.1 62.5 60.8 70.2 69.9",
-    (FACES, "none"): "57.3 52.8 - - 61.6 57.1 34.3 26.1",
-    (FACES, "DP"): "52.1 48.4 - - 57.6 52.4 23.4 18.7",
-    (FACES, "mixup"): "54.1 50.4 - - 60.3 56.1 33.7 25.1",
-    (FACES, "DP + mixup"): "50.1 49.6 - - 55.0 51.4 23.1 18.0",
+ROWS = {"adult": "Adult", "leaf-synthetic": "Leaf Synthetic", FACES: "AT&T", "flight-prices": "flights"}
+"""What fedsim/reproduce/papers/lmra.toml calls the data sets."""
+METRICS = {"zest": "zest", "aia": "attribute_accuracy", "sia": "source_accuracy", "sra": "class_ssim"}
+RESULTS_OF = {
+    "lmra": {
+        "zest-ours": "lmra",
+        "zest-global": "global model",
+        "aia-ours": "aia, lmra",
+        "aia-baseline": "aia-gradient",
+        "sia-ours": "sia, lmra",
+        "sia-baseline": "sia, returned",
+        "sra-ours": "sra, lmra",
+        "sra-baseline": "sra-gradient",
+    },
+    "lmra-dummy-data": {
+        "zest-ours": "lmra-dummy-data",
+        "aia-ours": "aia, dummy data",
+        "sia-ours": "sia, dummy data",
+        "sra-ours": "sra, dummy data",
+    },
+    "optimal model": {"aia-ours": "aia, optimal"},
 }
-"""Table 10, in %: LMRA's own and the global model's, then ours and the baseline's of AIA, SIA and SRA."""
-TABLES = (
-    ("LMRA, Zest", "zest", "global model", "lmra", "lmra-dummy-data"),
-    ("AIA, accuracy", "attribute_accuracy", "aia-gradient", "aia, lmra", "aia, dummy data", "aia, optimal"),
-    ("SIA, accuracy", "source_accuracy", "sia, returned", "sia, lmra", "sia, dummy data"),
-    ("SRA, SSIM", "class_ssim", "sra-gradient", "sra, lmra", "sra, dummy data"),
-)
-"""The metric of each attack of the paper, its baseline, then attacks on decoded models."""
+"""By the name of a result, the attack that stands for each quantity of the paper's table."""
 
 
 def changed(data: str, defenses: Sequence[str]) -> list[str]:
@@ -98,29 +95,36 @@ def learned(name: str, run: Path) -> Scores:
     }
 
 
-def print_tables(scores: Scores) -> None:
-    """One table for each attack of the paper, in Markdown."""
-    for place, (title, metric, *attacks) in enumerate(TABLES):
-        print(f"\n| {title} | paper: ours, baseline | floor | {' | '.join(f'`{name}`' for name in attacks)} |")
-        print("|---" * (len(attacks) + 3) + "|")
-        for (data, defense), text in PAPER.items():
-            name, published = f"{data}, {defense}", text.split()[2 * place : 2 * place + 2]
-            if (name, attacks[-1], metric, "value") not in scores:
-                continue
-            floor = cell(scores[name, attacks[0], metric, "floor"]).partition(" ")[0]
-            ours = " | ".join(cell(scores.get((name, attack, metric, "value"), [None])) for attack in attacks)
-            print(f"| {name} | {', '.join(published)} | {floor} | {ours} |")
-    print("\n| accuracy of the federation |" + "".join(f" {defense} |" for defense in DEFENSES))
-    print("|---" * (len(DEFENSES) + 1) + "|")
-    for data in dict.fromkeys(data for data, _ in PAPER):
-        kept = [scores.get((f"{data}, {defense}", "federation", "accuracy", "value"), []) for defense in DEFENSES]
-        print(f"| {data} | {' | '.join(cell(values) for values in kept)} |")
+def figures(scores: Scores) -> dict[str, dict[str, dict[str, str]]]:
+    """What stands in the paper's place, in %: by the name of a result, row and quantity."""
+    return {
+        name: {
+            f"{title}, {'no defense' if defense == 'none' else defense}": _row(scores, f"{data}, {defense}", name)
+            for data, title in ROWS.items()
+            for defense in DEFENSES
+            if any(run == f"{data}, {defense}" for run, *_ in scores)
+        }
+        for name in RESULTS_OF
+    }
+
+
+def _row(scores: Scores, run: str, name: str) -> dict[str, str]:
+    found, (first, *_) = {}, RESULTS_OF
+    for quantity, attack in RESULTS_OF[name].items():
+        kind = quantity.partition("-")[0]
+        found[quantity] = cell(scores.get((run, attack, METRICS[kind], "value"), ()), scale=100)
+        if name == first and not quantity.endswith("ours"):  # what others attack may be refused, the baseline is not
+            floor = cell(scores.get((run, attack, METRICS[kind], "floor"), ()), scale=100)
+            found[f"{kind}-floor"] = floor.partition(" ")[0]
+    if name == first:
+        found["accuracy"] = cell(scores.get((run, "federation", "accuracy", "value"), ()), scale=100)
+    return {quantity: text for quantity, text in found.items() if text != "-"}
 
 
 def main() -> None:
-    """Measure what is missing, print the tables."""
+    """Measure what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="*", help=f"{', '.join([*SMALLER, FACES])}; none prints what was measured")
+    parser.add_argument("data", nargs="+", help=", ".join([*SMALLER, FACES]))
     parser.add_argument("--data-dir", default=os.environ.get("FEDSIM_DATA", "."))
     parser.add_argument("--folder", type=Path, default=Path("runs/lmra-defenses"))
     options = parser.parse_args()
@@ -132,7 +136,6 @@ def main() -> None:
             if not any(run == name for run, *_ in kept):
                 run = measure(data, defense, options.folder, options.data_dir)
                 write(RESULTS, kept | scored(name, run) | learned(name, run))
-    print_tables(read(RESULTS))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """TGIAs-RO's Fig. 6 (Li et al. 2023): gradients with noise N(0, 1e-4), or with 40 % of their entries masked.
 
     python benchmarks/tgias_defenses.py noise mask none --seeds 31 32 33 --data-dir DIR
-    python benchmarks/tgias_defenses.py      # prints what has been measured, runs nothing
+    python benchmarks/kept_figures.py && python docs/paper_pages.py                       # the table
 
 Through the round loop, with the defenses of fedsim: the cell b = 4 of tgias-table3-mnist.toml, one victim a seed, whose
 data and first weights are those of the seed. The variance of the noise is 1e-4, as Sect. 4.4.2 says, so its standard
@@ -28,6 +28,12 @@ DEFENSES = {
     "mask": '{name = "random-mask", masked = 0.4}',
 }
 """The clip is far above the norm of any gradient, so that it does nothing."""
+TITLES = {
+    "none": "no defense",
+    "noise": "noise N(0, 1e-4)",
+    "small noise": "noise of .0001",
+    "mask": "40 % masked",
+}
 ATTACKS = ("T=10", "T=10 with total variation", "T=1", "dlg", "inverting-gradients")
 
 
@@ -49,25 +55,50 @@ def measure(defense: str, seed: int, folder: Path, data_dir: str) -> Path:
     return run
 
 
-def print_table(scores: Scores) -> None:
-    """PSNR and SSIM of each defense and attack, over all seeds, in Markdown."""
-    print("| | n | PSNR, dB: floor | naive | adaptive | SSIM: floor | naive | adaptive |")
-    print("|---" * 8 + "|")
-    for defense in DEFENSES:
-        runs = [run for run in dict.fromkeys(run for run, *_ in scores) if run.startswith(f"{defense}, ")]
-        for attack in ATTACKS if runs else ():
-            texts = []
-            for metric in ("psnr", "ssim"):
-                for title, what in ((attack, "floor"), (attack, "value"), (f"{attack} {ADAPTIVE}", "value")):
-                    every = [value for run in runs for value in scores.get((run, title, metric, what), [])]
-                    texts.append(cell(every).partition(" ±")[0] if what == "floor" else cell(every))
-            print(f"| {defense}, {attack} | {len(runs)} | {' | '.join(texts)} |")
+def table(scores: Scores) -> tuple[list[str], list[list[str]]]:
+    """Head and lines: PSNR and SSIM of each defense and attack, over all seeds."""
+    head = ["", "", "victims", "PSNR (dB): floor", "naive", "adaptive", "SSIM: floor", "naive", "adaptive"]
+    lines = []
+    for defense, title in TITLES.items():
+        for attack in ATTACKS if (runs := _runs(scores, defense)) else ():
+            every = [_values(scores, defense, one, "psnr", what) for one, what in _columns(attack)]
+            every += [_values(scores, defense, one, "ssim", what) for one, what in _columns(attack)]
+            texts = [cell(values) for values in every]
+            texts[0], texts[3] = (texts[place].partition(" ±")[0] for place in (0, 3))
+            lines.append([title, attack, str(len(runs)), *texts])
+    return head, lines
+
+
+def figures(scores: Scores) -> dict[str, dict[str, dict[str, str]]]:
+    """What stands in the place of the paper's words on Fig. 6: SSIM under masks, naive and adaptive."""
+    attacks = {"tgias": "T=10", "dlg": "dlg", "ig": "inverting-gradients"}
+    return {
+        name: {
+            "40 % masked": {
+                quantity: cell(_values(scores, "mask", f"{attack}{more}", "ssim", "value"))
+                for quantity, attack in attacks.items()
+            }
+        }
+        for name, more in (("naive", ""), ("adaptive", f" {ADAPTIVE}"))
+    }
+
+
+def _columns(attack: str) -> tuple[tuple[str, str], ...]:
+    return (attack, "floor"), (attack, "value"), (f"{attack} {ADAPTIVE}", "value")
+
+
+def _runs(scores: Scores, defense: str) -> list[str]:
+    return [run for run in dict.fromkeys(run for run, *_ in scores) if run.startswith(f"{defense}, ")]
+
+
+def _values(scores: Scores, defense: str, attack: str, metric: str, what: str) -> list[float | None]:
+    return [value for run in _runs(scores, defense) for value in scores.get((run, attack, metric, what), [])]
 
 
 def main() -> None:
-    """Measure what is missing, print the table."""
+    """Measure what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("defenses", nargs="*", help=f"{', '.join(DEFENSES)}; none prints what was measured")
+    parser.add_argument("defenses", nargs="+", help=", ".join(DEFENSES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[31, 32, 33])
     parser.add_argument("--data-dir", default=os.environ.get("FEDSIM_DATA", "."))
     parser.add_argument("--folder", type=Path, default=Path("runs/tgias-defenses"))
@@ -79,7 +110,6 @@ def main() -> None:
             name, kept = f"{defense}, {seed}", read(RESULTS)
             if not any(run == name for run, *_ in kept):
                 write(RESULTS, kept | scored(name, measure(defense, seed, options.folder, options.data_dir)))
-    print_table(read(RESULTS))
 
 
 if __name__ == "__main__":

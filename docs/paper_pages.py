@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, some_of
 from fedsim.reproduce.figures import Verdict, difference_text
 from fedsim.reproduce.papers import Compared, Details, Kept, Paper, PublishedTable, compared, papers, results
 
@@ -31,6 +32,10 @@ whose setting differs by too much, and the page says in what. Every result has t
 `fedsim reproduce` lists the same tables, `fedsim reproduce PAPER/TABLE` shows one, and with `--scale quick` or `full`
 runs it.
 """
+Found = Mapping[tuple[str, str], Compared]
+"""By row and quantity."""
+WIDEST = 6
+"""Quantities that have a column each; more have a line each."""
 SHOWN = {Verdict.MET: "met", Verdict.MISSED: "**missed**", Verdict.NOT_COMPARABLE: "not comparable"}
 
 
@@ -58,7 +63,7 @@ class Page:
         def told(reason: str) -> str:
             names = [name for name, why in asked.incomparable.items() if why == reason]
             titles = [asked.quantities[name].title if name in asked.quantities else name for name in names]
-            return f"{', '.join(titles)} ({reason})"
+            return f"{some_of(titles, 6)} ({reason})"
 
         return told
 
@@ -80,18 +85,12 @@ class Page:
         return "\n".join([*_table(found.head, found.rows), *(["", *_commands([found])] if found.command else [])])
 
     def _compared(self, table: str, chosen: Sequence[Kept]) -> list[str]:
-        columns = [{(one.row, one.quantity): one for one in self.compared(kept)} for kept in chosen]
-        asked, before, rows = self.paper.table[table], "", []
-        for row in asked.rows:
-            for quantity in asked.quantities:
-                cells = [column.get((row, quantity)) for column in columns]
-                if not any(cells):
-                    continue
-                paper = next((cell.paper.text for cell in cells if cell and cell.paper), "")
-                shown = "" if row == before else row
-                rows.append([shown, asked.quantities[quantity].title, paper, *map(_cell, cells)])
-                before = row
-        return _table(["", "", "paper", *(f"ours: {kept.name}" for kept in chosen)], rows)
+        found = {kept.name: {(one.row, one.quantity): one for one in self.compared(kept)} for kept in chosen}
+        every = {place: one for column in found.values() for place, one in column.items()}
+        rows = list(dict.fromkeys([*self.paper.table[table].rows, *(row for row, _ in every)]))
+        titles = {name: of.title for name, of in self.paper.table[table].quantities.items()}
+        titles = {name: title for name, title in titles.items() if any(name == shown for _, shown in every)}
+        return (_wide if len(titles) <= WIDEST else _long)(found, every, rows, titles)
 
     def compared(self, kept: Kept) -> list[Compared]:
         """Ours beside the paper's."""
@@ -104,10 +103,16 @@ class Page:
             ConfigError: a result that the template does not show.
         """
         template = (HERE / "papers" / f"{self.name}.md.j2").read_text(encoding="utf-8")
-        text = (
-            Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-            .from_string(template)
-            .render(setting=self.setting, comparison=self.comparison, details=self.details, cite=self.paper.cite)
+        made = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True).from_string(
+            template
+        )
+        text = made.render(
+            cite=self.paper.cite,
+            title=lambda table: self.paper.table[table].title,
+            measured=dict.fromkeys(kept.table for kept in self.results.kept),
+            setting=self.setting,
+            comparison=self.comparison,
+            details=self.details,
         )
         every = {(k.table, k.name) for k in self.results.kept} | {("", d.name) for d in self.results.details}
         if left := every - self.shown:
@@ -115,12 +120,44 @@ class Page:
         return WRITTEN.format(self.name) + text
 
 
+def _long(found: Mapping[str, Found], every: Found, rows: Sequence[str], titles: Mapping[str, str]) -> list[str]:
+    """A line for each figure of the paper, a column for each result."""
+    lines, before = [], ""
+    for row, name in product(rows, titles):
+        if (row, name) in every:
+            cells = [_cell(column.get((row, name))) for column in found.values()]
+            lines.append(["" if row == before else row, titles[name], _paper(every[row, name]), *cells])
+            before = row
+    return _table(["", "", "paper", *(f"ours: {name}" for name in found)], lines)
+
+
+def _wide(found: Mapping[str, Found], every: Found, rows: Sequence[str], titles: Mapping[str, str]) -> list[str]:
+    """A line for the paper and one for each result, a column for each quantity."""
+    lines = []
+    for row in rows:
+        of_row = {name: every[row, name] for name in titles if (row, name) in every}
+        if not of_row:
+            continue
+        paper = [_paper(of_row[name]) if name in of_row else "" for name in titles]
+        ours = [
+            ["", f"ours: {result}", *(_cell(column.get((row, name))) for name in titles)]
+            for result, column in found.items()
+            if any((row, name) in column for name in titles)
+        ]
+        both = [["", "paper", *paper], *ours] if any(paper) else ours
+        both[0][0] = row
+        lines += both
+    return _table(["", "", *titles.values()], lines)
+
+
+def _paper(one: Compared) -> str:
+    return one.paper.text if one.paper else ""
+
+
 def _cell(one: Compared | None) -> str:
-    if one is None:
-        return ""
-    if one.paper is None or one.verdict is None:
-        return one.ours.text
-    return f"{one.ours.text} ({', '.join(filter(None, [difference_text(one.ours, one.paper), SHOWN[one.verdict]]))})"
+    if one is None or one.paper is None or one.verdict is None:
+        return one.ours.text if one else ""
+    return f"{one.ours.text}; {', '.join(filter(None, [difference_text(one.ours, one.paper), SHOWN[one.verdict]]))}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

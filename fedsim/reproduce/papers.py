@@ -47,6 +47,7 @@ class PublishedTable(Table):
         quantities: by the names that rows use.
         rows: by the setting of the row, figures by quantity, as printed.
         incomparable: why a row or a quantity, or "all", is not comparable with ours.
+        more: ours may have rows that the paper does not have.
     """
 
     title: str
@@ -56,6 +57,7 @@ class PublishedTable(Table):
     quantities: dict[str, Quantity]
     rows: dict[str, dict[str, str]]
     incomparable: dict[str, str] = Field(default_factory=dict)
+    more: bool = False
 
     def published(self, where: str) -> Figures:
         """The figures of the paper, those included that follow from two others."""
@@ -226,27 +228,23 @@ def compared(paper: str, table: str, rows: Mapping[str, Mapping[str, str]], wher
     """
     asked = papers()[paper].table[table]
     published = asked.published(f"{paper}.toml: {table}")
-    for strange in rows.keys() - asked.rows.keys():
+    for strange in () if asked.more else rows.keys() - asked.rows.keys():
         raise ConfigError(f"{where}: no row of {paper}/{table} is '{strange}', {did_you_mean(strange, asked.rows)}")
     ours = read_figures(rows, asked.quantities, where)
     return [
-        Compared(
-            row,
-            name,
-            theirs := published[row].get(name),
-            ours[row][name],
-            _verdict(asked, row, name, theirs, ours[row][name]),
-        )
-        for row in asked.rows
+        _beside(asked, row, name, published.get(row, {}).get(name), ours[row][name])
+        for row in dict.fromkeys([*asked.rows, *rows])
         for name in asked.quantities
         if name in ours.get(row, {})
     ]
 
 
-def _verdict(asked: PublishedTable, row: str, name: str, paper: Figure | None, ours: Figure) -> Verdict | None:
-    if paper is None:
-        return None
-    if asked.incomparable.keys() & {"all", row, name}:
-        return Verdict.NOT_COMPARABLE
+def _beside(asked: PublishedTable, row: str, name: str, paper: Figure | None, ours: Figure) -> Compared:
     quantity = asked.quantities[name]
-    return judged(ours, paper, quantity.tolerance, quantity.better)
+    if paper is None:
+        verdict = None
+    elif asked.incomparable.keys() & {"all", row, name}:
+        verdict = Verdict.NOT_COMPARABLE
+    else:
+        verdict = judged(ours, paper, quantity.tolerance, quantity.better)
+    return Compared(row, name, paper, ours, verdict)

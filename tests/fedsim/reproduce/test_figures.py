@@ -1,0 +1,63 @@
+"""Figures are read as they are printed, and judged by the tolerance alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedsim.errors import ConfigError
+from fedsim.reproduce.figures import Verdict, difference, difference_text, figure, judged
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "decimals"),
+    [
+        ("27.8 ± 0.3", 27.8, 1),
+        (".044", 0.044, 3),
+        ("+.47 (+.20 to +.68)", 0.47, 2),
+        ("-0.51 (-0.85 to -0.06)", -0.51, 2),
+        ("25.2 ± 0.2 (25.1, 25.0)", 25.2, 1),
+        ("2.22e-4", 2.22e-4, 6),
+        ("100", 100.0, 0),
+    ],
+)
+def test_a_printed_figure_is_read(text: str, value: float, decimals: int) -> None:
+    found = figure(text, "here")
+    assert (found.text, found.value, found.decimals) == (text, value, decimals)
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "27,8", "27.8 +- 0.3", "27.8 dB", "± 3", "1 2", "nan"])
+def test_what_is_no_figure_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="sme: row: expected a figure"):
+        figure(text, "sme: row")
+
+
+@pytest.mark.parametrize(
+    ("ours", "better", "verdict"),
+    [
+        ("3.9", "higher", Verdict.MISSED),
+        ("4.0", "higher", Verdict.MET),
+        ("9.9", "higher", Verdict.MET),
+        ("4.8", "lower", Verdict.MET),
+        ("4.9", "lower", Verdict.MISSED),
+        ("0.1", "lower", Verdict.MET),
+        ("4.8", "near", Verdict.MET),
+        ("4.9", "near", Verdict.MISSED),
+        ("3.9", "near", Verdict.MISSED),
+        ("refused", "higher", Verdict.MISSED),
+        ("refused", "lower", Verdict.MISSED),
+        ("refused", "near", Verdict.MISSED),
+    ],
+)
+def test_the_verdict_goes_by_what_is_better_and_ends_at_the_tolerance(ours: str, better: str, verdict: Verdict) -> None:
+    """4.0 is 0.4 below 4.4, and 4.8 as much above, though neither difference is so in binary."""
+    assert judged(figure(ours, ""), figure("4.4", ""), 0.4, better) is verdict  # type: ignore[arg-type]
+
+
+def test_differences_have_the_digits_of_the_finer_figure() -> None:
+    assert difference_text(figure("+2.3 ± 0.16", ""), figure("+2.5", "")) == "-0.2"
+    assert difference_text(figure("0.12", ""), figure("0.123 ± 0.02", "")) == "-0.003"
+    assert difference_text(figure(".061", ""), figure(".044", "")) == "+.017"
+    assert difference_text(figure("refused", ""), figure(".044", "")) == ""
+    assert math.isnan(difference(figure("refused", ""), figure(".044", "")))

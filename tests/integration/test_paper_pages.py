@@ -1,0 +1,82 @@
+"""The pages of papers are what the data say."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from datetime import date
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedsim.errors import ConfigError
+from fedsim.reproduce.papers import Kept, KeptFile, results
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def loaded(path: Path) -> ModuleType:
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages() -> Iterator[ModuleType]:
+    yield loaded(ROOT / "docs" / "paper_pages.py")
+    del sys.modules["paper_pages"]
+
+
+def test_every_page_is_what_its_template_and_the_figures_say(pages: ModuleType) -> None:
+    told = {path: text for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text}
+    assert [path.name for path in told] == [], "figures or words have changed: run python docs/paper_pages.py"
+    assert {path.stem for path in (ROOT / "docs" / "papers").glob("*.md")} == set(results())
+
+
+def test_a_result_that_no_page_shows_is_told(pages: ModuleType) -> None:
+    page = pages.Page("sme")
+    forgotten = Kept(table="table6", name="forgotten", date=date(2026, 11, 25), command="c", rows={})
+    page.results = KeptFile(paper="sme", kept=[*page.results.kept, forgotten], details=page.results.details)
+    with pytest.raises(ConfigError, match=r"shows no \[\('table6', 'forgotten'\)\]"):
+        page.text()
+
+
+def test_a_changed_figure_changes_the_page(pages: ModuleType) -> None:
+    page, before = pages.Page("sme"), pages.Page("sme").text()
+    first, *rest = page.results.kept
+    row = next(iter(first.rows))
+    better = first.model_copy(update={"rows": {**first.rows, row: {**first.rows[row], "gain": "+9.9 ± 0.2"}}})
+    page.results = KeptFile(paper="sme", kept=[better, *rest], details=page.results.details)
+    after = page.text()
+    assert "+9.9 ± 0.2; +7.4, met" in after
+    assert "+9.9" not in before
+
+
+@pytest.fixture(scope="module")
+def kept_figures() -> Iterator[ModuleType]:
+    known = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        yield loaded(ROOT / "benchmarks" / "kept_figures.py")
+    for name in set(sys.modules) - known:
+        if str(ROOT / "benchmarks") in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "of",
+    ["lmra", "tgias", pytest.param("lavp", marks=pytest.mark.slow), pytest.param("angular", marks=pytest.mark.slow)],
+)
+def test_kept_figures_follow_from_the_tables_of_results(kept_figures: ModuleType, of: str) -> None:
+    tables = getattr(kept_figures, f"{of}_figures")()
+    kept = tomllib.loads((kept_figures.FOLDER / f"{tables['paper']}-computed.toml").read_text(encoding="utf-8"))
+    for part in ("kept", "details"):
+        without = [kept_figures.without_day(one) for one in kept.get(part, [])]
+        assert without == tables.get(part, []), "results have changed: run python benchmarks/kept_figures.py"
