@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsim.auditing.plan import in_order
 from fedsim.auditing.threat_model import device_of
 from fedsim.errors import ConfigError
-from fedsim.experiments.build import build_attacks, data_folder, resolve
+from fedsim.experiments.build import Experiment, build_attacks, data_folder, resolve
 from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
 from fedsim.experiments.reading import PATHS, config_of
 from fedsim.experiments.settings import LAUNCH, code_of, versions
@@ -87,17 +88,19 @@ def cells_of(grid: Grid, *, trust: bool) -> list[Cell | Unread]:
             found.append(_cell(grid, point, trust=trust))
         except ConfigError as error:
             found.append(Unread(point, str(error)))
-    _check_values(found)
+    _check_values(found, grid.file.where)
     _check_different([item for item in found if isinstance(item, Cell)], grid.file.where)
     return found
 
 
-def _check_values(found: Sequence[Cell | Unread]) -> None:
+def _check_values(found: Sequence[Cell | Unread], where: str) -> None:
     """Raise ConfigError where a value of an axis makes every cell unreadable."""
     readable = {place for item in found if isinstance(item, Cell) for place in item.point.row.items()}
     for item in found:
         if isinstance(item, Unread) and not readable.issuperset(item.point.row.items()):
-            raise ConfigError(item.reason)
+            raise ConfigError(
+                f"{where}: {item.reason.removeprefix(f'{where}: ')}; so it is in the cell {item.point.name}"
+            )
 
 
 def _check_different(cells: Sequence[Cell], where: str) -> None:
@@ -111,13 +114,22 @@ def _check_different(cells: Sequence[Cell], where: str) -> None:
 
 
 def _cell(grid: Grid, point: Point, *, trust: bool) -> Cell:
-    tables, where = grid.tables(point), f"{grid.file.where}: {point.name}"
+    tables, where = grid.tables(point), grid.file.where
     attack = tables["attack"][0]
     tables["attack"] = _with_sources(attack, grid.attacks, where)
     config = config_of(tables, where, grid.file.folder)
     check_trust(config, Path(grid.file.where), trust or grid.file.own)
     config = resolve(_in_one_process(config))
+    _check_settings(config)
     return Cell(point=point, config=config, title=config.attack[-1].title)
+
+
+def _check_settings(config: Config) -> None:
+    """Raise ConfigError where settings are none that anybody could work with, whatever the data are."""
+    experiment = Experiment(config)
+    parts = experiment.training, experiment.new_strategy(), experiment.defenses, experiment.gauges
+    del parts
+    in_order({table.title: attack.builds_on for table, attack in build_attacks(config)}, known=True)
 
 
 def _with_sources(attack: Mapping[str, Any], known: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
@@ -125,7 +137,7 @@ def _with_sources(attack: Mapping[str, Any], known: Sequence[Mapping[str, Any]],
     tables = [dict(attack)]
     while (title := _builds_on(tables[0], where)) is not None:
         sources = [dict(table) for table in known if title in (table.get("label"), table.get("name"))]
-        if not sources or sources[0] in tables:  # `Audit.check` says what is wrong
+        if not sources or sources[0] in tables:  # `in_order` says what is wrong
             break
         tables = [*sources, *tables]
     if len(tables) == 1:

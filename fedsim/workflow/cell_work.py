@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from fedsim.errors import FedsimError, RunError
 from fedsim.experiments import lock
 from fedsim.experiments.config import Config
 from fedsim.experiments.integrity import held_against_manifest
+from fedsim.randomness import one_thread
 from fedsim.sweeps import store as kept
 from fedsim.sweeps.machine import forget_peak, peak
 from fedsim.sweeps.queue import Job
@@ -31,15 +30,21 @@ Follow = Callable[[int, int, Mapping[str, float]], None]
 @contextmanager
 def doing(store: Store) -> Iterator[Callable[[Job, Follow], None]]:
     """Gives the function that does a job, on one thread, for there is one process a core."""
-    torch.set_num_threads(1)
-    logging.getLogger("fedsim").propagate = False  # who started this process shows what is to be shown
-    logging.getLogger(kept.__name__).setLevel(logging.ERROR)  # and has told what is damaged
+    logger, store_logger = logging.getLogger("fedsim"), logging.getLogger(kept.__name__)
+    before = logger.propagate, store_logger.level
+    logger.propagate = False  # who started this process shows what is to be shown
+    store_logger.setLevel(logging.ERROR)  # and has told what is damaged
 
     def do(job: Job, follow: Follow) -> None:
         with _named(job.name) as teller:
             (_federate if job.federates else _attack)(store, job, teller)
 
-    yield do
+    try:
+        with one_thread():
+            yield do
+    finally:
+        logger.propagate = before[0]
+        store_logger.setLevel(before[1])
 
 
 def _federate(store: Store, job: Job, teller: _Teller) -> None:

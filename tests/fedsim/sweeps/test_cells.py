@@ -1,0 +1,142 @@
+"""A cell is found again by what it follows from, and by nothing else; what cannot be is told from what is mistyped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedsim.errors import ConfigError, FedsimError, PluginError
+from fedsim.sweeps.cells import Cell, Unread, cells_of
+from fedsim.sweeps.file import sweep_of
+from fedsim.sweeps.grid import grid_of
+
+SME, IG = {"name": "sme"}, {"name": "inverting-gradients"}
+BASE: dict[str, Any] = {
+    "partition": {"name": "iid", "samples_per_client": 8},
+    "model": {"name": "mlp", "hidden": [8]},
+    "federation": {"clients": 4, "rounds": 2},
+    "attack": [SME],
+}
+
+
+def cells(axes: dict[str, list[Any]] | None = None, folder: Path = Path("/nowhere"), **tables: Any) -> list[Any]:
+    merged = {name: {**BASE.get(name, {}), **t} if isinstance(t, dict) else t for name, t in tables.items()}
+    sweep = {"sweep": {"axes": axes or {}}, **BASE, **merged}
+    return cells_of(grid_of(sweep_of(sweep, "study.toml", folder)), trust=False)
+
+
+def the_cell(**tables: Any) -> Cell:
+    (cell,) = cells(**tables)
+    assert isinstance(cell, Cell)
+    return cell
+
+
+def test_cells_of_one_federation_share_it_and_differ() -> None:
+    found = cells({"attack": [SME, {**SME, "iterations": 9}, IG], "adversary.victims": [[0], [1]]})
+    assert len({cell.federation for cell in found}) == 1
+    assert len({cell.key for cell in found}) == 6
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"federation": {"engine": "ray", "actors": 2}},
+        {"adversary": {"workers": 4, "when": "in-round"}},
+        {"attack": [{**SME, "label": "theirs"}]},
+        {"model": {"batch_norm": False}},  # its default, written out
+        {"recording": {"fsync": True}},
+    ],
+)
+def test_what_changes_no_result_changes_no_key(tables: dict[str, Any]) -> None:
+    assert the_cell(**tables).key == the_cell().key
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"federation": {"rounds": 3}},
+        {"federation": {"seed": 1}},
+        {"federation": {"evaluate_every": 2}},
+        {"model": {"hidden": [9]}},
+        {"defense": [{"name": "top-k"}]},
+        {"recording": {"rounds": [1]}},
+        {"secure_aggregation": {"groups": 2}},
+    ],
+)
+def test_what_changes_a_federation_changes_both_keys(tables: dict[str, Any]) -> None:
+    assert the_cell(**tables).federation != the_cell().federation
+    assert the_cell(**tables).key != the_cell().key
+
+
+@pytest.mark.parametrize("tables", [{"adversary": {"repeats": 2}}, {"adversary": {"knowledge": {"labels": True}}}])
+def test_what_changes_an_adversary_changes_the_cell_alone(tables: dict[str, Any]) -> None:
+    assert the_cell(**tables).federation == the_cell().federation
+    assert the_cell(**tables).key != the_cell().key
+
+
+def test_a_file_that_a_setting_names_counts_by_its_content(tmp_path: Path) -> None:
+    start = tmp_path / "start.safetensors"
+    keys = []
+    for value in (0.0, 1.0):
+        save_file({"w": torch.full((2,), value)}, start)
+        keys.append(the_cell(folder=tmp_path, model={"start": "start.safetensors"}).federation)
+    assert keys[0] != keys[1]
+    start.unlink()
+    with pytest.raises(ConfigError, match=r"model\.start: .*start\.safetensors: cannot be read"):
+        the_cell(folder=tmp_path, model={"start": "start.safetensors"})
+
+
+def test_a_cell_runs_in_one_process_and_its_federation_attacks_nobody() -> None:
+    cell = the_cell(federation={"engine": "ray", "actors": 2}, adversary={"victims": [1]})
+    assert (cell.config.federation.engine, cell.config.adversary.workers) == ("serial", 1)
+    assert cell.federated.attack == []
+    assert cell.federated.adversary.when == "never"
+
+
+def test_an_attack_brings_those_that_it_builds_on() -> None:
+    sia = {"name": "sia", "source": "decoded"}
+    lmra = {"name": "lmra", "label": "decoded"}
+    for found in (cells(attack=[lmra, sia]), cells({"attack": [lmra, sia]})):
+        alone, both = found
+        assert [table.title for table in alone.config.attack] == ["lmra"]
+        assert [table.title for table in both.config.attack] == ["decoded", "sia"]
+        assert both.title == "sia"
+
+
+def test_a_contradiction_of_two_values_leaves_a_cell_out() -> None:
+    found = cells({"federation.clients": [4, 8], "adversary.victims": [[0], [7]]})
+    (odd,) = (item for item in found if isinstance(item, Unread))
+    assert (odd.point.labels["federation.clients"], odd.point.labels["adversary.victims"]) == ("4", "[7]")
+    assert "expected clients from 0 to 3, got 7" in odd.reason
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"training.local_epoch": [1, 5]}, "training.local_epoch: unknown key, did you mean 'local_epochs'?"),
+        ({"training.local_epochs": [1, 0]}, "local_epochs"),
+        ({"strategy": [{"name": "fedavg"}, {"name": "fedavg", "fraction_train": 7}]}, "fraction_train"),
+        ({"attack": [IG, {**SME, "iteration": 3}]}, "attack.sme.iteration: unknown setting"),
+        ({"model": [{"name": "mlp", "hiden": [2]}]}, "hiden"),
+        ({"attack.smee.iterations": [1]}, "no tables are called 'smee', did you mean 'sme'?"),
+        ({"attack": [{"nme": "sme"}]}, "name"),
+        ({"defense": [[{"name": "top-q"}], []]}, "did you mean 'top-k'?"),
+        ({"attack": [{"name": "sia", "source": "lmar"}, {"name": "lmra"}]}, "there is no attack 'lmar'"),
+    ],
+)
+def test_a_value_with_which_no_cell_can_be_is_a_mistake(axes: dict[str, list[Any]], words: str) -> None:
+    with pytest.raises(FedsimError) as error:
+        cells(axes)
+    assert isinstance(error.value, ConfigError | PluginError)
+    assert words in str(error.value)
+    assert isinstance(error.value, PluginError) or str(error.value).startswith("study.toml: ")
+
+
+def test_two_cells_with_the_same_settings_are_named() -> None:
+    with pytest.raises(ConfigError, match="same settings") as error:
+        cells({"model": [{"name": "mlp"}, {"name": "mlp", "hidden": [200]}]})
+    assert "model=mlp, attack=sme, seed=0; and model=mlp hidden=[200], attack=sme, seed=0" in str(error.value)

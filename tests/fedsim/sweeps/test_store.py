@@ -1,0 +1,291 @@
+"""A finished cell is never made again, unless it was damaged; what was interrupted goes on to the same rows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adversaries.engine.matching import GradientInversion
+from fedsim.experiments.integrity import held_against_manifest
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.sweeps import store as storing
+from fedsim.sweeps.board import Board
+from fedsim.sweeps.file import sweep_of
+from fedsim.sweeps.plan import Plan, planned
+from fedsim.sweeps.queue import Job
+from fedsim.sweeps.store import Place, Store
+from fedsim.sweeps.table import read_cells, read_table
+from fedsim.workflow import work
+from fedsim.workflow.cell_work import doing
+
+SWEEP: dict[str, Any] = {
+    "sweep": {"axes": {"attack": [{"name": "sme", "iterations": 3}, {"name": "spear-ica"}]}},
+    "partition": {"name": "iid", "samples_per_client": 8, "test_fraction": 0.25},
+    "model": {"name": "mlp", "hidden": [16]},
+    "federation": {"clients": 3, "rounds": 2},
+    "adversary": {"victims": [0, 1]},
+}
+
+
+def plan_of(store: Path, **sweep: Any) -> Plan:
+    tables = deepcopy(SWEEP)
+    tables["sweep"] |= sweep
+    return planned(sweep_of(tables, "study.toml", store), Store(store), trust=False)
+
+
+def work_off(store: Path, plan: Plan) -> dict[str, str]:
+    """Do all jobs in this process; what each that failed said."""
+    failed = {}
+    with doing(Store(store)) as do:
+        for job in [*(Job(cell, True) for cell in plan.to_federate), *(Job(cell, False) for cell in plan.to_do)]:
+            try:
+                do(job, lambda iteration, iterations, values: None)
+            except Exception as error:
+                failed[job.name] = str(error)
+    return failed
+
+
+def rows(plan: Plan) -> dict[str, list[dict[str, str]]]:
+    """By attack, its rows without what depends on the clock."""
+    found = {cell.point.labels["attack"]: plan.done[cell.key].rows for cell in plan.cells}
+    return {attack: [{k: v for k, v in row.items() if k != "seconds"} for row in own] for attack, own in found.items()}
+
+
+def cell(plan: Plan, store: Path, attack: str = "sme") -> Place:
+    return next(Store(store).cell(c.key) for c in plan.cells if c.point.labels["attack"] == attack)
+
+
+def federation(plan: Plan, store: Path) -> Place:
+    return Store(store).federation(plan.cells[0].federation)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("store")
+    assert work_off(store, plan_of(store)) == {}
+    return store
+
+
+@pytest.fixture
+def own(made: Path, tmp_path: Path) -> Path:
+    """A copy of the store that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def expected(made: Path) -> dict[str, list[dict[str, str]]]:
+    return rows(plan_of(made))
+
+
+def test_a_cell_is_a_run_whose_recording_is_its_federations(made: Path) -> None:
+    plan = plan_of(made)
+    source, target = federation(plan, made).folder, cell(plan, made).folder
+    name = "transcript/round-000001.safetensors"
+    assert (source.path / name).samefile(target.path / name)
+    for folder in (source, target):
+        assert held_against_manifest(folder.path).differences == []
+        assert folder.report.is_file()
+    assert not (target.path / "findings" / "spear-ica").exists()
+
+
+def test_every_score_stands_beside_its_floor_accuracy_and_cost(made: Path) -> None:
+    found = plan_of(made).done[plan_of(made).cells[0].key].rows
+    assert {row["victim"] for row in found} == {"0", "1"}
+    psnr = next(row for row in found if row["metric"] == "psnr")
+    assert float(psnr["value"]) > 0
+    assert float(psnr["floor"]) > 0
+    assert (psnr["better"], psnr["knows_defenses"], psnr["round"], psnr["repeat"]) == ("higher", "0", "1", "0")
+    assert 0 <= float(psnr["accuracy"]) <= 1
+    assert float(psnr["bytes"]) == 4 * (64 * 16 + 16 + 16 * 10 + 10)
+    assert float(psnr["seconds"]) >= 0
+    assert (psnr["proved_epsilon"], psnr["measured_epsilon"]) == ("", "")
+
+
+def test_finished_cells_are_found_again_from_other_files(made: Path) -> None:
+    plan = plan_of(made, axes={"attack": [{"name": "spear-ica", "label": "exact"}, {"name": "sme", "iterations": 4}]})
+    assert [c.point.labels["attack"] for c in plan.to_do] == ["sme"]
+    assert plan.to_federate == []
+    assert plan.seconds is not None
+    assert plan_of(made).to_do == []
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+DAMAGE: Mapping[str, Callable[[Place], object]] = {
+    "transcript/round-000002.safetensors is not what was written": lambda place: _flip(
+        place.folder.path / "transcript" / "round-000002.safetensors"
+    ),
+    "scores.csv is not what was written": lambda place: _flip(place.folder.scores),
+    "findings/sme/round-1-client-0-repeat-0.safetensors is not": lambda place: _flip(
+        place.folder.path / "findings" / "sme" / "round-1-client-0-repeat-0.safetensors"
+    ),
+    "metrics.csv cannot be read (No such file": lambda place: place.folder.metrics.unlink(),
+    "report.html is missing": lambda place: place.folder.report.unlink(),
+    "manifest.json: was altered": lambda place: _flip(place.folder.manifest),
+    "manifest.json is missing": lambda place: shutil.rmtree(place.folder.path),
+    "experiment.toml is not what was written": lambda place: _flip(place.folder.experiment),
+    ".json: is damaged": lambda place: place.marker.write_bytes(place.marker.read_bytes()[:-9]),
+    "its bytes are not those that were written": lambda place: place.marker.write_text(
+        place.marker.read_text(encoding="utf-8").replace('"value": "', '"value": "9'), encoding="utf-8"
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", DAMAGE)
+def test_a_damaged_cell_is_named_and_made_again(
+    own: Path, expected: object, caplog: pytest.LogCaptureFixture, sentence: str
+) -> None:
+    DAMAGE[sentence](cell(plan_of(own), own))
+    with caplog.at_level(logging.WARNING):
+        plan = plan_of(own)
+    assert [c.point.labels["attack"] for c in plan.to_do] == ["sme"]
+    assert plan.to_federate == []
+    assert sentence in caplog.text
+    assert cell(plan, own).folder.path.name in caplog.text
+    assert work_off(own, plan) == {}
+    again = plan_of(own)
+    assert again.to_do == []
+    assert rows(again) == expected
+    assert held_against_manifest(cell(again, own).folder.path).differences == []
+
+
+def test_a_damaged_federation_is_made_again_only_where_a_cell_needs_it(own: Path, expected: object) -> None:
+    plan = plan_of(own)
+    _flip(federation(plan, own).folder.path / "transcript" / "round-000001.safetensors")
+    assert plan_of(own).to_federate == []  # all its cells are done, each with the recording
+    cell(plan, own).forget()
+    damaged = plan_of(own)
+    assert [c.federation for c in damaged.to_federate] == [plan.cells[0].federation]
+    assert work_off(own, damaged) == {}
+    assert rows(plan_of(own)) == expected
+
+
+def test_what_a_user_does_with_a_cell_is_no_damage(own: Path) -> None:
+    folder = cell(plan_of(own), own).folder
+    tables = folder.read_experiment()
+    assert tables is not None
+    victims = tables.adversary.model_copy(update={"victims": [2]})
+    other = work.Adversary(spec=tables.model_copy(update={"adversary": victims}))
+    assert len(list(folder.findings.rglob("*.safetensors"))) == 2
+    work.attack(folder.path, other)
+    assert len(list(folder.findings.rglob("*.safetensors"))) == 3
+    assert plan_of(own).to_do == []
+
+
+def test_a_federation_that_was_interrupted_goes_on(own: Path, expected: object) -> None:
+    """After one of its two rounds."""
+    plan = plan_of(own)
+    place, config = federation(plan, own), plan.cells[0].federated
+    shutil.rmtree(own)
+    short = config.federation.model_copy(update={"rounds": 1})
+    work.run(config.model_copy(update={"federation": short}), place.folder)
+    place.folder.note_experiment(config)
+    first = place.folder.path / "transcript" / "round-000001.safetensors"
+    written = first.stat().st_mtime_ns
+    assert work_off(own, plan_of(own)) == {}
+    assert first.stat().st_mtime_ns == written
+    assert rows(plan_of(own)) == expected
+
+
+@pytest.mark.parametrize("links", [0, 3])
+def test_a_cell_that_was_interrupted_while_it_was_prepared_is_prepared_anew(
+    own: Path, expected: object, monkeypatch: pytest.MonkeyPatch, links: int
+) -> None:
+    plan = plan_of(own)
+    shutil.rmtree(own / "attacks")
+    done: list[Path] = []
+
+    def interrupted(source: Path, target: Path) -> None:
+        if len(done) == links:
+            raise KeyboardInterrupt
+        done.append(target)
+        os.link(source, target)
+
+    to_do = plan_of(own)
+    with monkeypatch.context() as patched:
+        patched.setattr(storing, "_link", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            work_off(own, to_do)
+    assert plan.cells[0].key not in plan_of(own).done
+    assert work_off(own, plan_of(own)) == {}
+    assert rows(plan_of(own)) == expected
+
+
+def test_findings_of_a_cell_that_was_interrupted_are_kept(own: Path, expected: object) -> None:
+    plan = plan_of(own)
+    place = cell(plan, own)
+    place.forget()
+    first, second = sorted(place.folder.findings.rglob("*.safetensors"))
+    second.unlink()
+    written = first.stat().st_mtime_ns
+    assert work_off(own, plan_of(own)) == {}
+    assert first.stat().st_mtime_ns == written
+    assert rows(plan_of(own)) == expected
+
+
+def test_where_there_are_no_links_files_are_copied(
+    own: Path, expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*names: object) -> None:
+        raise PermissionError(1, "no links here")
+
+    shutil.rmtree(own / "attacks")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refused)
+        assert work_off(own, plan_of(own)) == {}
+    assert rows(plan_of(own)) == expected
+
+
+def test_an_attack_that_refuses_is_told_and_not_tried_again(own: Path, tmp_path: Path) -> None:
+    noise = {"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.1}
+    plan = plan_of(own, axes={"attack": [{"name": "spear-ica"}], "defense": [[], [noise]]})
+    assert len(plan.to_do) == 1
+    assert work_off(own, plan) == {}
+    again = plan_of(own, axes={"attack": [{"name": "spear-ica"}], "defense": [[], [noise]]})
+    assert again.to_do == []
+    board = Board(tmp_path, Store(own), again)
+    board.write()
+    (failure,) = board.failures
+    assert failure.startswith("attack=spear-ica, defense=update-noise, seed=0: spear-ica, round 1, client 0:")
+    table = read_cells(tmp_path)
+    assert [row["state"] for row in table.rows] == ["done", "failed"]
+    scored = {row["defense"]: float(row["proved_epsilon"] or -1) for row in read_table(tmp_path).rows}
+    assert scored == {"none": -1.0}
+
+
+def test_an_attack_that_crashed_is_tried_again(own: Path, expected: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(own / "attacks")
+
+    def crash(self: object, *args: object, **settings: object) -> None:
+        raise MemoryError("none is left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GradientInversion, "_run", crash)
+        assert work_off(own, plan_of(own)) == {}
+    plan = plan_of(own)
+    assert [c.point.labels["attack"] for c in plan.to_do] == ["sme"]
+    assert any("none is left" in sentence for sentence in plan.done[plan.to_do[0].key].failures)
+    assert work_off(own, plan) == {}
+    assert rows(plan_of(own)) == expected
+
+
+def test_a_strangers_file_in_a_cell_is_not_removed(own: Path) -> None:
+    place = cell(plan_of(own), own)
+    place.forget()
+    place.folder.metrics.unlink()
+    (place.folder.path / "notes.txt").write_text("mine", encoding="utf-8")
+    failed = work_off(own, plan_of(own))
+    assert "notes.txt: is not of a run" in failed["attack=sme, seed=0"]
+    assert RunFolder(place.folder.path).scores.is_file()
