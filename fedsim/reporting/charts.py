@@ -36,7 +36,7 @@ _LETTER, _LINE = 6.2, 12
 class Look:
     """How whatever stands at `place` among others is drawn everywhere on a page; 21 differ.
 
-    Colours are those of Okabe and Ito, which the colour-blind can tell apart, lighter on dark pages.
+    Colours are those of Okabe and Ito, which the colour-blind can tell apart, lighter on dark pages. Below 0 it is grey.
     """
 
     place: int
@@ -44,12 +44,15 @@ class Look:
     @property
     def colour(self) -> str:
         """As CSS; the variables are in `style.css`."""
-        return f"var(--series-{self.place % COLOURS})"
+        return f"var(--series-{self.place % COLOURS if self.place >= 0 else 'quiet'})"
 
     @property
     def dashes(self) -> str:
         """Of its line, as SVG; empty for a solid one."""
-        return _DASHES[self.place // COLOURS % len(_DASHES)]
+        return _DASHES[max(0, self.place) // COLOURS % len(_DASHES)]
+
+
+QUIET = Look(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +168,15 @@ def curves(
     )
 
 
-def points(title: str, found: Sequence[Point], *, xlabel: str, ylabel: str, log: bool = False) -> Markup:
+def points(
+    title: str,
+    found: Sequence[Point],
+    *,
+    xlabel: str,
+    ylabel: str,
+    log: bool = False,
+    legend: Sequence[tuple[str, Look]] = (),
+) -> Markup:
     """A figure of at least one point; `marked` ones are joined from left to right.
 
     Args:
@@ -173,6 +184,7 @@ def points(title: str, found: Sequence[Point], *, xlabel: str, ylabel: str, log:
         found: what is drawn.
         xlabel, ylabel: the axes, with units.
         log: logarithmic x where all values are positive and span a decade.
+        legend: what colours say.
     """
     across = Axis.of(
         [v for p in found for v in (p.x, *p.x_interval)], xlabel, (_LEFT, WIDTH - _RIGHT), room=0.06, log=log
@@ -203,7 +215,7 @@ def points(title: str, found: Sequence[Point], *, xlabel: str, ylabel: str, log:
         stops=[],
         table=(["", xlabel, ylabel], [[p.name, _value(p.x, p.x_interval), _value(p.y, p.y_interval)] for p in found]),
         some=False,
-        legend=[],
+        legend=legend,
         linked=any(p.href for p in found),
     )
 

@@ -62,6 +62,11 @@ _OF_MODELS = {"parameter_distance", "zest", "local_loss", "local_accuracy", "loc
 """Metrics whose `ceiling` is no bound, but the score of the victim's optimal local model."""
 
 
+def metric_name(metric: str) -> str:
+    """A metric's name in a text, with its unit."""
+    return _NAMES.get(metric, metric.replace("_", " "))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """One metric of one attack over all its victims.
@@ -117,7 +122,7 @@ class Summary:
     @property
     def name(self) -> str:
         """The metric's name in a text, with its unit."""
-        return _NAMES.get(self.metric, self.metric.replace("_", " "))
+        return metric_name(self.metric)
 
     @property
     def interval_text(self) -> str:

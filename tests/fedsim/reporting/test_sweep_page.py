@@ -1,0 +1,118 @@
+"""The page of a sweep: which numbers it shows, where they lead, and that it escapes what it shows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.errors import RunError
+from fedsim.reporting.sweep_page import groups, pareto, write_sweep_page
+from fedsim.sweeps.table import read_table, write_cells, write_table
+
+AXES = ("defense", "training.local_epochs")
+
+
+def rows(scores: Mapping[tuple[str, str, int], float], accuracy: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """PSNR by defense, epochs and seed, of two victims that differ by 2 dB."""
+    for ((defense, epochs, seed), value), victim in product(scores.items(), (0, 1)):
+        yield {
+            "cell": f"{defense}-{epochs}-{seed}", "federation": "f", "defense": defense,
+            "training.local_epochs": epochs, "seed": seed, "attack": "sme", "knows_defenses": 0, "victim": victim,
+            "round": "1", "repeat": 0, "metric": "psnr", "value": value + 2 * victim, "floor": 10.0, "ceiling": "",
+            "better": "higher", "accuracy": accuracy[defense], "proved_epsilon": "", "measured_epsilon": "",
+            "bytes": 100.0, "seconds": 1.0, "run": f"../cells/{defense}",
+        }  # fmt: skip
+
+
+def write(folder: Path, found: list[dict[str, Any]], cells: list[dict[str, Any]] | None = None) -> str:
+    """The page of a sweep with these scores."""
+    write_table(folder, AXES, found)
+    write_cells(folder, AXES, cells or [])
+    (folder / "sweep.toml").write_text("[sweep]\nseeds = [1]\n")
+    return write_sweep_page(folder).read_text()
+
+
+@pytest.fixture
+def grid() -> list[dict[str, Any]]:
+    """Noise costs accuracy and lowers leakage; top-k costs more and protects less."""
+    psnr = {"none": 20.0, "noise": 14.0, "top-k": 18.0}
+    scores = {(d, e, s): value + s for (d, value), e, s in product(psnr.items(), ("1", "5"), (1, 2))}
+    return list(rows(scores, {"none": 0.9, "noise": 0.8, "top-k": 0.7}))
+
+
+def test_scores_are_grouped_by_attack_and_setting(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    write_table(tmp_path, AXES, grid)
+    found = groups(read_table(tmp_path).rows, AXES, "psnr")
+    assert [(one.attack, one.labels) for one in found][:3] == [
+        ("sme", ("none", "1")), ("sme", ("none", "5")), ("sme", ("noise", "1")),
+    ]  # fmt: skip
+    first = found[0]
+    assert first.mean == pytest.approx((21 + 23 + 22 + 24) / 4)
+    assert (first.gain, first.count, first.accuracy[0]) == (pytest.approx(12.5), (2, 2), pytest.approx(0.9))
+    assert first.margin > 0
+
+
+def test_settings_that_another_beats_in_both_are_not_on_the_front() -> None:
+    assert pareto([(0.9, -20), (0.8, -14), (0.7, -18)]) == [True, True, False]
+    assert pareto([(0.9, -20), (0.9, -20)]) == [True, True]
+    assert pareto([(0.9, -20), (0.9, -19)]) == [False, True]
+
+
+def test_the_page_marks_the_front_and_links_the_runs(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    text = write(tmp_path, grid)
+    marked = re.findall(r'<g class="mark marked"[^>]*><title>([^:]*):', text)
+    assert {name.split(",")[0] for name in marked} == {"none", "noise"}
+    assert 'href="../cells/top-k/report.html"' in text
+
+
+def test_an_adaptive_attack_stands_below_the_naive_one(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    other = [{**row, "attack": "ig"} for row in grid]
+    text = write(tmp_path, grid + other + [{**row, "knows_defenses": 1, "value": row["value"] + 1} for row in grid])
+    names = re.findall(r'<th scope="row">([a-z ]+)</th>', text[text.index('class="heat"') :])
+    assert names[:3] == ["sme", "sme adaptive", "ig"]
+    assert "noise, local_epochs 1, sme adaptive: " in text  # the strongest one is drawn against accuracy
+
+
+def test_perfect_claims_and_unmeasured_accuracy_are_told_and_not_drawn(tmp_path: Path) -> None:
+    found = list(rows({("none", "1", 1): math.inf, ("noise", "1", 1): 12.0}, {"none": 0.9, "noise": 0.8}))
+    text = write(tmp_path, found)
+    assert "the mean is infinite: none (sme)" in text
+    assert ">inf</a>" in text
+    unmeasured = write(tmp_path, [{**row, "accuracy": ""} for row in found])
+    assert "no setting has both as finite numbers" in unmeasured
+
+
+def test_what_does_not_apply_and_failed_is_told_and_escaped(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    place = {"defense": "<b>x</b>", "training.local_epochs": "1", "seed": 1, "attack": "dager"}
+    cells = [
+        place | {"state": "does not apply", "reason": "needs <attention>"},
+        place | {"state": "failed", "reason": "it broke"},
+    ]
+    text = write(tmp_path, [{**row, "defense": f"<i>{row['defense']}"} for row in grid], cells)
+    assert "needs &lt;attention&gt;" in text
+    assert "1 cell left out, which cannot be made, 1 cell failed" in " ".join(text.split())
+    assert "<b>x" not in text
+    assert "<i>n" not in text
+
+
+def test_a_sweep_without_scores_says_so(tmp_path: Path) -> None:
+    assert "No attack has scores yet" in write(tmp_path, [])
+
+
+def test_metrics_that_say_nothing_about_leakage_are_left_out(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    text = write(tmp_path, grid + [{**row, "metric": "l_sim"} for row in grid])
+    assert "L_sim" not in text
+
+
+@pytest.mark.parametrize("name", ["sweep.csv", "cells.csv", "sweep.toml"])
+def test_a_missing_file_is_named(grid: list[dict[str, Any]], tmp_path: Path, name: str) -> None:
+    write(tmp_path, grid)
+    (tmp_path / name).unlink()
+    with pytest.raises(RunError, match=f"{name}: cannot be read"):
+        write_sweep_page(tmp_path)
