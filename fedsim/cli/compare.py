@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders; the first is the base.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures, too.")] = None,
 ) -> None:
     """Compare runs with the first: settings that differ, accuracy, scores paired by victim."""
     from fedsim.workflow.comparing import compare as compared
@@ -29,6 +30,8 @@ def compare(
     _show_quality(comparison)
     for name, found in comparison.found.items():
         _show_scores(comparison, name, found)
+    if out is not None:
+        console.print(f"page: {comparison.report(out).path}", soft_wrap=True, markup=False)
     finish(comparison.failures)
 
 
@@ -68,8 +71,15 @@ def _show_scores(comparison: Comparison, name: str, found: Sequence[Difference])
 def _table(attack: str, base: str, name: str, found: Sequence[Difference]) -> Table:
     from fedsim.reporting.summary import interval_text
 
-    columns = Column("metric", no_wrap=True), *map(escape, (base, name)), "difference", "reading"
-    table = Table(*columns, title=escape(f"{attack}: {name} beside {base}"), box=SIMPLE_HEAD)
+    runs = map(escape, (base, name))
+    table = Table(
+        Column("metric", no_wrap=True),
+        *runs,
+        "difference",
+        "reading",
+        title=escape(f"{attack}: {name} beside {base}"),
+        box=SIMPLE_HEAD,
+    )
     missing = []
     for item in found:
         if item.base.missing or item.other.missing:

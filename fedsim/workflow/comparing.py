@@ -14,10 +14,13 @@ from fedsim.experiments.config import Config, check
 from fedsim.experiments.reading import read_toml
 from fedsim.experiments.run_folder import RunFolder, measurements
 from fedsim.experiments.settings import settings_of
+from fedsim.recording.finding_files import read_about
 from fedsim.recording.manifest import is_noted
 from fedsim.recording.transcript import the_run
+from fedsim.reporting.comparison_page import Column, Pictures, write_comparison_page
 from fedsim.reporting.differences import Difference, alone, differences, same_clients
 from fedsim.reporting.evidence import scored
+from fedsim.workflow.runs import Report
 
 SERVER = "server"
 
@@ -105,6 +108,23 @@ class Comparison:
         """Accuracy, or loss, of the model by round: a row a round, a column a run."""
         return pd.DataFrame({side.name: pd.Series(side.quality, dtype=float) for side in self.sides}).sort_index()
 
+    def report(self, path: str | Path) -> Report:
+        """Write the comparison as one page, with pictures where the runs' reports drew some.
+
+        Args:
+            path: the file, such as `comparison.html`.
+
+        Raises:
+            RunError: the file cannot be written, or a picture cannot be read.
+        """
+        columns = [
+            Column(name=side.name, quality=side.quality, measured=side.measured, pictures=_pictures(side.path))
+            for side in self.sides
+        ]
+        alone = {name: self.alone(name) for name in self.found}
+        written = write_comparison_page(Path(path), columns, self.differing, self.found, alone, self.failures)
+        return Report(written, tuple(self.failures))
+
 
 def compare(*runs: str | Path) -> Comparison:
     """Compare runs with the first of them, from what their folders hold; nothing is attacked.
@@ -178,3 +198,23 @@ def _names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
+
+
+def _pictures(path: Path) -> Pictures:
+    """By attack and update, the picture that the run's report drew of each finding that the run noted."""
+    found: dict[str, dict[str, bytes]] = {}
+    for file in sorted(RunFolder(path).findings.glob("*/*.safetensors")):
+        picture = file.with_suffix(".png")
+        if not picture.is_file() or not is_noted(path, file):
+            continue
+        about = read_about(file)
+        update = f"round {about['round']}, client {about['victim']}" + f", start {about['repeat']}" * bool(
+            about["repeat"]
+        )
+        try:
+            found.setdefault(str(about["attack"]), {})[update] = picture.read_bytes()
+        except OSError as error:
+            raise RunError(
+                f"{picture}: cannot be read ({error.strerror}); `fedsim report {path}` draws it again"
+            ) from error
+    return found

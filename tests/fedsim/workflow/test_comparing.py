@@ -108,3 +108,26 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(folder: Path, tmp_path
 def test_requests_that_make_no_sense(folder: Path, names: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         fedsim.compare(*(folder / name for name in names))
+
+
+def test_the_page_shows_settings_verdicts_and_pictures(folder: Path, tmp_path: Path) -> None:
+    found = fedsim.compare(folder / "plain", folder / "noisy")
+    text = found.report(tmp_path / "page.html").path.read_text()
+    assert "defense.0.noise_multiplier" in text
+    assert "Only plain has scores of: spear-ica." in " ".join(text.split())
+    pictures = (folder / "plain" / "findings").glob("*/*.png"), (folder / "noisy" / "findings").glob("*/*.png")
+    assert text.count("data:image/png") == sum(len(list(some)) for some in pictures) > 4
+    assert "nothing was found" in text
+    assert "have the same clients" not in text
+    other = fedsim.compare(folder / "plain", folder / "other").report(tmp_path / "other.html").path.read_text()
+    assert "Not all these runs have the same clients" in other
+
+
+def test_the_page_escapes_names_and_failures(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "plain", tmp_path / "<b>x")
+    (tmp_path / "<i>y").mkdir()
+    found = fedsim.compare(folder / "plain", tmp_path / "<b>x", tmp_path / "<i>y")
+    text = found.report(tmp_path / "page.html").path.read_text()
+    assert "&lt;b&gt;x" in text
+    assert "<b>x" not in text
+    assert "&lt;i&gt;y: holds no run" in text
