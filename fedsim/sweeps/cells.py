@@ -195,7 +195,9 @@ def _files(config: Config) -> dict[str, str]:
         for key, value in getattr(config, name).model_dump(mode="json").items():
             if key not in PATHS or not isinstance(value, str) or not value:
                 continue
-            path = (data_folder() or Path()) / Path(value).expanduser()  # the one that is read, if it is absolute
+            home = data_folder() or Path()
+            places = [home / Path(value).expanduser(), home / "leaf" / value]  # the first, where it is absolute
+            path = next((place for place in places if place.exists()), places[0])
             try:
                 found[f"{name}.{key}"] = hash_of_folder(path) if path.is_dir() else hash_of(path)
             except OSError as error:

@@ -140,3 +140,16 @@ def test_two_cells_with_the_same_settings_are_named() -> None:
     with pytest.raises(ConfigError, match="same settings") as error:
         cells({"model": [{"name": "mlp"}, {"name": "mlp", "hidden": [200]}]})
     assert "model=mlp, attack=sme, seed=0; and model=mlp hidden=[200], attack=sme, seed=0" in str(error.value)
+
+
+def test_data_in_the_leaf_folder_are_found_where_the_data_set_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    file = tmp_path / "leaf" / "femnist-digits" / "data" / "train" / "a.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    data = {"name": "femnist", "folder": "femnist-digits"}
+    before = the_cell(data=data).federation
+    file.write_text("{ }")
+    assert the_cell(data=data).federation != before
