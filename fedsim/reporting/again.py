@@ -90,18 +90,21 @@ def made_again(audit: Audit | None, recording: Recording, found: Sequence[Found]
 def _files(
     audit: Audit | None, recording: Recording, found: Sequence[Found], failed: list[str]
 ) -> Iterator[tuple[dict[str, Any], list[Found]]]:
-    """The tables of each file, and the findings that it makes: first what files say, then what only findings say."""
+    """The tables of each file, and the findings that it makes: first the run's own file, then what findings say."""
     run, left = own_file(audit) if audit else None, list(found)
     if run:
         yield _whole(run, recording, left)
-    if audit and (run is None or audit.spec is not run.spec):
-        tables, planned = _named(audit, recording, left)
-        if planned:
-            yield tables, planned
     if silent := _take(left, lambda item: item.about["knowledge"] is None):
         failed.append(f"{listed(titles(silent))}: findings of an earlier fedsim do not say what was granted.")
-    for tables, items in attack_files(left, found, audit):
+    for tables, items in attack_files(left, found, audit, _everyone(recording)):
         yield tables | ({"truth": audit.spec.truth} if audit and audit.spec.truth else {}), items
+
+
+def _everyone(recording: Recording) -> dict[int, set[int]]:
+    """By round, the clients that sent an update of their own."""
+    return {
+        header.round: {reply.client for reply in header.replies if not reply.members} for header in recording.headers
+    }
 
 
 def own_file(audit: Audit) -> Audit | None:
@@ -138,14 +141,6 @@ def _whole(own: Audit, recording: Recording, left: list[Found]) -> tuple[dict[st
     if not planned or tables["adversary"]["when"] == "never":
         tables["adversary"]["when"] = "at-end" if planned else "never"
     return _written_out(tables, planned), planned
-
-
-def _named(audit: Audit, recording: Recording, left: list[Found]) -> tuple[dict[str, Any], list[Found]]:
-    """The attack file of `audit`, and the findings that it makes, which are taken out of `left`."""
-    planned = _take(left, _planned(audit, recording))
-    tables = audit.spec.model_dump(mode="json", exclude_none=True, include={"adversary", "attack", "truth"})
-    tables["app"] = audit.spec.app.model_dump(mode="json", exclude_defaults=True)
-    return _written_out(_without_empty(tables), planned), planned
 
 
 def _without_empty(tables: Mapping[str, Any]) -> dict[str, Any]:

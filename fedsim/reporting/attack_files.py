@@ -15,7 +15,7 @@ from fedsim.plugins import registry
 from fedsim.reporting.evidence import Found
 
 _Whom = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Rounds, victims, and how often each is attacked."""
+"""Rounds, victims (none for all that are recorded), and how often each is attacked."""
 _OPEN = AttackFile().adversary.knowledge.model_dump()
 """What is granted where a file does not say otherwise."""
 
@@ -51,32 +51,36 @@ class _File:
     def tables(self, *, own: bool) -> dict[str, Any]:
         """What it says; of a recording made elsewhere, which has nothing to grant, only what its author wrote."""
         rounds, victims, repeats = self.whom
-        adversary: dict[str, Any] = {"victims": list(victims), "rounds": list(rounds), "repeats": repeats}
-        granted = {name: value for name, value in self.knowledge.items() if own or value != _OPEN.get(name)}
-        tables = {"adversary": adversary | {"knowledge": granted}, "attack": list(self.attacks.values())}
+        adversary: dict[str, Any] = {"victims": list(victims) or "all", "rounds": list(rounds), "repeats": repeats}
+        granted = {name: value for name, value in sorted(self.knowledge.items()) if own or value != _OPEN.get(name)}
+        tables = {
+            "adversary": adversary | {"knowledge": granted},
+            "attack": [self.attacks[called] for called in sorted(self.attacks)],
+        }
         return tables | ({"app": dict(self.app)} if self.app else {})
 
 
 def attack_files(
-    left: Sequence[Found], found: Sequence[Found], audit: Audit | None
+    left: Sequence[Found], found: Sequence[Found], audit: Audit | None, everyone: Mapping[int, set[int]]
 ) -> Iterator[tuple[dict[str, Any], list[Found]]]:
     """Attack files that make the findings `left`, and which of them each makes.
 
     Args:
         found: all findings, on which an attack may build.
         audit: says whose recording it is, and whether its code is trusted.
+        everyone: by round, the clients that sent an update of their own.
     """
     files = list[_File]()
     for items in _alike(left):
         about = items[0].about
-        for whom, some in _blocks(items, together=_reads_one_round(str(about["plugin"]), audit)):
+        for whom, some in _blocks(items, everyone, together=_reads_one_round(str(about["plugin"]), audit)):
             file = next((file for file in files if file.whom == whom and file.takes(about)), None)
             if file is None:
                 files.append(file := _File(whom=whom, app=_app(about)))
             file.add(about)
             file.made += some
     sources = {title(item.about): item.about for item in found if item.about["knowledge"] is not None}
-    for file in files:
+    for file in sorted(files, key=lambda file: (file.whom, sorted(file.attacks))):
         for table in list(file.attacks.values()):
             while (source := table.get("source")) in sources and source not in file.attacks:
                 if not file.takes(about := sources[str(source)]):
@@ -121,7 +125,9 @@ def _reads_one_round(plugin: str, audit: Audit | None) -> bool:
         return False
 
 
-def _blocks(items: Sequence[Found], *, together: bool) -> Iterator[tuple[_Whom, list[Found]]]:
+def _blocks(
+    items: Sequence[Found], everyone: Mapping[int, set[int]], *, together: bool
+) -> Iterator[tuple[_Whom, list[Found]]]:
     """Findings of one attack, cut into blocks: each is all of some victims in all of some rounds from all starts.
 
     Args:
@@ -135,7 +141,13 @@ def _blocks(items: Sequence[Found], *, together: bool) -> Iterator[tuple[_Whom, 
         victims[rounds, 1 + max(int(item.about["repeat"]) for item in several)].append(victim)
     views = defaultdict[tuple[tuple[int, ...], int, tuple[int, ...]], list[tuple[int, ...]]](list)
     for (rounds, repeats), named in victims.items():
-        views[tuple(sorted(named)), repeats, () if together and len(rounds) == 1 else rounds].append(rounds)
+        all_of_them = set().union(*(everyone.get(number, ()) for number in rounds)) == set(named)
+        views[
+            () if all_of_them else tuple(sorted(named)), repeats, () if together and len(rounds) == 1 else rounds
+        ].append(rounds)
     for (whom, repeats, _), seen in views.items():
         rounds = tuple(sorted({number for view in seen for number in view}))
-        yield (rounds, whom, repeats), [item for view in seen for victim in whom for item in of[view, victim]]
+        yield (
+            (rounds, whom, repeats),
+            [item for view in seen for victim in whom or victims[view, repeats] for item in of[view, victim]],
+        )
