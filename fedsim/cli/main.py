@@ -30,6 +30,7 @@ from fedsim.cli.new import new
 from fedsim.cli.options import say
 from fedsim.cli.plugins import list_plugins, show
 from fedsim.cli.report import report
+from fedsim.cli.reproduce import reproduce
 from fedsim.cli.run import run
 from fedsim.cli.sweep import sweep
 from fedsim.cli.train import train
@@ -42,13 +43,14 @@ _PIPE_CLOSED = 128 + signal.SIGPIPE
 """What a shell makes of a program that writes to a pipe which nobody reads any more."""
 _GO_ON = {
     "run": "; `fedsim run --resume RUN` goes on from what is kept",
+    "reproduce": "; the same `fedsim reproduce` goes on with the cells that are not done",
     "sweep": "; the same `fedsim sweep` goes on with the cells that are not done",
     "train": "; the same `fedsim train` goes on from what is kept",
     "expose": "; exposure.csv has the clients that are done",
     "attack": "; the same `fedsim attack` goes on from the findings that are kept",
 }
 """What to do after an interrupt, by the command that was running."""
-for _command in (run, sweep, train, expose, attack, compare, geometry, report, inspect):
+for _command in (run, sweep, train, expose, attack, compare, reproduce, geometry, report, inspect):
     cli.command()(_command)
 cli.command("data")(show_data)
 cli.command("list")(list_plugins)

@@ -153,7 +153,7 @@ def _minus(first: Figure, second: Figure) -> Figure:
 @cache
 def papers() -> Mapping[str, Paper]:
     """All papers by name."""
-    return {path.stem: check(Paper, _read(path), path.name) for path in sorted(HERE.glob("papers/*.toml"))}
+    return {path.stem: check(Paper, read_toml(path), path.name) for path in sorted(HERE.glob("papers/*.toml"))}
 
 
 @cache
@@ -165,7 +165,7 @@ def results() -> Mapping[str, KeptFile]:
     """
     found: dict[str, KeptFile] = {name: KeptFile(paper=name) for name in papers()}
     for path in sorted(HERE.glob("kept/*.toml")):
-        file = check(KeptFile, _read(path), path.name)
+        file = check(KeptFile, read_toml(path), path.name)
         if file.paper not in found:
             raise ConfigError(f"{path.name}: no paper is called '{file.paper}', {did_you_mean(file.paper, found)}")
         for kept in file.kept:
@@ -179,7 +179,12 @@ def results() -> Mapping[str, KeptFile]:
     return found
 
 
-def _read(path: Path) -> dict[str, object]:
+def read_toml(path: Path) -> dict[str, object]:
+    """The tables of a file of this package, days as text.
+
+    Raises:
+        ConfigError: it is not TOML.
+    """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

@@ -1,0 +1,161 @@
+"""`fedsim reproduce`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Column, Table
+
+from fedsim.cli.options import DataDir, Quiet, Verbose, console, finish, use_data_dir
+from fedsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedsim.reproduce.papers import Compared
+    from fedsim.reproduce.recipes import ScaleName
+
+_COLOURS = {"met": "green", "missed": "red", "not comparable": "dim"}
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="PAPER/TABLE", help="A table such as sme/table2, or a paper; else all.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Run it: `quick`, minutes on two cores, or `full`; without, what is kept.")
+    ] = None,
+    cells: Annotated[
+        Path | None, typer.Option(help="The store of finished cells, which sweeps share; runs/cells by default.")
+    ] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Put our figures beside those of papers, kept ones or, with --scale, new ones; the same command goes on."""
+    from fedsim.reproduce.papers import chosen, papers
+
+    use_data_dir(data_dir)
+    tables = chosen(name) if name else [(paper, table) for paper in papers() for table in papers()[paper].table]
+    if scale is None:
+        _list(tables) if name is None else _show(tables)
+        return
+    if scale not in ("quick", "full"):
+        raise ConfigError(f"--scale: expected quick or full, got {scale!r}")
+    _run(tables, scale, cells, quiet=quiet, verbose=verbose)  # type: ignore[arg-type]
+
+
+def _list(tables: Sequence[tuple[str, str]]) -> None:
+    """Every table with what is kept of it, and how long it takes to run again."""
+    from fedsim.reproduce.figures import Verdict
+    from fedsim.reproduce.papers import results
+
+    names = ("table", "last result", "verdicts", "quick", "full")
+    shown = Table(*(Column(name, no_wrap=name != "verdicts") for name in names), box=SIMPLE_HEAD)
+    for paper, table in tables:
+        kept = [one for one in results()[paper].kept if one.table == table]
+        count = Counter(beside.verdict for one in kept for beside in _beside(paper, table, one.rows))
+        told = ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
+        latest = str(max(one.date for one in kept)) if kept else "not measured"
+        shown.add_row(f"{paper}/{table}", latest, told, *_times(paper, table))
+    console.print(shown)
+    console.print("fedsim reproduce TABLE shows its figures, with --scale quick or full runs it", markup=False)
+
+
+def _times(paper: str, table: str) -> tuple[str, str]:
+    from fedsim.reproduce.recipes import recipe_of
+
+    made = recipe_of(paper, table)
+    return (_long(made.recipe.quick.minutes), _long(made.recipe.full.minutes)) if made else ("script", "script")
+
+
+def _long(minutes: float) -> str:
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+
+
+def _show(tables: Sequence[tuple[str, str]]) -> None:
+    """What is kept of each table, beside the paper's."""
+    from fedsim.reproduce.papers import papers, results
+
+    for paper, table in tables:
+        asked = papers()[paper].table[table]
+        console.print(f"\n{paper}/{table}: {asked.title}", style="bold", markup=False)
+        console.print(f"paper: {asked.setting}", markup=False, highlight=False)
+        console.print(f"differs: {asked.differs.strip()}", markup=False, highlight=False)
+        for kept in [one for one in results()[paper].kept if one.table == table]:
+            _print(paper, table, f"{kept.name}, {kept.date}", _beside(paper, table, kept.rows))
+            console.print(f"{kept.note.strip()}\n{kept.command.strip()}", markup=False, highlight=False)
+
+
+def _run(
+    tables: Sequence[tuple[str, str]], scale: ScaleName, cells: Path | None, *, quiet: bool, verbose: bool
+) -> None:
+    """Run the sweeps of these tables, one after another."""
+    from fedsim.reproduce.recipes import recipe_of
+
+    made = {place: found for place in tables if (found := recipe_of(*place))}
+    if not made:
+        from fedsim.reproduce.running import recipe
+
+        recipe(*tables[0])
+    _say_how_long([(f"{paper}/{table}", one.scale(scale)) for (paper, table), one in made.items()], scale)
+
+    # What follows takes seconds to import, so a name that nobody published is told before.
+    from fedsim.cli.work_shown import shown
+    from fedsim.reproduce.running import RESULT, reproduced
+
+    failures: list[str] = []
+    for paper, table in made:
+        with shown(quiet, verbose):
+            outcome = reproduced(paper, table, scale, cells)
+        _print(paper, table, outcome.kept.name, outcome.beside)
+        console.print(
+            f"{outcome.kept.note}\nkept: {outcome.folder / RESULT}", markup=False, highlight=False, soft_wrap=True
+        )
+        failures += outcome.failures
+    finish(failures)
+
+
+def _say_how_long(scales: Iterable[tuple[str, object]], scale: str) -> None:
+    from fedsim.reproduce.recipes import Scale
+
+    known = [(name, one) for name, one in scales if isinstance(one, Scale)]
+    for name, one in known:
+        console.print(
+            f"{name}, {scale}: {one.note} About {_long(one.minutes)} on {one.on}.", markup=False, highlight=False
+        )
+    if len(known) > 1:
+        console.print(f"All together about {_long(sum(one.minutes for _, one in known))}.", markup=False)
+
+
+def _print(paper: str, table: str, title: str, rows: Sequence[Compared]) -> None:
+    """Ours beside the paper's, with difference and verdict."""
+    from fedsim.reproduce.figures import difference_text
+    from fedsim.reproduce.papers import papers
+
+    quantities = papers()[paper].table[table].quantities
+    shown = Table("", "", "paper", "ours", "difference", "verdict", box=SIMPLE_HEAD, title=escape(title))
+    before = ""
+    for one in rows:
+        verdict = one.verdict.value if one.verdict else ""
+        colour = _COLOURS.get(verdict, "")
+        shown.add_row(
+            "" if one.row == before else escape(one.row),
+            escape(quantities[one.quantity].title),
+            one.paper.text if one.paper else "",
+            one.ours.text,
+            difference_text(one.ours, one.paper) if one.paper else "",
+            f"[{colour}]{verdict}[/]" if colour else "",
+        )
+        before = one.row
+    console.print(shown)
+
+
+def _beside(paper: str, table: str, rows: object) -> list[Compared]:
+    from fedsim.reproduce.papers import compared
+
+    return compared(paper, table, rows, f"kept: {paper}/{table}")  # type: ignore[arg-type]

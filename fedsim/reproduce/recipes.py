@@ -1,0 +1,190 @@
+"""How a table is made again: a sweep file with a [reproduce] table, which says what in `sweep.csv` is which figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.errors import ConfigError, did_you_mean
+from fedsim.evaluation.statistics import interval
+from fedsim.experiments.config import Table, check
+from fedsim.reproduce.figures import REFUSED
+from fedsim.reproduce.papers import HERE, papers, read_toml
+from fedsim.sweeps.file import SweepFile, sweep_of
+from fedsim.sweeps.table import Table as Scores
+
+ScaleName = Literal["quick", "full"]
+Who = tuple[str, ...]
+"""Seed, victim, round and repeat."""
+_WHO = ("seed", "victim", "round", "repeat")
+
+
+class Reading(Table):
+    """Where a figure stands in `sweep.csv`.
+
+    Attributes:
+        attack: the label of an attack.
+        metric: a metric; or `floor`, `accuracy` or `seconds`, which are columns.
+        of: the metric whose floor it is.
+        minus: the label of an attack that is subtracted, victim by victim.
+        over: the label of an attack by whose mean this mean is divided.
+        adaptive: whether the adversary knows the clients' defenses.
+        times: what each value is multiplied by, such as 100 for a share in %.
+    """
+
+    attack: str
+    metric: str
+    of: str | None = None
+    minus: str | None = None
+    over: str | None = None
+    adaptive: bool = False
+    times: float = 1.0
+
+
+class Scale(Table):
+    """How much of a table is run.
+
+    Attributes:
+        minutes: how long it takes, once measured.
+        on: on what.
+        note: what it leaves out.
+        set: settings that differ from those in the file.
+    """
+
+    minutes: float = Field(gt=0)
+    on: str = "two cores"
+    note: str
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class Recipe(Table):
+    """[reproduce] in a sweep file.
+
+    Attributes:
+        rows: by row of the paper's table, the label of each axis.
+        quantities: by quantity of the paper's table.
+        spread: what stands behind ±, over victims and seeds.
+        quick: minutes on two cores.
+        full: as in the paper, as far as data at hand allow.
+    """
+
+    rows: dict[str, dict[str, str | int | float]]
+    quantities: dict[str, Reading]
+    spread: Literal["standard error", "95 % interval"] = "standard error"
+    quick: Scale
+    full: Scale
+
+
+@dataclass(frozen=True)
+class Made:
+    """A recipe, and the sweep that it needs.
+
+    Attributes:
+        recipe: what to read where.
+        tables: those of the sweep file, without [reproduce].
+        where: the name of the file.
+    """
+
+    recipe: Recipe
+    tables: Mapping[str, Any]
+    where: str
+
+    def scale(self, name: ScaleName) -> Scale:
+        """One of the two scales."""
+        return self.recipe.quick if name == "quick" else self.recipe.full
+
+    def sweep(self, name: ScaleName) -> SweepFile:
+        """The sweep at a scale."""
+        return sweep_of(_copied(self.tables), self.where, HERE, changes=self.scale(name).set.items())
+
+
+@cache
+def recipe_of(paper: str, table: str) -> Made | None:
+    """How a table is made again; None where no sweep file says it.
+
+    Raises:
+        ConfigError: a row or a quantity that the paper's table does not have.
+    """
+    path = HERE / "sweeps" / f"{paper}-{table}.toml"
+    if not path.exists():
+        return None
+    tables = dict(read_toml(path))
+    recipe = check(Recipe, tables.pop("reproduce", {}), f"{path.name}: reproduce")
+    published = papers()[paper].table[table]
+    for kind, named, known in (
+        ("row", recipe.rows, published.rows),
+        ("quantity", recipe.quantities, published.quantities),
+    ):
+        for strange in named.keys() - known.keys():
+            raise ConfigError(f"{path.name}: no {kind} is called '{strange}', {did_you_mean(strange, known)}")
+    return Made(recipe, tables, path.name)
+
+
+def read(recipe: Recipe, scores: Scores, decimals: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """The figures of a sweep, by row and quantity; what was not run is left out.
+
+    Args:
+        recipe: where they stand.
+        scores: what the sweep scored.
+        decimals: by quantity, how many digits behind the point.
+    """
+    found = {}
+    for row, labels in recipe.rows.items():
+        of_row = [line for line in scores.rows if all(line[axis] == str(label) for axis, label in labels.items())]
+        texts = {name: _figure(reading, of_row, recipe, decimals[name]) for name, reading in recipe.quantities.items()}
+        if any(texts.values()):
+            found[row] = {name: text for name, text in texts.items() if text}
+    return found
+
+
+def _figure(reading: Reading, lines: Sequence[Mapping[str, str]], recipe: Recipe, decimals: int) -> str:
+    """Mean and spread over victims and seeds; nothing where it was not run."""
+    found = _values(reading, reading.attack, lines)
+    if found is None:
+        return ""
+    if reading.minus is not None:
+        others = _values(reading, reading.minus, lines) or {}
+        found = {who: value - others[who] for who, value in found.items() if who in others}
+    if not found:
+        return REFUSED
+    values = np.array(list(found.values()))
+    if reading.over is not None:
+        others = _values(reading, reading.over, lines) or {}
+        return f"{values.mean() / np.mean(list(others.values())):.{decimals}f}" if others else REFUSED
+    sign = "+" if reading.minus is not None else ""
+    text = f"{values.mean():{sign}.{decimals}f}"
+    return text if len(values) < 2 else f"{text} ± {_spread(values, recipe.spread):.{decimals}f}"
+
+
+def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -> dict[Who, float] | None:
+    """By victim and seed; None where no cell of this attack was run."""
+    metric = reading.of or reading.metric
+    column = "floor" if reading.of else reading.metric if reading.metric in ("accuracy", "seconds") else "value"
+    rows = [
+        line
+        for line in lines
+        if line["attack"] == attack
+        and line["knows_defenses"] == str(int(reading.adaptive))
+        and (column in ("accuracy", "seconds") or line["metric"] == metric)
+    ]
+    if not rows:
+        return None
+    return {tuple(row[name] for name in _WHO): reading.times * float(row[column]) for row in rows if row[column]}
+
+
+def _spread(values: np.ndarray[Any, np.dtype[np.float64]], what: str) -> float:
+    if what == "standard error":
+        return float(values.std(ddof=1) / np.sqrt(len(values)))
+    low, high = interval(values)
+    return (high - low) / 2
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,87 @@
+"""Runs a table of a paper again and puts what it got beside what the paper prints."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from fedsim.errors import ConfigError
+from fedsim.files import write_text
+from fedsim.reproduce.papers import Compared, Kept, compared, papers, results
+from fedsim.reproduce.recipes import Made, ScaleName, read, recipe_of
+from fedsim.sweeps.store import Store
+from fedsim.sweeps.table import read_table
+from fedsim.workflow.sweeping import STORE, swept
+
+RESULT = "result.toml"
+"""In the folder of a reproduction: what it got, as the files in `kept/` have it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of a table got.
+
+    Attributes:
+        kept: ours, as the files in `kept/` have it.
+        beside: ours beside the paper's.
+        failures: a sentence for each cell that failed.
+        folder: of the sweep.
+    """
+
+    kept: Kept
+    beside: Sequence[Compared]
+    failures: Sequence[str]
+    folder: Path
+
+
+def recipe(paper: str, table: str) -> Made:
+    """How a table is made again.
+
+    Raises:
+        ConfigError: no sweep makes it; the sentence has the commands that do.
+    """
+    made = recipe_of(paper, table)
+    if made is None:
+        commands = dict.fromkeys(kept.command.strip() for kept in results()[paper].kept if kept.table == table)
+        told = "; in the repository this does:\n" + "\n".join(commands) if commands else ", and it was not measured yet"
+        raise ConfigError(f"reproduce: {paper}/{table}: no sweep makes this table{told}")
+    return made
+
+
+def reproduced(paper: str, table: str, scale: ScaleName, store: Path | None = None) -> Outcome:
+    """Run the sweep of a table, as far as it is not done, and compare.
+
+    Args:
+        paper: a paper's name.
+        table: the name of one of its tables.
+        scale: `quick` or `full`.
+        store: of the cells that sweeps share; `runs/cells` by default.
+
+    Raises:
+        FedsimError: the sweep cannot be run.
+    """
+    made = recipe(paper, table)
+    folder = Path("runs") / "reproduce" / f"{paper}-{table}-{scale}"
+    board = swept(made.sweep(scale), folder, Store(store or STORE))
+    rows = read(made.recipe, read_table(folder), _decimals(paper, table))
+    kept = Kept(
+        table=table,
+        name=scale,
+        date=datetime.datetime.now(tz=datetime.UTC).date(),
+        command=f"fedsim reproduce {paper}/{table} --scale {scale} --data-dir DIR",
+        note=f"{made.scale(scale).note} ± is the {made.recipe.spread} over victims and seeds.",
+        rows=rows,
+    )
+    write_text(folder / RESULT, tomli_w.dumps({"paper": paper, "kept": [kept.model_dump()]}))
+    return Outcome(kept, compared(paper, table, rows, made.where), board.failures, folder)
+
+
+def _decimals(paper: str, table: str) -> dict[str, int]:
+    """By quantity, as many digits behind the point as the paper prints at most; two where it prints none."""
+    asked = papers()[paper].table[table]
+    published = asked.published(f"{paper}.toml: {table}").values()
+    return {name: max((row[name].decimals for row in published if name in row), default=2) for name in asked.quantities}
