@@ -36,7 +36,7 @@ _LETTER, _LINE = 6.2, 12
 class Look:
     """How whatever stands at `place` among others is drawn everywhere on a page; 21 differ.
 
-    Colours are those of Okabe and Ito, which the colour-blind can tell apart, lighter on dark pages. Below 0 it is grey.
+    Colours are those of Okabe and Ito, which the colour-blind can tell apart; lighter on dark pages, grey below 0.
     """
 
     place: int

@@ -28,6 +28,7 @@ from fedsim.recording.finding_files import load_claim, read_about
 from fedsim.recording.header import Header, hash_state
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting import figures
+from fedsim.reporting.curves import Curves
 from fedsim.reporting.summary import Kind
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Found:
 
     about: Mapping[str, Any]
     hash: str
-    curves: figures.Curves
+    curves: Curves
     picture: bytes
     images: int
     known: bool
@@ -213,7 +214,7 @@ def _curves(finding: Finding) -> dict[str, Any]:
 def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
     members = ", ".join(map(str, about["members"]))
     who = f"the sum over clients {members}" if members else f"client {about['victim']}"
-    written = {key: about.get(key) for key in _WRITTEN}
+    written = {key: value if isinstance(value := about.get(key), dict) else None for key in _WRITTEN}
     return {key: about[key] for key in _NEEDED} | written | {"title": about["attack"], "who": who}
 
 

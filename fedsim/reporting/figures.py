@@ -1,9 +1,9 @@
-"""From numbers to PNG bytes: curves and image sheets on white, in colours the colour-blind can tell apart."""
+"""From numbers to PNG bytes: diagrams and image sheets on white, in colours the colour-blind can tell apart."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:  # Matplotlib is imported when something is drawn, so that no 
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
-Curves = Mapping[str, tuple[Numbers, Numbers]]
-"""What one finding brings: a name, e.g. `objective`, to `(iteration, value)`."""
 
 DPI = 192
 """Two device pixels for each CSS pixel."""
@@ -28,18 +26,6 @@ _CELL, _GAP, _TEXT, _MARGIN = 104, 10, 34, 200
 """Of an image sheet, in device pixels: largest side of an image, space around it, line of text, row names."""
 _ACROSS, _HEADING = 1400, 56
 """Of a gallery, in device pixels: its width, and the height of a heading."""
-_TRACES = {
-    "objective": ("What the attack minimises", "objective (dimensionless)"),
-    "distance": ("Its gradient-matching part", "distance"),
-    "l_sim": ("Direction of the gradient against the update", "L_sim = 1 − cosine (dimensionless)"),
-    "psnr": ("Closeness to the truth, known to the evaluator only", "mean PSNR (dB)"),
-    "training_error": ("How far a learned mapping misses updates it has seen", "squared error / a constant's"),
-    "validation_error": ("How far it misses updates held out from it", "squared error / a constant's"),
-    "training_loss": ("Training a model on dummy data", "loss (mean over the dummy examples)"),
-    "residual": ("What equal updates of clients leave of the sums unexplained", "norm / that of the sums"),
-    "standard_error": ("Standard error of the claimed update", "standard error / norm of the update"),
-    "alpha": ("Place of the surrogate: 1 broadcast state, 0 returned state", "α (dimensionless)"),
-}
 
 
 @dataclass(frozen=True)
@@ -54,9 +40,6 @@ def style(place: int) -> Style:
     """The style of the attack at `place`; 21 differ."""
     turn, colour = divmod(place, len(_OKABE_ITO))
     return Style(_OKABE_ITO[colour], _STROKES[turn % len(_STROKES)])
-
-
-SERVER, CLIENTS, LEDGER = Style("#000000", "solid"), Style("#8a8a8a", "solid"), Style("#D55E00", "solid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,93 +77,6 @@ class Panel:
     lines: Sequence[Line]
     limits: tuple[float, float] | None = None
     log: bool = False
-
-
-def overlay(curves: Sequence[tuple[Numbers, Numbers]], style: Style, level: float = float("nan")) -> Line:
-    """One line out of `(x, y)` curves, each with an x of its own."""
-    x = np.unique(np.concatenate([points for points, _ in curves]))
-    y = np.full((len(curves), len(x)), np.nan)
-    for row, (points, values) in zip(y, curves, strict=True):
-        row[np.searchsorted(x, points)] = values
-    kept = np.isfinite(y).any(0)
-    return Line(x=x[kept], y=np.where(np.isfinite(y), y, np.nan)[:, kept], style=style, level=level)
-
-
-def epsilons(row: Mapping[str, str]) -> list[str]:
-    """The columns of `metrics.csv` that say what was spent: `epsilon`, or `epsilon of NAME` of several defenses."""
-    return [name for name in row if name.split(" of ")[0] == "epsilon"]
-
-
-def called(column: str) -> str:
-    """`epsilon of update-noise` as the page writes it."""
-    return column.replace("epsilon", "ε", 1)
-
-
-def training_panels(rows: Sequence[Mapping[str, str]]) -> list[Panel]:
-    """Accuracy, loss and proved epsilon per round out of the rows of `metrics.csv`; none of what was not measured."""
-    panels = [
-        _over_rounds(rows, "accuracy", "Accuracy", "accuracy (fraction correct)", SERVER, (-0.02, 1.02)),
-        _over_rounds(rows, "loss", "Loss", "loss (mean over the test examples)", SERVER),
-    ]
-    for column in epsilons(rows[0]) if rows else []:
-        name = called(column)
-        panels.append(_over_rounds(rows, column, f"Privacy spent: largest proved {name} of a client", name, LEDGER))
-    return [panel for panel in panels if panel.lines]
-
-
-def _over_rounds(
-    rows: Sequence[Mapping[str, str]],
-    column: str,
-    title: str,
-    ylabel: str,
-    style: Style,
-    limits: tuple[float, float] | None = None,
-) -> Panel:
-    """What `column` says of the server, in `style`, and of clients."""
-    curves: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if row.get(column):
-            curves.setdefault(row["client"], {})[int(row["round"])] = float(row[column])
-    drawn = [(who, (np.array(list(c), float), np.array(list(c.values())))) for who, c in curves.items()]
-    server = [curve for who, curve in drawn if who == "server"]
-    clients = [curve for who, curve in drawn if who != "server"]
-    lines = [overlay(some, look) for some, look in ((clients, CLIENTS), (server, style)) if some]
-    kept = [line for line in lines if len(line.x)]
-    return Panel(title=title, xlabel="round", ylabel=ylabel, lines=kept, limits=limits)
-
-
-def attack_panels(
-    findings: Sequence[tuple[str, Curves]], styles: Mapping[str, Style], floor: Mapping[str, float]
-) -> list[Panel]:
-    """One panel for each kind of curve, all attacks laid over one another.
-
-    Args:
-        findings: the attack and the curves of each finding.
-        styles: how each attack is drawn.
-        floor: PSNR of the best guess for each attack, a dotted line.
-    """
-    present = {name for _, curves in findings for name in curves}
-    panels = []
-    for name in [known for known in _TRACES if known in present] + sorted(present - set(_TRACES)):
-        title, ylabel = _TRACES.get(name, (name, "value"))
-        lines = []
-        for attack, look in styles.items():
-            curves = [curves[name] for owner, curves in findings if owner == attack and name in curves]
-            if curves:
-                lines.append(overlay(curves, look, floor.get(attack, np.nan) if name == "psnr" else np.nan))
-        limits = (-0.03, 1.03) if name == "alpha" else None
-        if lines := [line for line in lines if len(line.x)]:
-            panels.append(
-                Panel(
-                    title=title,
-                    xlabel="iteration",
-                    ylabel=ylabel,
-                    lines=lines,
-                    limits=limits,
-                    log=name in ("objective", "distance", "l_sim"),
-                )
-            )
-    return panels
 
 
 def draw(panel: Panel) -> bytes:

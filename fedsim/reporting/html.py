@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedsim.reporting.besides import placeless
 from fedsim.reporting.summary import listed
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -48,6 +49,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"png": png, "download": download, "listed": listed, "grouped": grouped}
+    made.filters |= {"placeless": placeless}
     return made
 
 

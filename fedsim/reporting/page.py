@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedsim.auditing.audit import Audit
 from fedsim.defense import NO_GUARANTEE, Defense, Participation, overrides
@@ -33,10 +31,11 @@ from fedsim.files import write_text
 from fedsim.knowledge import FACTS
 from fedsim.privacy.ledger import Spent, counted, delta_of, labels, most_spent, spent, told
 from fedsim.recording.manifest import read as read_manifest
-from fedsim.reporting import adaptive, exposure, figures, tensorboard
-from fedsim.reporting.again import made_again, name_of
-from fedsim.reporting.besides import placeless
+from fedsim.reporting import adaptive, exposure, tensorboard
+from fedsim.reporting.again import made_again
+from fedsim.reporting.charts import Look
 from fedsim.reporting.citations import bibtex, papers
+from fedsim.reporting.curves import Charts, attack_charts, called, epsilons, training_charts
 from fedsim.reporting.evidence import (
     Found,
     Recording,
@@ -48,6 +47,7 @@ from fedsim.reporting.evidence import (
     scored,
 )
 from fedsim.reporting.free_settings import free_settings
+from fedsim.reporting.html import grouped, page
 from fedsim.reporting.summary import FEWEST, Line, headline, lines, listed, most_victims
 
 log = logging.getLogger(__name__)
@@ -88,13 +88,12 @@ def write_report(
     attacks = attack_classes(audit, found, trust=trust)
     known = kinds(folder, audit, trust=trust)
     leaks, measured = lines(scored(folder), known), measurements(folder)
-    once, again = adaptive.told_once(leaks), adaptive.same(leaks)
-    curves = [(again.get(title := str(item.about["attack"]), title), item.curves) for item in found if item.curves]
-    styles = {title: figures.style(place) for place, title in enumerate(attacks) if title in dict(curves)}
-    floor = {leak.summary.attack: leak.summary.floor for leak in leaks if leak.summary.metric == "psnr"}
+    once = adaptive.told_once(leaks)
     both = [pair for pair in adaptive.pairs(leaks) if pair.outcome]
-    training, threats = figures.training_panels(measured), _threats(audit, found, attacks)
-    html = _template().render(
+    threats = _threats(audit, found, attacks)
+    html = page(
+        "report.html.j2",
+        scripts=["charts.js"],
         name=path.resolve().name,
         path=path,
         facts=_facts(audit, recording, notes)
@@ -124,10 +123,8 @@ def write_report(
         pictured=[item for item in found if item.picture],
         read=[item for item in found if item.texts],
         most={"pictures": PICTURES, "images": IMAGES, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
-        styles={title + adaptive.BOTH * (title in again.values()): style for title, style in styles.items()},
-        training_legend=_training_legend(training),
-        training=training,
-        attacking=figures.attack_panels(curves, styles, floor),
+        training=training_charts(measured),
+        attacking=_attacking(attacks, found, leaks),
         recording=recording,
         traffic=_traffic(recording),
         own=audit is not None and audit.experiment is not None,
@@ -149,28 +146,15 @@ def worth_of_defenses(found: Sequence[Line], audit: Audit | None) -> list[str]:
     return adaptive.remarks(found, defended=defended, granted=granted)
 
 
-def _template() -> Any:
-    environment = Environment(
-        loader=FileSystemLoader([Path(__file__).parent, Path(__file__).parent / "templates"]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"png": _data_uri, "draw": figures.draw, "download": _download, "finding": name_of}
-    environment.filters |= {"listed": listed, "grouped": _count, "placeless": placeless}
-    return environment.get_template("report.html.j2")
-
-
-def _training_legend(training: Sequence[figures.Panel]) -> dict[str, figures.Style]:
-    """Of the curves that are drawn, what they are of."""
-    drawn = {line.style for panel in training for line in panel.lines}
-    legend = {
-        "server, on the public test set": figures.SERVER,
-        "clients, each on what it holds out: mean, lowest to highest": figures.CLIENTS,
-        "the client that has spent most privacy": figures.LEDGER,
-    }
-    return {name: style for name, style in legend.items() if style in drawn}
+def _attacking(attacks: Mapping[str, Any], found: Sequence[Found], leaks: Sequence[Line]) -> Charts:
+    """The curves of attacks; those of an adaptive attack that is the same as the naive one are drawn with it."""
+    again = adaptive.same(leaks)
+    alike = again | {naive: naive for naive in again.values()}
+    names = {title: alike[title] + adaptive.BOTH if title in alike else title for title in attacks}
+    curves = [(names[title], item.curves) for item in found if item.curves and (title := str(item.about["attack"]))]
+    looks = {names[title]: Look(place) for place, title in enumerate(attacks) if names[title] in dict(curves)}
+    scored_by = [(leak.summary.attack, leak.summary) for leak in leaks if leak.summary.metric == "psnr"]
+    return attack_charts(curves, looks, {names[title]: item.floor for title, item in scored_by if title in names})
 
 
 def _final_accuracy(rows: Sequence[Mapping[str, str]], audit: Audit | None = None) -> str:
@@ -197,8 +181,8 @@ def _final_accuracy(rows: Sequence[Mapping[str, str]], audit: Audit | None = Non
 
 def _final_epsilon(rows: Sequence[Mapping[str, str]]) -> str:
     """What the client that spent most has spent by the last round, in a sentence; empty where nothing is proved."""
-    spent = [(row["round"], column, row[column]) for row in rows for column in figures.epsilons(row) if row[column]]
-    last = {column: f"{figures.called(column)} is {float(value):.3g}" for _, column, value in spent}
+    spent = [(row["round"], column, row[column]) for row in rows for column in epsilons(row) if row[column]]
+    last = {column: f"{called(column)} is {float(value):.3g}" for _, column, value in spent}
     return f"The largest proved {listed(list(last.values()))} (after round {spent[-1][0]})." if last else ""
 
 
@@ -285,7 +269,7 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
         goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
         facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
         facts["Settings that defend"] = free_settings(experiment)
-        facts["Model"] += f": {_count(sum(p.numel() for p in experiment.model.parameters()))} parameters"
+        facts["Model"] += f": {grouped(sum(p.numel() for p in experiment.model.parameters()))} parameters"
     except FedsimError as error:
         notes.append(f"Not everything about this run can be told: {error}.")
     return facts
@@ -299,7 +283,7 @@ def _traffic(recording: Recording) -> str:
     total, each = sum(recording.sent), sum(recording.sent) / len(replies)
     numbers = f", {each / recording.values:.3g} for each number of the state" if recording.values else ""
     of = ("The sums have", "sum") if recording.of_sums else ("Clients sent", "update")
-    said = f"{of[0]} {_count(total)} bytes, {_count(round(each))} in each {of[1]} on average{numbers}."
+    said = f"{of[0]} {grouped(total)} bytes, {grouped(round(each))} in each {of[1]} on average{numbers}."
     return f"{said} {SENT_MASKED[0].upper()}{SENT_MASKED[1:]}." if recording.of_sums else said
 
 
@@ -335,7 +319,7 @@ def _recorded_facts(recording: Recording) -> dict[str, str]:
     return {
         "Origin": "a recording without an experiment file, or with one that is not used, as of another Flower app",
         "Federation": f"{len(clients)} recorded clients, {len(headers)} readable rounds",
-        "Model": f"{_count(recording.values)} values in each message" if recording.values else "",
+        "Model": f"{grouped(recording.values)} values in each message" if recording.values else "",
         "Clients sent": " and ".join(sorted(kinds, reverse=True)),
         "Sent along": ", ".join(f"{key} {value}" for key, value in sent if key != "server-round"),
     }
@@ -428,16 +412,3 @@ def _identity(folder: RunFolder, audit: Audit | None, recording: Recording, clai
         f"SHA-256 of the {'intact rounds' if recording.damaged else 'recording'}": recording.hash,
         "SHA-256 of all findings": claims,
     }
-
-
-def _count(number: int) -> str:
-    return f"{number:,}".replace(",", "\u202f")
-
-
-def _data_uri(picture: bytes) -> str:
-    return "data:image/png;base64," + b64encode(picture).decode()
-
-
-def _download(text: str, kind: str) -> str:
-    """A file of this media type, as the address of a link."""
-    return f"data:{kind};base64,{b64encode(text.encode()).decode()}"

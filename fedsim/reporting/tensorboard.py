@@ -20,7 +20,7 @@ from fedsim.auditing.variants import named
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments.config import AttackFile
 from fedsim.experiments.run_folder import RunFolder, exposures, measurements
-from fedsim.reporting import figures
+from fedsim.reporting.curves import epsilons
 from fedsim.reporting.evidence import scored
 
 Point = tuple[str, str, int, float]
@@ -70,7 +70,7 @@ def _measured(rows: Iterable[Mapping[str, str]]) -> Iterator[Point]:
     values = defaultdict[tuple[str, str, int], list[float]](list)
     for row in rows:
         who = "server" if row["client"] == "server" else "clients"
-        for name in ("accuracy", "loss", *figures.epsilons(row)):
+        for name in ("accuracy", "loss", *epsilons(row)):
             if row.get(name):
                 values[who, name, int(row["round"])].append(float(row[name]))
     return _means(values)

@@ -4,6 +4,8 @@ import io
 import json
 import math
 import re
+from base64 import b64encode
+from hashlib import sha256
 from html import unescape
 
 import numpy as np
@@ -24,7 +26,9 @@ from fedsim.recording.finding_files import save_finding
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting import figures
+from fedsim.reporting.charts import Look
 from fedsim.reporting.citations import bibtex
+from fedsim.reporting.curves import overlaid, training_charts
 from fedsim.reporting.page import write_report
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -175,7 +179,11 @@ def page(folder, audit=None):
 
 
 def text_of(html):
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<script>.*?</script>", " ", html))).split())
+
+
+def scripts(html):
+    return re.findall(r"(?s)<script>(.*?)</script>", html)
 
 
 def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
@@ -205,7 +213,9 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
         "@inproceedings{zhu2023surrogate",
     ):
         assert words in text
-    assert html.count("<img") == 1 + 2 + 3  # pictures, training, objective and L_sim and PSNR
+    titles = re.findall(r'<figure class="chart">\s*<figcaption>(.*?)</figcaption>', html)
+    assert titles[:2] == ["Accuracy", "Loss"]
+    assert [title.split()[0] for title in titles[2:]] == ["What", "Direction", "Closeness"]  # objective, L_sim, PSNR
     assert "hidden = [" in text  # the experiment file, verbatim
 
 
@@ -448,7 +458,7 @@ def test_legends_name_only_what_is_drawn(folder):
 
 
 def legends(html):
-    return [unescape(name) for name in re.findall(r'<li><i style="border-top.*?</i>(.*?)</li>', html)]
+    return [unescape(name) for name in re.findall(r'<li><svg class="key".*?</svg>(.*?)</li>', html)]
 
 
 def test_a_run_that_was_never_evaluated_claims_no_accuracy(folder):
@@ -524,8 +534,12 @@ def test_the_page_needs_nothing_but_itself(folder, held):
     claim(folder, held)
     html = page(folder)
     assert {address[:22] for address in re.findall(r'src="([^"]*)"', html)} == {"data:image/png;base64,"}
-    assert not re.search(r"<script|<link|@import|url\(|srcset|http-equiv=\"refresh", html)
+    assert not re.search(
+        r"<link|@import|url\((?!data:)|srcset|http-equiv=\"refresh|fetch\(|XMLHttpRequest|import\(", html
+    )
     assert "default-src 'none'" in html
+    allowed = re.findall(r"'sha256-(.*?)'", unescape(html))
+    assert [b64encode(sha256(script.encode()).digest()).decode() for script in scripts(html)] == allowed
     assert html == page(folder)
 
 
@@ -539,7 +553,8 @@ def test_what_strangers_wrote_is_escaped_everywhere(folder, held):
     record(folder, failures={7: f"KeyError: {hostile}"})
     claim(folder, held, attack=hostile)
     html = page(folder)
-    assert "<script" not in html
+    assert html.count("<script") == len(scripts(html))
+    assert not any("alert(1)" in script or "{{" in script for script in scripts(html))
     assert html.count("&lt;script&gt;alert(1)") >= 6
     assert "13377" not in re.sub(r'"data:[^"]*"', "", html)
     assert "client 7: KeyError" in text_of(html)
@@ -638,8 +653,7 @@ def test_naive_and_adaptive_attacks_that_are_the_same_are_shown_once_and_told_ap
             "\n".join(f"{row} defenses" if row.startswith("sme adaptive") else row for row in rows), encoding="utf-8"
         )
         html, once = page(folder), lines is alike
-        legend = re.findall(r"></i>(sme.*?)</li>", html)
-        assert legend == (["sme, naive and adaptive alike"] if once else ["sme", "sme adaptive"])
+        assert legends(html) == (["sme, naive and adaptive alike"] if once else ["sme", "sme adaptive"])
         assert ('<th rowspan="1">sme, naive and adaptive alike</th>' in html) == once
         made = text_of(html).partition("Made by ")[2]
         assert re.match(r"sme sme – .*?sme adaptive sme knows the clients’ defenses – ", made)
@@ -740,14 +754,15 @@ def test_bibtex_escapes_what_tex_would_read():
 
 def test_curves_of_unequal_length_are_laid_over_one_another():
     short, long = (np.arange(2.0), np.array([1.0, 3.0])), (np.arange(3.0), np.array([3.0, math.nan, 5.0]))
-    line = figures.overlay([short, long], figures.style(0))
+    line = overlaid("sme", Look(0), [short, long])
     np.testing.assert_array_equal(line.x, [0, 1, 2])
-    np.testing.assert_array_equal(np.nanmean(line.y, 0), [2, 3, 5])
+    np.testing.assert_array_equal(line.y, [2, 3, 5])
+    np.testing.assert_array_equal((line.low, line.high), [[1, 3, 5], [3, 3, 5]])
 
 
 def test_attacks_do_not_share_a_style():
-    assert len({figures.style(place) for place in range(21)}) == 21
+    assert len({(Look(place).colour, Look(place).dashes) for place in range(21)}) == 21
 
 
 def test_a_run_that_never_evaluated_has_no_training_curves():
-    assert figures.training_panels([{"round": "1", "client": "server", "accuracy": "", "loss": ""}]) == []
+    assert not training_charts([{"round": "1", "client": "server", "accuracy": "", "loss": ""}]).drawn
