@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -53,13 +54,13 @@ class Scale(Table):
         minutes: how long it takes, once measured.
         on: on what.
         note: what it leaves out.
-        set: settings that differ from those in the file.
+        tables: what differs in the sweep file, such as `{"federation": {"clients": 3}}`; lists are replaced.
     """
 
     minutes: float = Field(gt=0)
     on: str = "two cores"
     note: str
-    set: dict[str, Any] = Field(default_factory=dict)
+    tables: dict[str, Any] = Field(default_factory=dict)
 
 
 class Recipe(Table):
@@ -100,7 +101,7 @@ class Made:
 
     def sweep(self, name: ScaleName) -> SweepFile:
         """The sweep at a scale."""
-        return sweep_of(_copied(self.tables), self.where, HERE, changes=self.scale(name).set.items())
+        return sweep_of(_merged(self.tables, self.scale(name).tables), self.where, HERE)
 
 
 @cache
@@ -184,7 +185,8 @@ def _spread(values: np.ndarray[Any, np.dtype[np.float64]], what: str) -> float:
     return (high - low) / 2
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if isinstance(value, list) else value
+def _merged(some: Any, more: Any) -> Any:
+    """A copy of `some` in which `more` says what differs."""
+    if isinstance(some, Mapping) and isinstance(more, Mapping):
+        return {key: _merged(some.get(key), more.get(key, some.get(key))) for key in {**some, **more}}
+    return deepcopy(more)
