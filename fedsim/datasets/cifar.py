@@ -46,7 +46,7 @@ _LICENCE = "not stated; the author asks that the report be cited"
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10:
-    """60 000 photographs in 10 classes, 32 x 32, colour (Krizhevsky 2009).
+    """60 000 photographs in 10 classes, 32 x 32, colour.
 
     All files have to be there and official. A part of them is taken where the data folder's SHA256SUMS
     lists exactly what is there, so that nobody works on a part unknowingly; the log then says how much it is.
@@ -86,7 +86,7 @@ class Cifar10:
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar100:
-    """60 000 photographs in 100 classes, 32 x 32, colour (Krizhevsky 2009).
+    """60 000 photographs in 100 classes, 32 x 32, colour.
 
     The files have to be official, or listed in the data folder's SHA256SUMS; the log says where they hold
     but a part.

@@ -91,7 +91,7 @@ def _examples(raw: Tensor, labels: Tensor, groups: Tensor | None = None) -> Exam
 
 @dataclass(frozen=True, kw_only=True)
 class Mnist:
-    """70 000 handwritten digits, 28 x 28, grey, white on black (LeCun, Cortes, Burges).
+    """70 000 handwritten digits, 28 x 28, grey, white on black.
 
     Their natural groups are the writers, where the label files of QMNIST (Yadav, Bottou 2019) are in
     `QMNIST/raw`: 539 people wrote the training digits, 297 others the test digits.
@@ -155,7 +155,7 @@ def _read_writers(path: Path, folder: Path, labels: Tensor) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist:
-    """70 000 pictures of clothes in 10 classes, 28 x 28, grey, on black (Xiao, Rasul, Vollgraf 2017).
+    """70 000 pictures of clothes in 10 classes, 28 x 28, grey, on black.
 
     References:
         Xiao et al.: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017.
@@ -192,7 +192,7 @@ class FashionMnist:
 
 @dataclass(frozen=True, kw_only=True)
 class Emnist:
-    """Handwritten letters and digits, 28 x 28, grey, white on black, upright (Cohen et al. 2017).
+    """Handwritten letters and digits, 28 x 28, grey, white on black, upright.
 
     Args:
         split: which classes. `letters`: 26, capitals and small letters in one; `digits`, `mnist`: 10;

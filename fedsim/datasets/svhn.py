@@ -25,7 +25,7 @@ _SUMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Svhn:
-    """99 289 house numbers cut into digits, 32 x 32, colour: 73 257 to train, 26 032 to test (Netzer et al. 2011).
+    """99 289 house numbers cut into digits, 32 x 32, colour: 73 257 to train, 26 032 to test.
 
     References:
         Netzer et al.: Reading Digits in Natural Images with Unsupervised Feature Learning, 2011.
