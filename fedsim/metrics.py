@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError, first_line
+from fedsim.randomness import one_thread
 
 _WINDOWS = {1.5: 11, 0.5: 5}
 """Deviations of SSIM's Gaussian window and its sides in pixels, the usual one first."""
@@ -119,7 +120,9 @@ def lpips(claimed: Tensor, true: Tensor, weights: Path | None) -> Tensor | str:
         return f"no network weights at {path or '$FEDSIM_DATA/weights/squeezenet1_1-imagenet1k.pth'}"
     pairs = (x.expand(-1, 3, -1, -1) * 2 - 1 for x in (claimed, true))
     network = _lpips_network(path)
-    with torch.no_grad():  # some at a time, for their features take much room
+    # Some at a time, for their features take much room; on one thread, because threads that wait for one another on
+    # busy cores take a hundred times as long for small images, and so that the number of cores changes no score.
+    with torch.no_grad(), one_thread():
         parts = zip(*(torch.split(images, _AT_ONCE) for images in pairs), strict=True)
         distances = [network(*part) for part in parts]
     return torch.cat([distance.reshape(-1) for distance in distances])
