@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from click import NoSuchOption
 from torch import nn
@@ -31,6 +32,7 @@ from fedsim.plugins import registry
 from fedsim.plugins.registry import load_object
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.sweeps.file import SweepTable
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
@@ -166,6 +168,13 @@ def test_tables_of_an_experiment_on_a_page_are_ones(page: Path) -> None:
         tables = tomllib.loads(block)
         if "project" in tables:  # a package of one's own
             continue
+        if "sweep" in tables:
+            described = check(SweepTable, tables["sweep"], str(page))
+            _check_plugins("attacks", described.axes.get("attack", []), str(page))
+            _check_plugins(
+                "defenses", [table for some in described.axes.get("defense", []) for table in some], str(page)
+            )
+            continue
         config: AttackFile
         if isinstance(
             tables.get("adversary", {}).get("knowledge", {}).get("model"), str
@@ -175,9 +184,15 @@ def test_tables_of_an_experiment_on_a_page_are_ones(page: Path) -> None:
             whole = {"federation": {"rounds": 100}, "training": {"local_epochs": 1}, **tables}
             config = check(Config, whole, str(page))
         for group, plugins in (("attacks", config.attack), ("defenses", getattr(config, "defense", []))):
-            for table in plugins:
-                if table.name in registry.names(group):
-                    registry.build(group, table.name, table.settings, str(page))
+            _check_plugins(group, [{"name": table.name, **table.settings} for table in plugins], str(page))
+
+
+def _check_plugins(group: registry.Group, tables: list[dict[str, Any]], where: str) -> None:
+    """Make each registered plug-in from its settings."""
+    for table in tables:
+        settings = {key: value for key, value in table.items() if key not in ("name", "label")}
+        if table["name"] in registry.names(group):
+            registry.build(group, table["name"], settings, where)
 
 
 def test_the_page_of_experiments_names_every_table_and_key() -> None:
@@ -216,11 +231,13 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
     from fedsim.engines.serial import InProcessGrid
 
-    quick = (ROOT / "examples" / "quickstart.toml").read_text(encoding="utf-8")
-    quick = re.sub(r'(\[\[attack\]\]\n)(?=name = "(sme|inverting))', r"\1iterations = 2\n", quick)
-    quick = re.sub(r"(\[adversary\].*\n)", r"\1workers = 1\n", quick).replace("rounds = 8", "rounds = 1")
+    quick = tomllib.loads((ROOT / "examples" / "quickstart.toml").read_text(encoding="utf-8"))
+    quick["adversary"] |= {"workers": 1, "victims": [0]}
+    quick["federation"]["rounds"] = 1
+    for table in quick["attack"]:
+        table |= {} if table["name"].startswith("spear") else {"iterations": 2}
     (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "quickstart.toml").write_text(quick, encoding="utf-8")
+    (tmp_path / "examples" / "quickstart.toml").write_text(tomli_w.dumps(quick), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"FedAvg": FedAvg, "grid": InProcessGrid(ClientApp()), "their_app": ServerApp()}
     blocks = _blocks(ROOT / "README.md", "python")
