@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -103,9 +104,9 @@ def test_audit_my_flower_app(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(recipe)
     shorten("attack.toml")
     inspected, attacked = [run(line) for line in commands(recipe)]
-    assert "2 updates" in inspected or "2 clients" in inspected
+    assert re.search(r"^ updates +2\b", inspected, re.MULTILINE), inspected
     assert "recording/run-1/report.html" in attacked
-    assert list(Path("recording/run-1/findings").glob("sme-*/*.png"))
+    assert list(Path("recording/run-1/findings/sme").glob("*.png"))
 
 
 @pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -144,7 +145,8 @@ def test_add_my_attack(run: Run) -> None:
     assert len(found) == 1
     code = Path("my_attack.py").read_text(encoding="utf-8")
     Path("my_attack.py").write_text(code.replace("dummy.clamp_(0, 1)", "dummy.clamp_(0.4, 0.6)"), encoding="utf-8")
-    run(again)
+    program = [str(Path(sys.executable).with_name("fedsim")), *shlex.split(again)[1:]]  # which imports the file anew
+    subprocess.run(program, check=True, capture_output=True, timeout=120)
     changed = {path.read_bytes() for path in Path("runs/my_attack/findings").glob("my_attack*/*.safetensors")}
     assert len(changed) == 1
     assert changed != found
