@@ -15,6 +15,9 @@ FLAGS = (
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 WORST = ("serious", "critical")
+PHONE = 390
+WAYS = ({}, {"scheme": "dark"}, {"width": PHONE}, {"scheme": "dark", "width": PHONE})
+"""How a page is looked at: in light, in the dark, on a phone, on a phone in the dark."""
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +64,22 @@ class Look:
             for node in rule["nodes"]
             if rule["impact"] in WORST
         ]
+
+
+@pytest.fixture
+def is_for_everybody(look: Callable[..., Look]) -> Callable[[Path], None]:
+    """`is_for_everybody(path)` fails where the page asks for anything else, is too wide for a phone, or shuts out."""
+
+    def check(path: Path) -> None:
+        for way in WAYS:
+            seen = look(path, **way)
+            seen.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+            assert seen.findings() == [], way
+            width = seen.page.evaluate("document.scrollingElement.scrollWidth")
+            assert width <= way.get("width", 1280), way
+            assert (seen.asked_elsewhere, seen.wrong) == ([], []), way
+
+    return check
 
 
 @pytest.fixture
