@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from fedsim import metrics
 from fedsim.errors import DataError
 from fedsim.evaluation.case import Case
-from fedsim.evaluation.kind import About, Bench, Judgement, Owed, Sheet, Shown, first_round, members
+from fedsim.evaluation.kind import About, Bench, Judgement, Owed, Rows, Sheet, Shown, first_round, members
 from fedsim.evaluation.scoring import claimed_data, score
 from fedsim.evaluation.similarity import Message
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction, Representatives, Texts
 
 IMAGES = 16
-"""Most images shown of a finding."""
+"""Most images of a finding on a page and on its sheet, the first ones."""
 
 
 def check_kinds(finding: Reconstruction | Texts, owed: Owed) -> None:
@@ -64,30 +68,53 @@ def judged(finding: Reconstruction | Texts, about: About, bench: Bench, message:
 
 
 def shown(finding: Reconstruction, truth: Truth | None) -> Shown:
-    """Claimed images, with the true ones that they are assigned to where these are known."""
-    typical, count = isinstance(finding, Representatives), len(truth.data if truth else finding.data)
-    if finding.data.ndim != 4:
-        return Shown(examples=count, known=truth is not None, typical=typical)
-    if truth is None:
-        sure = () if finding.certified is None else finding.certified[:IMAGES].tolist()
-        return Shown(examples=count, sheet=Sheet(claimed=finding.data[:IMAGES], certified=sure), typical=typical)
-    claimed = (finding.data if typical else metrics.paired(finding.data, truth.data))[:IMAGES]
-    true = truth.data[:IMAGES]
-    curves = {}
-    if finding.snapshots is not None and finding.snapshot_iterations is not None:
-        curves["psnr"] = finding.snapshot_iterations.double(), _closeness(finding.snapshots, truth.data)
+    """Claimed images or rows, with the true ones that they are assigned to where these are known."""
+    typical, known = isinstance(finding, Representatives), truth is not None
+    places = None if truth is None or typical else metrics.assigned(finding.data, truth.data)
+    claimed, true = _at(finding.data, places), truth.data if truth else None
+    about: dict[str, Any] = {"examples": len(claimed), "known": known, "typical": typical}
+    if claimed.ndim == 2:
+        return Shown(rows=Rows(claimed=claimed, true=true), **about)
+    if claimed.ndim != 4:
+        return Shown(**about)
+    steps, iterations = _steps(finding, places)
     sheet = Sheet(
-        claimed=claimed, true=true, psnr=metrics.psnr(claimed, true).tolist(), certified=_certified(finding, truth)
+        claimed=claimed,
+        true=true,
+        psnr=metrics.psnr(claimed, true).tolist() if true is not None else (),
+        certified=_certified(finding, places),
+        steps=steps,
+        iterations=iterations,
     )
-    return Shown(examples=count, known=True, sheet=sheet, typical=typical, curves=curves)
+    curves = {}
+    if true is not None and finding.snapshots is not None and finding.snapshot_iterations is not None:
+        curves["psnr"] = finding.snapshot_iterations.double(), _closeness(finding.snapshots, true)
+    return Shown(sheet=sheet, curves=curves, **about)
 
 
-def _certified(finding: Reconstruction, truth: Truth) -> list[bool]:
-    """Of each image that is drawn, whether the attack is sure of it; empty where it never says."""
+def _at(data: Tensor, places: Tensor | None) -> Tensor:
+    """`example ...` in the order of the true ones; mid-grey where none is assigned."""
+    if places is None:
+        return data
+    return torch.where((places >= 0).reshape(-1, *[1] * (data.ndim - 1)), data[places.clamp_min(0)], 0.5)
+
+
+def _steps(finding: Reconstruction, places: Tensor | None) -> tuple[Tensor | None, Sequence[int]]:
+    """What the attack had during its descent of each image that is shown, and after which iterations."""
+    taken, at = finding.snapshots, finding.snapshot_iterations
+    if taken is None or at is None:
+        return None, ()
+    return torch.stack([_at(data, places) for data in taken]), at.tolist()
+
+
+def _certified(finding: Reconstruction, places: Tensor | None) -> Sequence[bool]:
+    """Of each image that is shown, whether the attack is sure of it; empty where it never says."""
     if finding.certified is None or isinstance(finding, Representatives):
-        return []
-    chosen = metrics.assigned(finding.data, truth.data)[:IMAGES].tolist()
-    return [place >= 0 and bool(finding.certified[place]) for place in chosen]
+        return ()
+    if places is None:
+        sure: list[bool] = finding.certified.tolist()
+        return sure
+    return [place >= 0 and bool(finding.certified[place]) for place in places.tolist()]
 
 
 def _closeness(snapshots: Tensor, true: Tensor) -> Tensor:

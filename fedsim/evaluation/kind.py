@@ -109,7 +109,12 @@ class Bench:
 
     def rng(self, victim: int) -> torch.Generator:
         """What guesses about `victim` are drawn with."""
-        return generator(self.case.seed, "floor", victim)
+        return guessing(self.case, victim)
+
+
+def guessing(case: Case, victim: int) -> torch.Generator:
+    """What guesses about `victim` are drawn with."""
+    return generator(case.seed, "floor", victim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +130,28 @@ class Sheet:
     """Images to draw: claimed ones, the true ones that they are assigned to, and what is written below each.
 
     Attributes:
-        psnr: in dB.
+        claimed: `image channel height width` in [0, 1].
+        true: likewise, in the same order; None where nobody knows.
+        psnr: in dB; empty where nobody knows the truth.
         certified: whether the attack is sure of it; empty where it never says.
+        steps: `step image channel height width`, what the attack had at `iterations`; None where it kept nothing.
+        iterations: of `steps`.
     """
 
     claimed: Tensor
     true: Tensor | None = None
     psnr: Sequence[float] = ()
     certified: Sequence[bool] = ()
+    steps: Tensor | None = None
+    iterations: Sequence[int] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows of a table to show: claimed ones, `row feature` in [0, 1], and the true ones that they are assigned to."""
+
+    claimed: Tensor
+    true: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +178,10 @@ class Shown:
     """What a page shows of a finding besides its curves.
 
     Attributes:
-        examples: how many there are, of which `sheet` or `texts` shows the first; of a `bag` claimed words.
+        examples: how many there are, of which `texts` shows the first; of a `bag` claimed words.
         known: the truth is shown beside them.
         sheet: images.
+        rows: of a table.
         texts: claimed and true; of a `bag`, which tells which words there are and no texts, one pair of sets.
         typical: it tells what classes look like.
         curves: further ones, which only the evaluator can know: name to iterations and values.
@@ -170,6 +190,7 @@ class Shown:
     examples: int = 0
     known: bool = False
     sheet: Sheet | None = None
+    rows: Rows | None = None
     texts: Sequence[Pair] = ()
     bag: bool = False
     typical: bool = False
@@ -213,6 +234,16 @@ class Evaluator(ABC, Generic[F]):
         """
         del finding, truth, tokens, metric
         return Shown()
+
+    def guess(self, finding: F, truth: Truth, name: str, public: Public | None, rng: torch.Generator) -> Tensor | None:
+        """The images of the guess called `name` that `finding` is judged beside, one for each that `show` shows.
+
+        Args:
+            public: see `Bench.public`.
+            rng: see `Bench.rng`; fresh, so that what is drawn at random is what was drawn for the score.
+        """
+        del finding, truth, name, public, rng
+        return None
 
 
 def evaluator_of(finding: Finding) -> Evaluator[Any]:

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from fedsim import metrics
 from fedsim.errors import FedsimError
 from fedsim.evaluation.case import Case
 from fedsim.evaluation.examples import check_kinds, judged, shown, truth_of
 from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, Shown, first_round
+from fedsim.evaluation.score import Public
+from fedsim.evaluation.scoring import guesses_of
 from fedsim.evaluation.similarity import Message
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction
@@ -38,8 +42,15 @@ class Reconstructions(Evaluator[Reconstruction]):
         return judged(finding, about, bench, _message(finding, about, bench))
 
     def show(self, finding: Reconstruction, truth: Truth | None, tokens: Sequence[str], metric: str) -> Shown:
-        """Images, beside the true ones where these are known."""
+        """Images or rows, beside the true ones where these are known."""
         return shown(finding, truth)
+
+    def guess(
+        self, finding: Reconstruction, truth: Truth, name: str, public: Public | None, rng: torch.Generator
+    ) -> Tensor | None:
+        """The images of a guess, assigned to the true ones as claims are."""
+        made = guesses_of(finding, max(len(finding.data), len(truth.data)), public, rng).get(name)
+        return None if made is None or made.ndim != 4 else metrics.paired(made, truth.data)
 
 
 def _message(finding: Reconstruction, about: About, bench: Bench) -> Message | None:

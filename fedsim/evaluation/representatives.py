@@ -52,6 +52,12 @@ class Representatives(Evaluator[findings.Representatives]):
         """Each claimed image above the victim's of that class that is most like it."""
         return shown(finding, most_alike(finding, truth) if truth else None)
 
+    def guess(
+        self, finding: findings.Representatives, truth: Truth, name: str, public: Public | None, rng: torch.Generator
+    ) -> Tensor | None:
+        """The images of a guess, one for each claimed class."""
+        return _guesses(finding, public, rng).get(name)
+
 
 def most_alike(finding: findings.Representatives, truth: Truth) -> Truth | None:
     """For each claimed image the victim's of that class with the least squared error; None where it lacks a class."""

@@ -91,7 +91,7 @@ def score(
         claimed = image_metrics(data, truth, weights) | _similarities(data, finding.labels, message)
         guesses = {
             name: image_metrics(g, truth, weights) | _similarities(g[: len(data)], finding.labels, message)
-            for name, g in _guesses(finding, count, public, rng).items()
+            for name, g in guesses_of(finding, count, public, rng).items()
         }
         nearest = paired_metrics(_nearest(truth, public), truth, weights) if public else {}
     scores = [
@@ -242,7 +242,8 @@ def by_frequencies(true: Tensor, frequencies: Tensor) -> float:
     return (int(there[sure].sum()) + int(there[even].sum()) * left / int(even.sum())) / count
 
 
-def _guesses(finding: Reconstruction, count: int, public: Public | None, rng: torch.Generator) -> dict[str, Tensor]:
+def guesses_of(finding: Reconstruction, count: int, public: Public | None, rng: torch.Generator) -> dict[str, Tensor]:
+    """By name, as many examples as `count` of each guess that uses no update, see `score`."""
     shape = (count, *finding.data.shape[1:])
     guesses = {"noise": torch.rand(shape, generator=rng), "mid-grey": torch.full(shape, 0.5)}
     if public is not None:

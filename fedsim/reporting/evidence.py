@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedsim.auditing.audit import Audit
 from fedsim.auditing.scores import SCORES
 from fedsim.auditing.variants import columns, told_apart
 from fedsim.errors import FedsimError, RunError, TrustError, one_line, what_it_said
-from fedsim.evaluation.kind import Pair, evaluator_of
+from fedsim.evaluation.examples import IMAGES
+from fedsim.evaluation.kind import Pair, Sheet, evaluator_of, guessing
+from fedsim.evaluation.score import Public
 from fedsim.evaluation.scoring import claimed_data
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
@@ -27,8 +32,11 @@ from fedsim.progress import tracked
 from fedsim.recording.finding_files import load_claim, read_about
 from fedsim.recording.header import Header, hash_state
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting import figures
+from fedsim.reporting import figures, image_scores
 from fedsim.reporting.curves import Curves
+from fedsim.reporting.image_scores import Key
+from fedsim.reporting.pictures import Gallery, as_bytes, png_of
+from fedsim.reporting.records import Records, records
 from fedsim.reporting.summary import Kind
 
 log = logging.getLogger(__name__)
@@ -48,25 +56,23 @@ _VERIFIED = 10**9
 class Found:
     """What the page needs of one finding; `known` says whether the truth is shown beside it.
 
-    `images` counts the examples, of which `picture` or `texts` shows the first. Where the finding is a `bag`, it tells
-    which words there are and no texts: `texts` is one pair of sets, and `images` counts the claimed words. Where it is
-    `typical`, it tells what classes look like. `hash` is the SHA-256 of all that is claimed, with its curves.
+    `images` counts the examples, of which `texts` shows the first. Where the finding is a `bag`, it tells which words
+    there are and no texts: `texts` is one pair of sets, and `images` counts the claimed words. `pictured` says whether
+    they are images; a `Gallery` has these. `rows` shows the first rows of a table. `cut` are the images that stand for
+    all of an attack, claimed ones beside true ones as PNGs, by their places. `hash` is the SHA-256 of all that is
+    claimed, with its curves.
     """
 
     about: Mapping[str, Any]
     hash: str
     curves: Curves
-    picture: bytes
     images: int
     known: bool
     texts: Sequence[Pair] = ()
     bag: bool = False
-    typical: bool = False
-
-    @property
-    def width(self) -> int:
-        """CSS pixels across the picture, out of the PNG's header."""
-        return int.from_bytes(self.picture[16:20]) // 2
+    pictured: bool = False
+    rows: Records | None = None
+    cut: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -136,23 +142,42 @@ def read_recording(folder: RunFolder, notes: list[str]) -> Recording:
 
 
 def read_findings(
-    folder: RunFolder, audit: Audit | None, notes: list[str], failures: list[str], *, trust: bool = False
+    folder: RunFolder,
+    audit: Audit | None,
+    notes: list[str],
+    failures: list[str],
+    *,
+    gallery: Gallery | None = None,
+    cut: Mapping[Key, Collection[int]] | None = None,
+    trust: bool = False,
 ) -> list[Found]:
     """Every readable finding; those about the same update stand together.
 
     Args:
         notes: gets a sentence for each that cannot be read or shown, and for each truth that is not known.
         failures: gets those of the former.
+        gallery: gets their images.
+        cut: the places of images that are kept in `Found.cut`, by finding.
     """
     found = []
-    paths = sorted(folder.findings.glob("*/*.safetensors"))
+    titles = called(folder)
+    viewer = _Viewer(
+        audit,
+        notes,
+        titles=titles,
+        gallery=gallery or Gallery(),
+        guesses=_guesses(folder),
+        scores=image_scores.read(folder),
+        cut=cut or {},
+    )
+    paths = sorted(folder.findings.glob("*/*.safetensors"), key=_place)
     for path in tracked(paths, "drawing", len(paths)):
         who = path.name
         try:
             finding, about = load_claim(path)
             who = f"{about['attack']}, round {about['round']}, client {about['victim']}"
             metric = _main_metric(about, audit, trust)
-            found.append(_look_at(finding, about, path.with_suffix(".png"), _Viewer(audit, notes, metric)))
+            found.append(_look_at(finding, about, path.with_suffix(".png"), viewer, metric))
         except OSError as error:
             raise RunError(f"{path.parent}: cannot be written ({error.strerror}); make room and try again") from error
         except Exception as error:  # whatever a stranger's finding does to those who draw it
@@ -160,14 +185,19 @@ def read_findings(
             failures.append(f"{who} is left out: {error if told else one_line(what_it_said(error))}")
             notes.append(f"{failures[-1]}.")
             log.error("%s", failures[-1], exc_info=None if told else error)
-    titles = called(folder)
-    apart = [replace(item, about={**item.about, "attack": titles[_made(item.about)]}) for item in found]
-    return sorted(apart, key=_place)
+    return found
 
 
-def _place(item: Found) -> list[list[int]]:
+def _place(path: Path) -> tuple[list[list[int]], str]:
     """By number, not by letter: round 2 before 10, and `2-5`, an attack on several rounds, in between."""
-    return [[int(part) for part in str(item.about[key]).split("-")] for key in ("round", "victim", "repeat")]
+    numbers = re.findall(r"(?:round|client|repeat)-([\d-]*\d)", path.stem)
+    return [[int(part) for part in number.split("-")] for number in numbers], str(path)
+
+
+def _guesses(folder: RunFolder) -> dict[Key, str]:
+    """By finding, the guess that sets its floor by PSNR, or where it claims what classes look like by class PSNR."""
+    rows = [row for row in scored(folder) if row["metric"] in ("psnr", "class_psnr") and row["floor_guess"]]
+    return {image_scores.key_of(row): row["floor_guess"] for row in rows}
 
 
 @dataclass(frozen=True)
@@ -177,12 +207,34 @@ class _Viewer:
     Attributes:
         audit: knows the truth; None where nobody does.
         notes: gets a sentence for each truth that is not known.
-        metric: by which the finding's attack is read.
+        titles: what attacks are called.
+        gallery: gets images.
+        guesses: by finding, the name of the guess that sets its floor.
+        scores: of single images.
+        cut: by finding, the places of images that are kept.
     """
 
     audit: Audit | None
     notes: list[str]
-    metric: str
+    titles: Mapping[tuple[str, str], str]
+    gallery: Gallery
+    guesses: Mapping[Key, str]
+    scores: image_scores.Values
+    cut: Mapping[Key, Collection[int]]
+
+    @cached_property
+    def public(self) -> Public | None:
+        """What guesses are made of."""
+        return self.audit.case.public() if self.audit else None
+
+    def guess(self, finding: Finding, about: Mapping[str, Any], truth: Truth) -> tuple[str, Tensor] | None:
+        """The best guess that `finding` is judged beside, and its images; None where it is not scored."""
+        name = self.guesses.get(image_scores.key_of(about))
+        if name is None or self.audit is None:
+            return None
+        rng = guessing(self.audit.case, int(about["victim"]))
+        images = evaluator_of(finding).guess(finding, truth, name, self.public, rng)
+        return None if images is None else (name, images)
 
     def truth(self, finding: Finding, about: Mapping[str, Any]) -> Truth | None:
         """What is shown beside `finding`; None where it is not known, or does not fit."""
@@ -218,26 +270,48 @@ def _needed(about: Mapping[str, Any]) -> dict[str, Any]:
     return {key: about[key] for key in _NEEDED} | written | {"title": about["attack"], "who": who}
 
 
-def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Viewer) -> Found:
+def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Viewer, metric: str) -> Found:
     """What the page needs of one finding; its picture is written as well."""
     tokens = viewer.audit.case.tokens if viewer.audit else ()
-    shown = evaluator_of(finding).show(finding, viewer.truth(finding, about), tokens, viewer.metric)
-    picture = b""
+    truth, key = viewer.truth(finding, about), image_scores.key_of(about)
+    shown = evaluator_of(finding).show(finding, truth, tokens, metric)
+    told = _needed(about) | {"attack": viewer.titles[_made(about)]}
+    cut = {}
     if (sheet := shown.sheet) is not None:
-        picture = figures.image_sheet(sheet.claimed, sheet.true, sheet.psnr, sheet.certified)
-        write_bytes(png, picture)
+        true = None if sheet.true is None else sheet.true[:IMAGES]
+        first = sheet.claimed[:IMAGES]
+        write_bytes(png, figures.image_sheet(first, true, sheet.psnr[:IMAGES], sheet.certified[:IMAGES]))
+        viewer.gallery.add(
+            told,
+            sheet,
+            typical=shown.typical,
+            guess=lambda: viewer.guess(finding, about, truth) if truth else None,
+            scores=viewer.scores.get(key, {}),
+        )
+        cut = _cut(sheet, viewer.cut.get(key, ()))
+    experiment = viewer.audit.experiment if viewer.audit else None
     return Found(
-        about=_needed(about),
+        about=told,
         hash=hash_state(finding.tensors),
         curves=_curves(finding)
         | {name: (x.double().numpy(), y.double().numpy()) for name, (x, y) in shown.curves.items()},
-        picture=picture,
         images=shown.examples,
         known=shown.known,
         texts=shown.texts,
         bag=shown.bag,
-        typical=shown.typical,
+        pictured=sheet is not None,
+        rows=None if shown.rows is None else records(shown.rows, experiment.dataset if experiment else None),
+        cut=cut,
     )
+
+
+def _cut(sheet: Sheet, places: Iterable[int]) -> dict[int, tuple[bytes, bytes]]:
+    """The claimed image at each of these places as a PNG, and the true one."""
+    if sheet.true is None:
+        return {}
+    parts = (sheet.claimed, sheet.true)
+    pictures = {p: [png_of(as_bytes(part[p : p + 1])[None]) for part in parts] for p in places if p < len(parts[0])}
+    return {place: (claimed, true) for place, (claimed, true) in pictures.items()}
 
 
 def attack_classes(audit: Audit | None, found: Sequence[Found], *, trust: bool = False) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -49,7 +50,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"png": png, "download": download, "listed": listed, "grouped": grouped}
-    made.filters |= {"placeless": placeless}
+    made.filters |= {"placeless": placeless, "script_number": script_number, "decibel": decibel, "mean_of": mean_of}
     return made
 
 
@@ -66,3 +67,18 @@ def download(text: str, kind: str) -> str:
 def grouped(number: int) -> str:
     """Digits in groups of three."""
     return f"{number:,}".replace(",", "\u202f")
+
+
+def script_number(value: float) -> str:
+    """A number that JavaScript reads."""
+    return f"{value:.6g}".replace("inf", "Infinity").replace("nan", "NaN")
+
+
+def decibel(value: float) -> str:
+    """A PSNR; that of an image that is the same is infinite."""
+    return f"{value:.1f}".replace("inf", "∞")
+
+
+def mean_of(values: Sequence[float]) -> str:
+    """The mean of PSNRs."""
+    return decibel(fmean(values))

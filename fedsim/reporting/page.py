@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -20,19 +22,18 @@ from fedsim.auditing.audit import Audit
 from fedsim.defense import NO_GUARANTEE, Defense, Participation, overrides
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.evaluation.empirical_epsilon import written
-from fedsim.evaluation.examples import IMAGES
 from fedsim.evaluation.texts import TEXTS, WORDS
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, PluginTable, SecureAggregationTable
 from fedsim.experiments.integrity import held_against_manifest
-from fedsim.experiments.run_folder import RunFolder, exposures, measurements, spendings
+from fedsim.experiments.run_folder import RunFolder, exposures, measurements, read_rows, spendings
 from fedsim.experiments.secure_aggregation import SENT_MASKED
 from fedsim.files import write_text
-from fedsim.knowledge import FACTS
 from fedsim.privacy.ledger import Spent, counted, delta_of, labels, most_spent, spent, told
 from fedsim.recording.manifest import read as read_manifest
-from fedsim.reporting import adaptive, exposure, tensorboard
+from fedsim.reporting import adaptive, exposure, image_scores, tensorboard
 from fedsim.reporting.again import made_again
+from fedsim.reporting.cards import cards, chosen, places
 from fedsim.reporting.charts import Look
 from fedsim.reporting.citations import bibtex, papers
 from fedsim.reporting.curves import Charts, attack_charts, called, epsilons, training_charts
@@ -48,12 +49,18 @@ from fedsim.reporting.evidence import (
 )
 from fedsim.reporting.free_settings import free_settings
 from fedsim.reporting.html import grouped, page
-from fedsim.reporting.summary import FEWEST, Line, headline, lines, listed, most_victims
+from fedsim.reporting.image_scores import CLOSENESS
+from fedsim.reporting.pictures import Gallery
+from fedsim.reporting.records import CLOSE
+from fedsim.reporting.sharing import Sharing, sharing
+from fedsim.reporting.summary import FEWEST, Line, headline, lines, listed, metric_name, most_victims
+from fedsim.reporting.threats import Threat, threats
 
 log = logging.getLogger(__name__)
 
-PICTURES, ROUNDS = 12, 200
-"""Most findings shown, and most rounds listed."""
+FINDINGS, ROUNDS = 12, 200
+"""Most findings whose texts or records are shown, and most rounds listed."""
+_NAMED = 6
 _STEPPING = ("learning_rate", "momentum", "weight_decay", "label_smoothing")
 
 
@@ -84,21 +91,25 @@ def write_report(
     failures += [why for why in recording.damaged.values() if not any(why in told for told in failures)]
     audited = written(folder)
     failures += [item.sentence for item in audited if item.broken]
-    found = read_findings(folder, audit, notes, failures, trust=trust)
-    attacks = attack_classes(audit, found, trust=trust)
     known = kinds(folder, audit, trust=trust)
     leaks, measured = lines(scored(folder), known), measurements(folder)
     once = adaptive.told_once(leaks)
+    of_examples, gallery = image_scores.read(folder), Gallery()
+    extremes = chosen(leaks, of_examples)
+    found = read_findings(folder, audit, notes, failures, gallery=gallery, cut=places(extremes), trust=trust)
+    attacks = attack_classes(audit, found, trust=trust)
     both = [pair for pair in adaptive.pairs(leaks) if pair.outcome]
-    threats = _threats(audit, found, attacks)
+    granted = threats(audit, found, attacks)
     html = page(
         "report.html.j2",
-        scripts=["charts.js"],
+        scripts=["charts.js", "pictures.js", "tables.js"],
         name=path.resolve().name,
         path=path,
-        facts=_facts(audit, recording, notes)
-        | _defenses(folder, audit, found, notes)
-        | {"Integrity": _integrity(path, notes, failures)},
+        facts=_facts(audit, recording, notes) | {"Integrity": _integrity(path, notes, failures)},
+        promises=_promises(folder, audit, found, notes),
+        sharing=_sharing(audit, found),
+        geometry=_geometry(folder),
+        missing_updates=_missing_updates(recording),
         notes=notes,
         leaks={leak.summary.attack: [o for o in once if o.summary.attack == leak.summary.attack] for leak in once},
         fewest=FEWEST if most_victims(leaks) < FEWEST else 0,
@@ -115,14 +126,19 @@ def write_report(
         epsilons=audited,
         exposure=exposure.beside(exposures(folder), leaks, scored(folder), {m: k.name for m, k in known.items()}),
         inf=math.inf,
-        threats=threats,
-        truths=[of for item in threats if item["granted"] and (of := FACTS[item["name"]].victims)],
+        threats=granted,
+        truths=[item.victims for item in granted if item.granted and item.victims],
         made=_made(found),
         single=_single(found),
         found=found,
-        pictured=[item for item in found if item.picture],
+        cards=cards(leaks, found, extremes, of_examples),
+        gallery=gallery,
+        orders=_orders(gallery),
+        absent=_absent(gallery, found, granted),
         read=[item for item in found if item.texts],
-        most={"pictures": PICTURES, "images": IMAGES, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
+        listed_rows=[item for item in found if item.rows],
+        close=CLOSE,
+        most={"findings": FINDINGS, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
         training=training_charts(measured),
         attacking=_attacking(attacks, found, leaks),
         recording=recording,
@@ -188,41 +204,11 @@ def _final_epsilon(rows: Sequence[Mapping[str, str]]) -> str:
 
 def _single(found: Sequence[Found]) -> tuple[str, str] | None:
     """What one example is called and where to look at it; None where no finding claims examples."""
-    if any(item.picture for item in found):
+    if any(item.pictured for item in found):
         return "image", "the pictures"
     if any(item.texts for item in found):
         return "text", "the texts"
     return ("example", "image-scores.csv") if any(item.images for item in found) else None
-
-
-def _threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Everything that can be granted: what it is, who was handed it, who needs it.
-
-    An attack is handed what it declares of what is granted, so what a finding was made with is what its attack had.
-    """
-    handed: dict[str, set[str]] = {}
-    for item in found:
-        handed.setdefault(str(item.about["attack"]), set()).update(item.about["granted"])
-    table = audit.spec.adversary.knowledge if audit else None
-    open_to_all = {name for name in FACTS if table is not None and getattr(table, name) is not False}
-    if not found:
-        handed = {title: open_to_all & cls.declared() for title, cls in attacks.items() if cls}
-    threats = []
-    for name, fact in FACTS.items():
-        having = [title for title, names in handed.items() if name in names]
-        without = [title for title in handed if (cls := attacks.get(title)) and name in cls.declared() - handed[title]]
-        needed = [title for title, cls in attacks.items() if cls and name in cls.needs]
-        threats.append(
-            {
-                "name": name,
-                "about": fact.about,
-                "granted": bool(having) or (name in open_to_all and not without),
-                "only": having if having and without else [],
-                "needed": needed,
-                "used": [title for title in having if title not in needed],
-            }
-        )
-    return threats if handed else []
 
 
 def _made(found: Sequence[Found]) -> list[dict[str, Any]]:
@@ -330,22 +316,73 @@ def _described(table: PluginTable) -> str:
     return f"{table.name} ({settings})" if settings else table.name
 
 
-def _defenses(folder: RunFolder, audit: Audit | None, found: Sequence[Found], notes: list[str]) -> dict[str, str]:
+def _promises(folder: RunFolder, audit: Audit | None, found: Sequence[Found], notes: list[str]) -> list[str]:
     """What each defense promises, with what the privacy ledger says was spent: by all clients, and by the victims."""
     if audit is None or audit.experiment is None or not audit.experiment.config.defense:
-        return {}
+        return []
     tables = audit.experiment.config.defense
     try:
         rows, defenses = spendings(folder), audit.experiment.defenses
         victims = sorted({int(str(item.about["victim"])) for item in found})
-        promised = [
+        return [
             f"{_described(table)}: {_promise(audit.experiment, defense, spent(rows, label), victims)}"
             for table, defense, label in zip(tables, defenses, labels([t.name for t in tables]), strict=True)
         ]
     except FedsimError as error:
         notes.append(f"Not everything about the defenses can be told: {error}.")
-        promised = [_described(table) for table in tables]
-    return {"Defenses": "; ".join(promised)}
+        return [_described(table) for table in tables]
+
+
+def _sharing(audit: Audit | None, found: Sequence[Found]) -> Sharing | None:
+    """Who holds what; None where nobody knows."""
+    if audit is None or audit.experiment is None:
+        return None
+    attacked = {int(str(item.about["victim"])) for item in found}
+    with suppress(FedsimError):  # the data set is missing, which a note says already
+        return sharing(audit.experiment, attacked)
+    return None
+
+
+def _geometry(folder: RunFolder) -> dict[str, Any] | None:
+    """What `fedsim geometry` wrote; None where nobody asked."""
+    rows = read_rows(folder.path / "geometry.csv", ("round", "client"))
+    if not rows:
+        return None
+    names = [name for name in rows[0] if name not in ("round", "client")]
+    values = {name: [float(row[name]) for row in rows] for name in names}
+    return {"count": len(rows), "rows": [(name, (fmean(own), min(own), max(own))) for name, own in values.items()]}
+
+
+def _missing_updates(recording: Recording) -> str:
+    """How often clients sent nothing, and which most often; empty where all sent something."""
+    missing = Counter(client for header in recording.headers for client in header.failures)
+    if not missing:
+        return ""
+    rounds = sum(bool(header.failures) for header in recording.headers)
+    most = [f"client {client} in {counted(times)}" for client, times in missing.most_common(_NAMED)]
+    others = len(missing) - len(most)
+    more = f", and {others} more clients" if others > 0 else ""
+    return (
+        f"In {rounds} of {len(recording.headers)} rounds clients sent nothing, because they were late, failed "
+        f"or chose silence: {', '.join(most)}{more}."
+    )
+
+
+def _absent(gallery: Gallery, found: Sequence[Found], granted: Sequence[Threat]) -> set[str]:
+    """Which parts the page does not have."""
+    parts = {
+        "pictures": bool(gallery.grids),
+        "texts": any(item.texts for item in found),
+        "records": any(item.rows for item in found),
+        "threats": bool(granted),
+    }
+    return {name for name, there in parts.items() if not there}
+
+
+def _orders(gallery: Gallery) -> list[tuple[str, str]]:
+    """The metrics by which images can be sorted, and their names."""
+    known = {metric for grid in gallery.grids.values() for metric in grid.scores}
+    return [(name.replace("_", "-"), metric_name(name).partition(",")[0]) for name in CLOSENESS if name in known]
 
 
 def _promise(

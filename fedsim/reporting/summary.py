@@ -297,19 +297,33 @@ def _judged(found: Iterable[Line], title: str) -> list[Line]:
     return [line for line in found if line.summary.attack == title and line.verdict not in ("", NOT_JUDGED)]
 
 
+def telling(found: Sequence[Line]) -> dict[str, list[Line]]:
+    """By attack, the lines that say what it is worth: the headline and the cards of the page tell these.
+
+    The first is that of its first metric that has a verdict. If the attack does not leak by that, those of all metrics
+    follow by which it does. An attack without a verdict has no lines.
+    """
+    judged = {title: _judged(found, title) for title in _titles(found)}
+    leaking = (LEAKS, BEYOND)
+    return {
+        title: own[:1] + [line for line in own[1:] if own[0].verdict not in leaking and line.verdict in leaking]
+        for title, own in judged.items()
+    }
+
+
 def _firsts(found: Sequence[Line]) -> list[list[Line]]:
     """Of each attack that has a verdict, the line of its first metric."""
-    return [own[:1] for title in _titles(found) if (own := _judged(found, title))]
+    return [own[:1] for own in telling(found).values() if own]
 
 
 def _besides(attacks: Sequence[Line]) -> list[list[Line]]:
     """Of each attack that does not leak by its first metric, the lines of all by which it does, by verdict."""
-    found = []
-    for title in _titles(attacks):
-        own = _judged(attacks, title)
-        if own and own[0].verdict not in (LEAKS, BEYOND):
-            found += [[line for line in own if line.verdict == verdict] for verdict in (LEAKS, BEYOND)]
-    return [some for some in found if some]
+    by_verdict = (
+        [line for line in own[1:] if line.verdict == verdict]
+        for own in telling(attacks).values()
+        for verdict in (LEAKS, BEYOND)
+    )
+    return [some for some in by_verdict if some]
 
 
 def _told(claims: Iterable[Sequence[Line]]) -> list[str]:

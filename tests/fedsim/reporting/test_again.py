@@ -119,7 +119,7 @@ def found_in(*abouts: dict[str, Any]) -> list[Found]:
     """Findings that say so of themselves."""
     said = {"granted": [], "knowledge": {}, "app": {}, "members": [], "repeat": 0, "variant": ""}
     return [
-        Found(about={**said, "attack": about["title"], **about}, hash="", curves={}, picture=b"", images=0, known=False)
+        Found(about={**said, "attack": about["title"], **about}, hash="", curves={}, images=0, known=False)
         for about in abouts
     ]
 

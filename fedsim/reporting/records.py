@@ -1,0 +1,92 @@
+"""Rows of tables that were claimed, beside the true ones: in the units of the file, differences marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.datasets import Column, Dataset
+from fedsim.evaluation.kind import Rows
+
+RECORDS, COLUMNS = 5, 24
+"""Most rows shown of a finding, and most columns."""
+CLOSE = 0.05
+"""A number that is off by more than this share of its column's range is marked as different."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A value, and whether it is the true one; true where nobody knows."""
+
+    text: str
+    right: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One claimed row, `column`, and the true one; empty where nobody knows it."""
+
+    claimed: Sequence[Cell]
+    true: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What is shown of a finding of rows.
+
+    Attributes:
+        columns: their names.
+        records: the first rows.
+        left_rows, left_columns: how many are not shown.
+    """
+
+    columns: Sequence[str]
+    records: Sequence[Record]
+    left_rows: int
+    left_columns: int
+
+
+def records(rows: Rows, dataset: Dataset | None) -> Records:
+    """The first rows and columns of a finding.
+
+    Args:
+        rows: what is claimed, and what is true.
+        dataset: says what features mean; None where nobody does, and values are then shares of the range.
+    """
+    known = dataset.columns if dataset else ()
+    columns = known or tuple(Column(name=f"feature {place}", start=place) for place in range(rows.claimed.shape[1]))
+    shown = columns[:COLUMNS]
+    low, high = dataset.value_range if dataset else (0.0, 1.0)
+    claimed, true = rows.claimed[:RECORDS], None if rows.true is None else rows.true[:RECORDS]
+    cells = [_column(column, claimed, true, (low, high)) for column in shown]
+    texts = [_texts(column, low + true * (high - low)) for column in shown] if true is not None else []
+    return Records(
+        columns=[column.name for column in shown],
+        records=[
+            Record(claimed=[own[place] for own in cells], true=[own[place] for own in texts])
+            for place in range(len(claimed))
+        ],
+        left_rows=len(rows.claimed) - len(claimed),
+        left_columns=len(columns) - len(shown),
+    )
+
+
+def _column(column: Column, claimed: Tensor, true: Tensor | None, ends: tuple[float, float]) -> list[Cell]:
+    """One column of the claimed rows."""
+    texts = _texts(column, ends[0] + claimed * (ends[1] - ends[0]))
+    if true is None:
+        return [Cell(text=text) for text in texts]
+    mine, theirs = claimed[:, column.features], true[:, column.features]
+    right = mine.argmax(1) == theirs.argmax(1) if column.categories else (mine - theirs).abs()[:, 0] <= CLOSE
+    return [Cell(text=text, right=ok) for text, ok in zip(texts, right.tolist(), strict=True)]
+
+
+def _texts(column: Column, inputs: Tensor) -> list[str]:
+    """Values as they are in the file; of a claimed row the likeliest category."""
+    values = column.values(inputs.to(torch.float64))
+    if column.categories:
+        return [column.categories[int(value)] for value in values.tolist()]
+    return [f"{value:.4g}" for value in values.tolist()]
