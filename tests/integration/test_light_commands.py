@@ -21,7 +21,13 @@ def call(*words: str, before: str = WATCHED) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize(
     "words",
-    [("--help",), ("run", "nowhere.toml"), ("attack", "nowhere", "nowhere.toml"), ("train", "nowhere.toml")],
+    [
+        ("--help",),
+        ("run", "nowhere.toml"),
+        ("attack", "nowhere", "nowhere.toml"),
+        ("train", "nowhere.toml"),
+        ("new", "atack", "x"),
+    ],
 )
 def test_help_and_a_mistake_in_a_file_do_not_wait_for_torch(words: tuple[str, ...]) -> None:
     assert call(*words).stdout.endswith("[]\n")
