@@ -16,6 +16,7 @@ from fedsim.evaluation.scoring import claimed_data, score
 from fedsim.evaluation.similarity import Message
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction, Representatives, Texts
+from fedsim.randomness import one_thread
 
 IMAGES = 16
 """Most images of a finding on a page and on its sheet, the first ones."""
@@ -48,6 +49,7 @@ def truth_of(finding: Reconstruction | Texts, about: About, case: Case) -> Truth
     return case.truth(int(about["victim"]), number, members(about))
 
 
+@one_thread()  # small images are scored many times faster, and a score does not depend on the number of cores
 def judged(finding: Reconstruction | Texts, about: About, bench: Bench, message: Message | None) -> Judgement:
     """See `fedsim.evaluation.scoring.score`."""
     truth = truth_of(finding, about, bench.case)
@@ -67,6 +69,7 @@ def judged(finding: Reconstruction | Texts, about: About, bench: Bench, message:
     return Judgement(scores=scores, examples=len(truth.labels))
 
 
+@one_thread()
 def shown(finding: Reconstruction, truth: Truth | None) -> Shown:
     """Claimed images or rows, with the true ones that they are assigned to where these are known."""
     typical, known = isinstance(finding, Representatives), truth is not None
