@@ -178,7 +178,7 @@ class Shown:
     """What a page shows of a finding besides its curves.
 
     Attributes:
-        examples: how many there are, of which `texts` shows the first; of a `bag` claimed words.
+        examples: how many there are; of a `bag` claimed words, of which `texts` shows the first.
         known: the truth is shown beside them.
         sheet: images.
         rows: of a table.

@@ -14,7 +14,7 @@ from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, Pai
 from fedsim.evaluation.truth import Truth
 
 TEXTS, WORDS = 8, 300
-"""Most texts shown of a finding, and most words where it is a set of them."""
+"""Most texts of a finding on a page, and most words where it is a set of them."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,13 @@ def _texts(finding: findings.Texts, truth: Truth | None, names: Sequence[str]) -
     word = partial(_word, names)
     pairs = []
     if truth is None:
-        for text in finding.tokens[:TEXTS].tolist():
+        for text in finding.tokens.tolist():
             pairs.append(Pair(true="", claimed=[Word(text=word(token), right=True) for token in text]))
     else:
         claimed = text_metrics.paired_texts(finding.tokens, truth.data, truth.padding)
-        for text, own in zip(claimed[:TEXTS].tolist(), truth.data[:TEXTS].tolist(), strict=True):
-            words = [Word(text=word(c), right=c == t) for c, t in zip(text, own, strict=True)]
+        for text, own in zip(claimed.tolist(), truth.data.tolist(), strict=True):
+            both = [(c, t) for c, t in zip(text, own, strict=True) if not c == t == truth.padding]
+            words = [Word(text=word(c), right=c == t) for c, t in both]
             real = [token for token in own if token != truth.padding]
             pairs.append(Pair(true=" ".join(map(word, real)), claimed=words))
     return Shown(examples=len(truth.data if truth else finding.tokens), known=truth is not None, texts=pairs)

@@ -135,8 +135,8 @@ def write_report(
         gallery=gallery,
         orders=_orders(gallery),
         absent=_absent(gallery, found, granted),
-        read=[item for item in found if item.texts],
-        listed_rows=[item for item in found if item.rows],
+        read=_by_victim([item for item in found if item.texts]),
+        listed_rows=_by_victim([item for item in found if item.rows]),
         close=CLOSE,
         most={"findings": FINDINGS, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
         training=training_charts(measured),
@@ -244,7 +244,7 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
         "Model": _described(config.model),
         "Federation": f"{federation.clients} clients, {federation.rounds} rounds, {_described(config.strategy)}",
         "Local training": ", ".join(_local_training(config)),
-        "Defenses": "none",
+        "Defenses": "" if config.defense else "none",
         "Settings that defend": "",
         "Secure aggregation": _secure(config.secure_aggregation),
         "Seed, engine": f"{federation.seed}, {federation.engine}",
@@ -366,6 +366,17 @@ def _missing_updates(recording: Recording) -> str:
         f"In {rounds} of {len(recording.headers)} rounds clients sent nothing, because they were late, failed "
         f"or chose silence: {', '.join(most)}{more}."
     )
+
+
+def _by_victim(found: Sequence[Found]) -> list[list[Found]]:
+    """Findings whose true examples are the same stand together; those without truth, and bags of words, alone."""
+    groups: dict[tuple[object, ...], list[Found]] = {}
+    for place, item in enumerate(found):
+        same = item.known and not item.bag
+        true = tuple(pair.true for pair in item.texts) + tuple(map(tuple, item.rows.true if item.rows else ()))
+        where = (item.about["who"], item.about["round"], true)
+        groups.setdefault(where if same else (place,), []).append(item)
+    return list(groups.values())
 
 
 def _absent(gallery: Gallery, found: Sequence[Found], granted: Sequence[Threat]) -> set[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.datasets import Column, Dataset
-from fedsim.evaluation.kind import Rows
+from fedsim.evaluation.kind import Pair, Rows, Word
 
 RECORDS, COLUMNS = 5, 24
 """Most rows shown of a finding, and most columns."""
@@ -48,19 +48,34 @@ class Records:
     left_rows: int
     left_columns: int
 
+    @property
+    def true(self) -> list[Sequence[str]]:
+        """The true rows."""
+        return [record.true for record in self.records]
 
-def records(rows: Rows, dataset: Dataset | None) -> Records:
-    """The first rows and columns of a finding.
+    def as_text(self, place: int) -> Pair:
+        """One of the records as a text: each column with its value."""
+        record = self.records[place]
+        true = [f"{name} {text}" for name, text in zip(self.columns, record.true, strict=True)]
+        pairs = zip(self.columns, record.claimed, strict=True)
+        claimed = [Word(text=f"{name} {cell.text}", right=cell.right) for name, cell in pairs]
+        return Pair(true=", ".join(true), claimed=claimed)
+
+
+def records(rows: Rows, dataset: Dataset | None, places: Sequence[int] | None = None) -> Records:
+    """Some rows of a finding, and the first columns.
 
     Args:
         rows: what is claimed, and what is true.
         dataset: says what features mean; None where nobody does, and values are then shares of the range.
+        places: of the rows; None for the first ones.
     """
     known = dataset.columns if dataset else ()
     columns = known or tuple(Column(name=f"feature {place}", start=place) for place in range(rows.claimed.shape[1]))
     shown = columns[:COLUMNS]
     low, high = dataset.value_range if dataset else (0.0, 1.0)
-    claimed, true = rows.claimed[:RECORDS], None if rows.true is None else rows.true[:RECORDS]
+    chosen = list(range(min(RECORDS, len(rows.claimed)))) if places is None else list(places)
+    claimed, true = rows.claimed[chosen], None if rows.true is None else rows.true[chosen]
     cells = [_column(column, claimed, true, (low, high)) for column in shown]
     texts = [_texts(column, low + true * (high - low)) for column in shown] if true is not None else []
     return Records(

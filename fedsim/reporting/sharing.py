@@ -104,6 +104,6 @@ def _sizes(holdings: Holdings, client: int) -> list[Cell]:
 
 
 def _name(holdings: Holdings, client: int, attacked: Collection[int]) -> str:
-    group = plain(holdings.clients[client].group)
-    said = [str(client), *([group] if group not in ("", str(client)) else [])]
+    group = holdings.clients[client].group
+    said = [str(client), *([plain(group)] if group not in ("", str(client)) else [])]
     return ", ".join([*said, *(["attacked"] if client in attacked else [])])

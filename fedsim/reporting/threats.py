@@ -19,6 +19,7 @@ class Threat:
         name: of the fact.
         about: what it is.
         granted: whether it is.
+        withheld: whether the threat model says that it is not; what a federation does not have is neither of both.
         only: the attacks that were handed it, where others that declare it were not.
         needed, used: the attacks that cannot do without it, and the others that had it.
     """
@@ -26,6 +27,7 @@ class Threat:
     name: str
     about: str
     granted: bool
+    withheld: bool
     only: Sequence[str]
     needed: Sequence[str]
     used: Sequence[str]
@@ -71,6 +73,7 @@ def threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, A
                 name=name,
                 about=fact.about,
                 granted=bool(having) or (name in open_to_all and not without),
+                withheld=not having and name not in open_to_all,
                 only=having if having and without else [],
                 needed=needed,
                 used=[title for title in having if title not in needed],

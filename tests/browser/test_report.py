@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import fedsim
 
@@ -64,3 +67,109 @@ def test_a_file_is_saved_as_it_is_shown(images, look):
     [linked] = re.findall(r'download="experiment.toml" href="data:[^,]*,([^"]*)"', images.read_text(encoding="utf-8"))
     assert saved == b64decode(linked).decode()
     assert saving.value.suggested_filename == "experiment.toml"
+
+
+def focused(page: Any, wanted: str, most: int = 200) -> bool:
+    """Whether Tab, pressed again and again from the top of the page, comes to an element that is `wanted`."""
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate("wanted => document.activeElement.matches(wanted)", wanted):
+            return True
+    return False
+
+
+def column(page: Any, place: int) -> list[str]:
+    """What stands in a column of the table of scores, of the rows that are shown."""
+    return page.evaluate(
+        "place => [...document.querySelector('table.scores.sortable').tBodies[0].rows].filter(row => !row.hidden)"
+        ".map(row => row.cells[place].textContent.trim())",
+        place,
+    )
+
+
+def test_scores_are_sorted_and_filtered_by_keyboard(images, look):
+    page = look(images).page
+    assert focused(page, "table.scores.sortable thead button")
+    heads = page.eval_on_selector_all("table.scores.sortable thead th", "all => all.map(one => one.textContent)")
+    place = heads.index("Metric")
+    before = column(page, place)
+    page.evaluate(
+        "place => document.querySelectorAll('table.scores.sortable thead th')[place].querySelector('button').focus()",
+        place,
+    )
+    page.keyboard.press("Enter")
+    ascending = page.evaluate("words => words.toSorted((one, other) => one.localeCompare(other))", before)
+    assert column(page, place) == ascending[::-1] != before
+    page.keyboard.press("Enter")
+    assert column(page, place) == ascending
+    sorts = "one => one.getAttribute('aria-sort')"
+    assert page.eval_on_selector_all("table.scores.sortable thead th", f"all => all.map({sorts})")[place] == "ascending"
+    page.keyboard.press("Enter")
+    assert column(page, place) == before
+
+    assert focused(page, ".filters select")
+    page.keyboard.type("inv")
+    attacks = set(column(page, heads.index("Attack")))
+    assert attacks
+    assert all(attack.startswith("inv") for attack in attacks)
+    assert len(column(page, place)) < len(before)
+
+
+def test_earlier_iterations_are_reached_by_keyboard(images, look):
+    page = look(images).page
+    tile = "tr[data-steps] .tile"
+    looks = "one => getComputedStyle(one).backgroundImage + getComputedStyle(one).backgroundPosition"
+    end = page.eval_on_selector(tile, looks)
+    assert focused(page, ".tools .progress")
+    page.keyboard.press("Home")
+    first = page.eval_on_selector(tile, looks)
+    assert first != end
+    assert "numbers are of the end" in page.inner_text("#progress-told")
+    page.keyboard.press("End")
+    assert page.eval_on_selector(tile, looks) == end
+
+
+def test_images_are_enlarged_and_left_again_by_keyboard(images, look):
+    page = look(images).page
+    assert focused(page, ".grid .tile")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    name = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert name.startswith("image 2 by ")
+    page.keyboard.press("Enter")
+    told = ".zoom[open] .told"
+    assert name in page.inner_text(told)
+    assert page.locator(".zoom[open] figure").count() == 3  # the original, the claim, and their difference
+    page.keyboard.press("ArrowLeft")
+    assert "image 1 by " in page.inner_text(told)
+    page.keyboard.press("Escape")
+    assert page.locator(".zoom[open]").count() == 0
+    assert page.evaluate("document.activeElement.matches('.grid .tile')")
+
+
+def pixels(locator: Any) -> np.ndarray:
+    """`height width` of what is seen of a tile, without the line around it."""
+    grey = Image.open(io.BytesIO(locator.screenshot())).convert("L")
+    return np.asarray(grey, dtype=float)[2:-2, 2:-2]
+
+
+def test_the_difference_is_that_of_an_image_to_the_original_above_it(images, look):
+    page = look(images).page
+    table = page.locator(".victim[open] .grid").first
+    original, claim = table.locator("tr.original .tile").nth(1), table.locator("tr.claim .tile").nth(1)
+    truth, claimed = pixels(original), pixels(claim)
+    assert np.abs(truth - claimed).max() > 50
+    assert focused(page, ".tools .difference")
+    page.keyboard.press("Space")
+    page.evaluate("document.activeElement.blur()")
+    np.testing.assert_allclose(pixels(claim), np.abs(truth - claimed), atol=2)
+    np.testing.assert_array_equal(pixels(original), truth)
+
+
+def test_curves_say_their_values_by_keyboard(images, look):
+    page = look(images).page
+    assert focused(page, ".chart svg[tabindex='0']")
+    page.keyboard.press("ArrowRight")
+    told = page.evaluate("document.activeElement.closest('.chart').querySelector('.readout').textContent")
+    assert re.search(r"\d", told)
