@@ -60,6 +60,7 @@ def sweep(
 
     # What follows takes seconds to import, so a mistyped key is told of before.
     from fedsim.cli.work_shown import shown
+    from fedsim.reporting.sweep_page import PAGE
     from fedsim.sweeps.machine import cores
     from fedsim.sweeps.plan import planned
     from fedsim.sweeps.store import Store
@@ -78,6 +79,7 @@ def sweep(
     _show_left_out(board.plan)
     if not quiet:
         console.print(f"table: {folder / TABLE}", soft_wrap=True, markup=False)
+        console.print(f"report: {folder / PAGE}", soft_wrap=True, markup=False)
     finish(board.failures)
 
 

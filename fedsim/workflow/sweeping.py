@@ -19,6 +19,7 @@ from fedsim.errors import ConfigError
 from fedsim.experiments import lock
 from fedsim.files import write_text
 from fedsim.progress import tell
+from fedsim.reporting.sweep_page import write_sweep_page
 from fedsim.sweeps.board import Board
 from fedsim.sweeps.file import SweepFile, SweepTable, read_sweep, sweep_of
 from fedsim.sweeps.machine import cores, free_memory
@@ -29,7 +30,7 @@ from fedsim.sweeps.table import CELLS, TABLE, read_cells, read_table
 from fedsim.workflow.cell_work import doing
 from fedsim.workflow.logs import Progress, kept, told
 from fedsim.workflow.objects import name_objects
-from fedsim.workflow.runs import copied
+from fedsim.workflow.runs import Report, copied
 
 log = logging.getLogger(__name__)
 FILE = "sweep.toml"
@@ -125,6 +126,14 @@ class Sweep:
             if row["state"] == "failed"
         ]
 
+    def report(self) -> Report:
+        """Write `sweep.html` anew; the value shows it in a notebook.
+
+        Raises:
+            RunError: a table is missing or damaged, or the folder cannot be written.
+        """
+        return Report(write_sweep_page(self.path))
+
 
 def default_folder(file: Path) -> Path:
     """`runs/NAME` for the sweep file `NAME.toml`."""
@@ -153,6 +162,7 @@ def swept(file: SweepFile, folder: Path, store: Store, *, trust: bool = False) -
             _work(board, file.sweep)
         finally:
             board.write()
+        write_sweep_page(folder)
     return board
 
 
