@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -134,25 +135,25 @@ def _say_how_long(scales: Iterable[tuple[str, object]], scale: str) -> None:
 
 def _print(paper: str, table: str, title: str, rows: Sequence[Compared]) -> None:
     """Ours beside the paper's, with difference and verdict."""
-    from fedsim.reproduce.figures import difference_text
     from fedsim.reproduce.papers import papers
 
     quantities = papers()[paper].table[table].quantities
-    shown = Table("", "", "paper", "ours", "difference", "verdict", box=SIMPLE_HEAD, title=escape(title))
-    before = ""
-    for one in rows:
-        verdict = one.verdict.value if one.verdict else ""
-        colour = _COLOURS.get(verdict, "")
-        shown.add_row(
-            "" if one.row == before else escape(one.row),
-            escape(quantities[one.quantity].title),
-            one.paper.text if one.paper else "",
-            one.ours.text,
-            difference_text(one.ours, one.paper) if one.paper else "",
-            f"[{colour}]{verdict}[/]" if colour else "",
-        )
-        before = one.row
+    shown = Table("", "paper", "ours", "difference", "verdict", box=SIMPLE_HEAD, title=escape(title))
+    for row, found in groupby(rows, key=lambda one: one.row):
+        shown.add_row(f"[bold]{escape(row)}[/]")
+        for one in found:
+            shown.add_row(f"  {escape(quantities[one.quantity].title)}", *_cells(one))
     console.print(shown)
+
+
+def _cells(one: Compared) -> tuple[str, ...]:
+    """The paper's figure, ours, the difference and the verdict; only ours where the paper has none."""
+    from fedsim.reproduce.figures import difference_text
+
+    if one.paper is None or one.verdict is None:
+        return "", one.ours.text, "", ""
+    verdict = f"[{_COLOURS[one.verdict]}]{one.verdict}[/]"
+    return one.paper.text, one.ours.text, difference_text(one.ours, one.paper), verdict
 
 
 def _beside(paper: str, table: str, rows: object) -> list[Compared]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -179,7 +179,7 @@ def results() -> Mapping[str, KeptFile]:
     return found
 
 
-def read_toml(path: Path) -> dict[str, object]:
+def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a file of this package, days as text.
 
     Raises:
@@ -192,7 +192,7 @@ def read_toml(path: Path) -> dict[str, object]:
     return _days_as_text(tables)
 
 
-def _days_as_text(tables: dict[str, object]) -> dict[str, object]:
+def _days_as_text(tables: dict[str, Any]) -> dict[str, Any]:
     """With TOML's dates as text, for the check reads JSON."""
 
     def of(value: object) -> object:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedsim.errors import ConfigError, did_you_mean
-from fedsim.evaluation.statistics import interval
+from fedsim.evaluation.statistics import Values, interval
 from fedsim.experiments.config import Table, check
 from fedsim.reproduce.figures import REFUSED
 from fedsim.reproduce.papers import HERE, papers, read_toml
@@ -20,6 +22,7 @@ from fedsim.sweeps.file import SweepFile, sweep_of
 from fedsim.sweeps.table import Table as Scores
 
 ScaleName = Literal["quick", "full"]
+Spread = Literal["standard error", "standard deviation", "95 % interval"]
 Who = tuple[str, ...]
 """Seed, victim, round and repeat."""
 _WHO = ("seed", "victim", "round", "repeat")
@@ -67,16 +70,20 @@ class Recipe(Table):
     """[reproduce] in a sweep file.
 
     Attributes:
-        rows: by row of the paper's table, the label of each axis.
+        rows: by row of the paper's table, the label of each axis; of a geometry, what is set.
         quantities: by quantity of the paper's table.
+        geometry: the same where updates are looked at and not attacked (`fedsim geometry`), by quantity what is read.
+        train: the tables of an experiment with [states], which is trained first; its states are files beside the sweep.
         spread: what stands behind ±, over victims and seeds.
         quick: minutes on two cores.
         full: as in the paper, as far as data at hand allow.
     """
 
     rows: dict[str, dict[str, str | int | float]]
-    quantities: dict[str, Reading]
-    spread: Literal["standard error", "95 % interval"] = "standard error"
+    quantities: dict[str, Reading] = Field(default_factory=dict)
+    geometry: dict[str, Literal["min ratio", "cosine at w_0", "max cosine"]] = Field(default_factory=dict)
+    train: dict[str, Any] | None = None
+    spread: Spread = "standard error"
     quick: Scale
     full: Scale
 
@@ -99,9 +106,13 @@ class Made:
         """One of the two scales."""
         return self.recipe.quick if name == "quick" else self.recipe.full
 
-    def sweep(self, name: ScaleName) -> SweepFile:
-        """The sweep at a scale."""
-        return sweep_of(_merged(self.tables, self.scale(name).tables), self.where, HERE)
+    def at(self, name: ScaleName) -> dict[str, Any]:
+        """The tables at a scale."""
+        return dict(_merged(self.tables, self.scale(name).tables))
+
+    def sweep(self, name: ScaleName, folder: Path) -> SweepFile:
+        """The sweep at a scale; paths in it are relative to `folder`."""
+        return sweep_of(self.at(name), self.where, folder)
 
 
 @cache
@@ -114,12 +125,12 @@ def recipe_of(paper: str, table: str) -> Made | None:
     path = HERE / "sweeps" / f"{paper}-{table}.toml"
     if not path.exists():
         return None
-    tables = dict(read_toml(path))
+    tables = read_toml(path)
     recipe = check(Recipe, tables.pop("reproduce", {}), f"{path.name}: reproduce")
     published = papers()[paper].table[table]
     for kind, named, known in (
         ("row", recipe.rows, published.rows),
-        ("quantity", recipe.quantities, published.quantities),
+        ("quantity", {**recipe.quantities, **recipe.geometry}, published.quantities),
     ):
         for strange in named.keys() - known.keys():
             raise ConfigError(f"{path.name}: no {kind} is called '{strange}', {did_you_mean(strange, known)}")
@@ -157,9 +168,13 @@ def _figure(reading: Reading, lines: Sequence[Mapping[str, str]], recipe: Recipe
     if reading.over is not None:
         others = _values(reading, reading.over, lines) or {}
         return f"{values.mean() / np.mean(list(others.values())):.{decimals}f}" if others else REFUSED
-    sign = "+" if reading.minus is not None else ""
+    return printed(values, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
+
+
+def printed(values: Values, decimals: int, spread: Spread, *, sign: str = "") -> str:
+    """Mean and spread of `values`, as a figure."""
     text = f"{values.mean():{sign}.{decimals}f}"
-    return text if len(values) < 2 else f"{text} ± {_spread(values, recipe.spread):.{decimals}f}"
+    return text if len(values) < 2 else f"{text} ± {_spread(values, spread):.{decimals}f}"
 
 
 def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -> dict[Who, float] | None:
@@ -178,11 +193,11 @@ def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -
     return {tuple(row[name] for name in _WHO): reading.times * float(row[column]) for row in rows if row[column]}
 
 
-def _spread(values: np.ndarray[Any, np.dtype[np.float64]], what: str) -> float:
-    if what == "standard error":
-        return float(values.std(ddof=1) / np.sqrt(len(values)))
-    low, high = interval(values)
-    return (high - low) / 2
+def _spread(values: Values, what: Spread) -> float:
+    if what == "95 % interval":
+        low, high = interval(values)
+        return (high - low) / 2
+    return float(values.std(ddof=1)) / (math.sqrt(len(values)) if what == "standard error" else 1.0)
 
 
 def _merged(some: Any, more: Any) -> Any:

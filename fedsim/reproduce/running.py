@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
 
 from fedsim.errors import ConfigError
+from fedsim.experiments.reading import config_of
+from fedsim.experiments.training_states import make_states
 from fedsim.files import write_text
-from fedsim.reproduce.papers import Compared, Kept, compared, papers, results
+from fedsim.reproduce.geometries import geometries
+from fedsim.reproduce.papers import HERE, Compared, Kept, compared, papers, results
 from fedsim.reproduce.recipes import Made, ScaleName, read, recipe_of
 from fedsim.sweeps.store import Store
 from fedsim.sweeps.table import read_table
@@ -64,10 +68,13 @@ def reproduced(paper: str, table: str, scale: ScaleName, store: Path | None = No
     Raises:
         FedsimError: the sweep cannot be run.
     """
-    made = recipe(paper, table)
-    folder = Path("runs") / "reproduce" / f"{paper}-{table}-{scale}"
-    board = swept(made.sweep(scale), folder, Store(store or STORE))
-    rows = read(made.recipe, read_table(folder), _decimals(paper, table))
+    made, folder = recipe(paper, table), Path("runs") / "reproduce" / f"{paper}-{table}-{scale}"
+    decimals, beside = _decimals(paper, table), _states(made, f"{paper}-{table}")
+    if made.recipe.geometry:
+        rows, failures = geometries(made, scale, folder, beside, decimals), []
+    else:
+        board = swept(made.sweep(scale, beside), folder, Store(store or STORE))
+        rows, failures = read(made.recipe, read_table(folder), decimals), board.failures
     kept = Kept(
         table=table,
         name=scale,
@@ -77,7 +84,15 @@ def reproduced(paper: str, table: str, scale: ScaleName, store: Path | None = No
         rows=rows,
     )
     write_text(folder / RESULT, tomli_w.dumps({"paper": paper, "kept": [kept.model_dump()]}))
-    return Outcome(kept, compared(paper, table, rows, made.where), board.failures, folder)
+    return Outcome(kept, compared(paper, table, rows, made.where), failures, folder)
+
+
+def _states(made: Made, name: str) -> Path:
+    """The folder of the trained states that a recipe starts from, where it asks for some."""
+    if made.recipe.train is None:
+        return HERE
+    config = config_of(deepcopy(made.recipe.train), f"{made.where}: reproduce.train", HERE)
+    return make_states(config, name, None).folder
 
 
 def _decimals(paper: str, table: str) -> dict[str, int]:

@@ -1,0 +1,59 @@
+"""Tables about the geometry of updates: no attack is made, so no sweep scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.reading import config_of, put
+from fedsim.experiments.run_folder import RunFolder, read_rows, write_rows
+from fedsim.progress import tracked
+from fedsim.recording.transcript import Transcript
+from fedsim.reporting.geometry import recorded
+from fedsim.reproduce.recipes import Made, ScaleName, printed
+from fedsim.workflow import work
+
+FILE = "geometry.csv"
+
+
+def geometries(
+    made: Made, scale: ScaleName, folder: Path, beside: Path, decimals: Mapping[str, int]
+) -> dict[str, dict[str, str]]:
+    """The figures of a table, by row and quantity; rows that are done are not made again.
+
+    Args:
+        made: the recipe.
+        scale: `quick` or `full`.
+        folder: for a run of each row.
+        beside: to which paths in the recipe are relative.
+        decimals: by quantity, how many digits behind the point.
+
+    Raises:
+        FedsimError: a run failed.
+    """
+    found = {}
+    for place, row in enumerate(tracked(made.recipe.rows, "rows", len(made.recipe.rows))):
+        values = _measured(made, scale, row, folder / f"row-{place}", beside)
+        found[row] = {
+            name: printed(np.array([float(line[what]) for line in values]), decimals[name], made.recipe.spread)
+            for name, what in made.recipe.geometry.items()
+        }
+    return found
+
+
+def _measured(made: Made, scale: ScaleName, row: str, run: Path, beside: Path) -> Sequence[Mapping[str, str]]:
+    """What `fedsim geometry` says of each client of a run."""
+    if not (run / FILE).exists():
+        tables = deepcopy(made.at(scale))
+        for key, value in made.recipe.rows[row].items():
+            put(tables, key, value, made.where)
+        work.run(config_of(tables, made.where, beside), RunFolder(run), overwrite=True)
+        config = RunFolder(run).read_experiment(trust=True)
+        assert config is not None
+        every = [item.summary for _, _, item in recorded(Experiment(config), Transcript(run), [1])]
+        write_rows(run / FILE, list(every[0]), every)
+    return read_rows(run / FILE)
