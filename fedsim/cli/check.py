@@ -38,7 +38,10 @@ def check(
     groups = {name: registry.groups_of(name) for name in names}
     chosen = _parsed(settings or ())
     logging.disable(logging.WARNING)  # what it says of its tiny cases is of no use to anybody
-    finish([sentence for name in names if (sentence := _examined(name, groups[name], chosen))])
+    try:
+        finish([sentence for name in names if (sentence := _examined(name, groups[name], chosen))])
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _examined(name: str, groups: Iterable[registry.Group], settings: dict[str, Any]) -> str:

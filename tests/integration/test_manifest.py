@@ -330,7 +330,7 @@ def test_a_run_is_held_from_its_first_round_to_its_report(
     tmp_path: Path, call: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acquired, real = list[Path](), lock._acquired
-    monkeypatch.setattr(lock, "_acquired", lambda folder: acquired.append(folder) or real(folder))
+    monkeypatch.setattr(lock, "_acquired", lambda folder, wait: acquired.append(folder) or real(folder, wait))
     (tmp_path / "x.toml").write_text(FILE.replace("rounds = 3", "rounds = 2"))
     assert call("run", tmp_path / "x.toml", "--out", tmp_path / "run")[0] == 0
     assert acquired == [(tmp_path / "run").resolve()]
