@@ -262,7 +262,7 @@ def texts_of_a_stranger(folder, tmp_path):
 def test_a_bag_of_words_is_shown_as_a_set_and_not_as_texts_with_errors(folder, texts_of_a_stranger):
     claim_texts(folder, [[9, 8, 7], [4, 0, 9]], attack="embedding-rows")
     html = page(folder, texts_of_a_stranger)
-    assert "True: words of all texts Claimed: words of all texts 7 8 9 5 9 8 7 4" in text_of(html)
+    assert "true: words of all texts 7 8 9 5 embedding-rows 1.0 s words of all texts 9 8 7 4" in text_of(html)
     assert re.findall("<del>(.*?)</del>", html) == ["4"]
     assert re.findall(r"<mark>(\d)</mark>", html) == ["9", "8", "7"]
     assert "shown as a set; words that are in one of the true texts are marked" in text_of(html)
@@ -277,6 +277,32 @@ def test_claimed_texts_are_compared_place_by_place(folder, texts_of_a_stranger):
     assert "shown as a set" not in text_of(html)
 
 
+def test_a_true_text_stands_once_and_what_each_attack_claims_below_it(folder, texts_of_a_stranger):
+    claim_texts(folder, [[9, 5, 0], [7, 8, 8]], attack="dlg-text")
+    claim_texts(folder, [[7, 8, 9], [7, 5, 0]], attack="tgias-ro-text")
+    html = page(folder, texts_of_a_stranger)
+    [table] = re.findall('<table class="texts">(.*?)</table>', html, re.DOTALL)
+    first = "true 7 8 9 dlg-text 1.0 s 7 8 8 tgias-ro-text 1.0 s 7 8 9"
+    assert text_of(table) == f"{first} true 7 5 dlg-text 1.0 s 9 5 tgias-ro-text 1.0 s 7 5"
+    assert re.findall("<del>(.*?)</del>", table) == ["8", "9"]
+
+
+def test_a_true_record_stands_once_and_what_each_attack_claims_below_it(folder, tmp_path):
+    record(folder)
+    held = {"data": torch.tensor([[0.1, 0.9], [0.5, 0.2]]), "labels": torch.zeros(2, dtype=torch.long)}
+    save_file(held, tmp_path / "truth.safetensors")
+    claim(folder, torch.tensor([[0.5, 0.7], [0.1, 0.9]]), attack="dlg")
+    claim(folder, torch.tensor([[0.1, 0.88], [0.5, 0.2]]), attack="sme")
+    spec = AttackFile(attack=[AttackTable(name="sme")], truth={"0": "truth.safetensors"})
+    html = page(folder, Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path))
+    [table] = re.findall('<table class="records">(.*?)</table>', html, re.DOTALL)
+    assert text_of(table) == (
+        "feature 0 feature 1 true 0.1 0.9 dlg 0.1 0.9 sme 0.1 0.88 true 0.5 0.2 dlg 0.5 0.7 sme 0.5 0.2"
+    )
+    assert re.findall("<del>(.*?)</del>", table) == ["0.7"]
+    assert table.count("<mark>") == 7
+
+
 def test_the_notes_of_a_run_on_texts_speak_of_texts(folder, texts_of_a_stranger):
     claim_texts(folder, [[9, 8, 7], [4, 0, 9]], attack="embedding-rows")
     judge(folder, [("embedding-rows", "words_found", 0.9, 0.5, "frequent words")])
@@ -289,7 +315,7 @@ def test_too_many_words_are_cut_and_said_to_be(folder):
     record(folder)
     claim_texts(folder, [list(range(1, 401))], attack="embedding-rows")
     text = text_of(page(folder))
-    assert "the first 300 of 400 words" in text
+    assert "The first 300 of 400 words" in text
     assert "299 300" in text
     assert " 301 " not in text
 
