@@ -9,14 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.evaluation.kind import Pair
+from fedsim.evaluation.kind import Pair, Word
 from fedsim.reporting import adaptive, image_scores
 from fedsim.reporting.evidence import Found
+from fedsim.reporting.html import victim_and_round
 from fedsim.reporting.image_scores import Extreme, Key
 from fedsim.reporting.summary import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, Line, metric_name, telling
 
 _SIDE = 84
 """CSS pixels that an image on a card is wide, about."""
+_WORDS = 40
+"""Most words of a text on a card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class Example:
         rank: `best`, `median` or `worst`.
         told: which it is, and how well.
         claimed, true: images as PNGs; empty where the example is a text.
-        text: a text; None where the example is an image.
+        text: a text, a set of words or a record; None where the example is an image.
     """
 
     rank: str
@@ -51,7 +54,7 @@ class Card:
         attack: its name.
         lines: what is told of it, the first one first; none where nothing is judged.
         why: where nothing is judged, the reason.
-        examples: the best, median and worst; none where nobody knows, or examples are neither images nor texts.
+        examples: the best, median and worst; none where nobody knows the truth.
         of: of how many these are, and by what.
     """
 
@@ -117,18 +120,31 @@ def cards(
 
 
 def _example(item: Extreme, found: Found | None) -> Example | None:
-    """None where the finding is gone, or shows neither images nor texts, or not this one."""
+    """None where the finding is gone, or does not show this one."""
     if found is None:
         return None
     name, _, unit = metric_name(item.metric).partition(", ")
     value = f"{name} {item.value:.3g} {unit}".rstrip() if math.isfinite(item.value) else "identical"
-    told = f"{value}; {found.about['who']}, round {found.about['round']}"
+    told = f"{value}; {victim_and_round(found.about)}"
     if item.image in found.cut:
         claimed, true = found.cut[item.image]
         return Example(rank=item.rank, told=told, claimed=claimed, true=true)
-    if found.known and not found.bag and item.image < len(found.texts):
-        return Example(rank=item.rank, told=told, text=found.texts[item.image])
+    if item.image in found.told and found.bag == (item.metric == "words_found"):
+        return Example(rank=item.rank, told=told, text=_shortened(found.told[item.image]))
     return None
+
+
+def _shortened(text: Pair) -> Pair:
+    """Its beginning, where it is long."""
+    if max(len(text.claimed), len(text.true.split())) <= _WORDS:
+        return text
+    end = Word(text="…", right=True)
+    true = text.true.split(" ")
+    claimed = list(text.claimed)
+    return Pair(
+        true=" ".join(true[:_WORDS] + ["…"] * (len(true) > _WORDS)),
+        claimed=claimed[:_WORDS] + [end] * (len(claimed) > _WORDS),
+    )
 
 
 def _of(item: Extreme, values: image_scores.Values) -> str:

@@ -17,9 +17,10 @@ from torch import Tensor
 from fedsim.auditing.audit import Audit
 from fedsim.auditing.scores import SCORES
 from fedsim.auditing.variants import columns, told_apart
+from fedsim.datasets import Dataset
 from fedsim.errors import FedsimError, RunError, TrustError, one_line, what_it_said
 from fedsim.evaluation.examples import IMAGES
-from fedsim.evaluation.kind import Pair, Sheet, evaluator_of, guessing
+from fedsim.evaluation.kind import Pair, Sheet, Shown, evaluator_of, guessing
 from fedsim.evaluation.score import Public
 from fedsim.evaluation.scoring import claimed_data
 from fedsim.evaluation.truth import Truth
@@ -59,8 +60,8 @@ class Found:
     `images` counts the examples, of which `texts` shows the first. Where the finding is a `bag`, it tells which words
     there are and no texts: `texts` is one pair of sets, and `images` counts the claimed words. `pictured` says whether
     they are images; a `Gallery` has these. `rows` shows the first rows of a table. `cut` are the images that stand for
-    all of an attack, claimed ones beside true ones as PNGs, by their places. `hash` is the SHA-256 of all that is
-    claimed, with its curves.
+    all of an attack, claimed ones beside true ones as PNGs, by their places, and `told` the texts or records that do.
+    `hash` is the SHA-256 of all that is claimed, with its curves.
     """
 
     about: Mapping[str, Any]
@@ -73,6 +74,7 @@ class Found:
     pictured: bool = False
     rows: Records | None = None
     cut: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    told: Mapping[int, Pair] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -276,7 +278,7 @@ def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Vie
     truth, key = viewer.truth(finding, about), image_scores.key_of(about)
     shown = evaluator_of(finding).show(finding, truth, tokens, metric)
     told = _needed(about) | {"attack": viewer.titles[_made(about)]}
-    cut = {}
+    cut, places = {}, viewer.cut.get(key, ())
     if (sheet := shown.sheet) is not None:
         true = None if sheet.true is None else sheet.true[:IMAGES]
         first = sheet.claimed[:IMAGES]
@@ -288,8 +290,9 @@ def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Vie
             guess=lambda: viewer.guess(finding, about, truth) if truth else None,
             scores=viewer.scores.get(key, {}),
         )
-        cut = _cut(sheet, viewer.cut.get(key, ()))
+        cut = _cut(sheet, places)
     experiment = viewer.audit.experiment if viewer.audit else None
+    dataset = experiment.dataset if shown.rows is not None and experiment else None
     return Found(
         about=told,
         hash=hash_state(finding.tensors),
@@ -300,8 +303,9 @@ def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Vie
         texts=shown.texts,
         bag=shown.bag,
         pictured=sheet is not None,
-        rows=None if shown.rows is None else records(shown.rows, experiment.dataset if experiment else None),
+        rows=None if shown.rows is None else records(shown.rows, dataset),
         cut=cut,
+        told=_told(shown, places, dataset) if shown.known else {},
     )
 
 
@@ -312,6 +316,15 @@ def _cut(sheet: Sheet, places: Iterable[int]) -> dict[int, tuple[bytes, bytes]]:
     parts = (sheet.claimed, sheet.true)
     pictures = {p: [png_of(as_bytes(part[p : p + 1])[None]) for part in parts] for p in places if p < len(parts[0])}
     return {place: (claimed, true) for place, (claimed, true) in pictures.items()}
+
+
+def _told(shown: Shown, places: Iterable[int], dataset: Dataset | None) -> dict[int, Pair]:
+    """The text, the set of words or the record at each of these places."""
+    if shown.rows is not None:
+        some = [place for place in places if place < len(shown.rows.claimed)]
+        chosen = records(shown.rows, dataset, some)
+        return {place: chosen.as_text(at) for at, place in enumerate(some)}
+    return {place: shown.texts[place] for place in places if place < len(shown.texts)}
 
 
 def attack_classes(audit: Audit | None, found: Sequence[Found], *, trust: bool = False) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -51,6 +51,7 @@ def environment() -> Environment:
     )
     made.filters |= {"png": png, "download": download, "listed": listed, "grouped": grouped}
     made.filters |= {"placeless": placeless, "script_number": script_number, "decibel": decibel, "mean_of": mean_of}
+    made.filters |= {"headed": headed}
     return made
 
 
@@ -82,3 +83,14 @@ def decibel(value: float) -> str:
 def mean_of(values: Sequence[float]) -> str:
     """The mean of PSNRs."""
     return decibel(fmean(values))
+
+
+def victim_and_round(about: Mapping[str, Any]) -> str:
+    """Which victim and message a finding is about, from what it says of itself: `client 0, rounds 1-5`."""
+    return f"{about['who']}, round{'s' * ('-' in str(about['round']))} {about['round']}"
+
+
+def headed(about: Mapping[str, Any]) -> str:
+    """The same as a heading."""
+    text = victim_and_round(about)
+    return text[:1].upper() + text[1:]

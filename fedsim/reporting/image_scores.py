@@ -16,9 +16,9 @@ Values = Mapping[Key, Mapping[str, Sequence[float]]]
 """By finding and metric, the value of each example; NaN where there is none."""
 CLOSENESS = {
     "psnr": True, "class_psnr": True, "ssim": True, "class_ssim": True, "lpips": False, "mse": False,
-    "recover_rate": True, "tokens_found": True,
+    "recover_rate": True, "tokens_found": True, "words_found": True,
 }  # fmt: skip
-"""Metrics that single examples have, in the order in which one is taken; whether higher is closer."""
+"""Metrics of single examples or sets of words, in the order in which one is taken; whether higher is closer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,19 @@ def read(folder: RunFolder) -> Values:
             values = found.setdefault(key_of(row), {}).setdefault(row["metric"], {})
             values[int(float(row["image"]))] = float(row["value"])
     return {key: {metric: _listed(own) for metric, own in metrics.items()} for key, metrics in found.items()}
+
+
+def with_sets(values: Values, rows: Iterable[Mapping[str, str]]) -> Values:
+    """`values`, and how many words were found by each finding: where these are a set, the finding is one example.
+
+    Args:
+        rows: of `scores.csv`.
+    """
+    sets = {key_of(row): float(row["value"]) for row in rows if row["metric"] == "words_found" and not row["missing"]}
+    return {
+        key: {**values.get(key, {}), **({"words_found": [sets[key]]} if key in sets else {})}
+        for key in dict.fromkeys([*values, *sets])
+    }
 
 
 def _listed(values: Mapping[int, float]) -> list[float]:

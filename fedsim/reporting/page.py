@@ -92,9 +92,10 @@ def write_report(
     audited = written(folder)
     failures += [item.sentence for item in audited if item.broken]
     known = kinds(folder, audit, trust=trust)
-    leaks, measured = lines(scored(folder), known), measurements(folder)
+    scores = scored(folder)
+    leaks, measured = lines(scores, known), measurements(folder)
     once = adaptive.told_once(leaks)
-    of_examples, gallery = image_scores.read(folder), Gallery()
+    of_examples, gallery = image_scores.with_sets(image_scores.read(folder), scores), Gallery()
     extremes = chosen(leaks, of_examples)
     found = read_findings(folder, audit, notes, failures, gallery=gallery, cut=places(extremes), trust=trust)
     attacks = attack_classes(audit, found, trust=trust)
@@ -124,7 +125,7 @@ def write_report(
         epsilon=_final_epsilon(measured),
         sums=recording.of_sums,
         epsilons=audited,
-        exposure=exposure.beside(exposures(folder), leaks, scored(folder), {m: k.name for m, k in known.items()}),
+        exposure=exposure.beside(exposures(folder), leaks, scores, {m: k.name for m, k in known.items()}),
         inf=math.inf,
         threats=granted,
         truths=[item.victims for item in granted if item.granted and item.victims],

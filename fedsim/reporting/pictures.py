@@ -29,8 +29,8 @@ ROOM, ROOM_FOR_STEPS = 8_000_000, 3_500_000
 """Bytes of PNGs on a page: of what was claimed, held and guessed, and of what attacks had before."""
 _LARGEST, _LARGEST_STEPS = 600_000, 2_000_000
 """Bytes of the pixels of one finding: of larger images fewer are shown, and fewer iterations."""
-_SIDE, _LEAST_SIDE = 112, 84
-"""CSS pixels that a tile is wide, about, and on a narrow screen."""
+_SIDE, _LEAST_SIDE, _PRINTED_SIDE = 112, 84, 68
+"""CSS pixels that a tile is wide, about, on a narrow screen, and on paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +103,11 @@ class Grid:
     def narrow(self) -> int:
         """The same on a narrow screen."""
         return self.size[1] * max(1, _LEAST_SIDE // self.size[1])
+
+    @property
+    def printed(self) -> int:
+        """The same on paper."""
+        return min(_PRINTED_SIDE, self.size[1] * max(1, _PRINTED_SIDE // self.size[1]))
 
     @property
     def attacks(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +45,13 @@ def sharing(experiment: Experiment, attacked: Collection[int]) -> Sharing:
     shown = sorted([client for client in range(count) if client in attacked][:CLIENTS])
     shown = sorted(shown + first[: CLIENTS - len(shown)])
     columns, rows = _of_classes(holdings) if holdings.dataset.num_classes else _of_targets(holdings)
-    names = [_name(holdings, client, attacked) for client in shown]
+    groups = _groups(holdings)
+    names = [_name(client, groups, attacked) for client in shown]
     title = "Examples of each client" + (
         "; the stronger the colour, the larger their share of what it holds" if holdings.dataset.num_classes else ""
     )
-    table = heat_map(title, names, columns, [rows[client] for client in shown], corner="client")
+    corner = "client (group)" if groups else "client"
+    table = heat_map(title, names, columns, [rows[client] for client in shown], corner=corner)
     return Sharing(used=_used(holdings), table=table, left=count - len(shown))
 
 
@@ -103,7 +105,13 @@ def _sizes(holdings: Holdings, client: int) -> list[Cell]:
     return [Cell(text=grouped(len(one.train))), Cell(text=grouped(len(one.held_out)))]
 
 
-def _name(holdings: Holdings, client: int, attacked: Collection[int]) -> str:
-    group = holdings.clients[client].group
-    said = [str(client), *([plain(group)] if group not in ("", str(client)) else [])]
-    return ", ".join([*said, *(["attacked"] if client in attacked else [])])
+def _groups(holdings: Holdings) -> list[str]:
+    """What the natural group of each client is called; nothing where it is none, or called like the client."""
+    groups = [one.group for one in holdings.clients]
+    named = any(group not in ("", str(client)) for client, group in enumerate(groups))
+    return [plain(group) for group in groups] if named else []
+
+
+def _name(client: int, groups: Sequence[str], attacked: Collection[int]) -> str:
+    named = f"{client} ({groups[client]})" if groups else str(client)
+    return f"{named}, attacked" if client in attacked else named

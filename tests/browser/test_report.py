@@ -14,6 +14,8 @@ from PIL import Image
 
 import fedsim
 
+SHEET = 700
+"""CSS pixels between the margins of a sheet of A4."""
 RUN: dict[str, Any] = {
     "data": {"name": "digits"},
     "partition": {"name": "iid", "samples_per_client": 4, "test_fraction": 0.25},
@@ -51,6 +53,16 @@ def test_the_page_of_attacks_on_images_is_for_everybody(images, is_for_everybody
 
 def test_the_page_of_an_attack_on_a_table_is_for_everybody(table, is_for_everybody):
     is_for_everybody(table)
+
+
+def test_on_paper_nothing_is_cut_off(images, table, look):
+    for path in (images, table):
+        page = look(path, width=SHEET).page
+        page.emulate_media(media="print")
+        wide = "width => [...document.querySelectorAll('.tile, td, th, .card')]"
+        wide += ".filter(one => one.getBoundingClientRect().right > width).map(one => one.outerHTML)"
+        assert page.evaluate(wide, SHEET) == []
+        assert page.locator(".tools:visible, nav:visible").count() == 0
 
 
 def test_without_javascript_the_page_says_the_same(images, look):

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from fedsim.attacks import Paper
 from fedsim.auditing.audit import Audit
-from fedsim.auditing.scores import SCORES
+from fedsim.auditing.scores import IMAGES, SCORES
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import AttackFile, AttackTable, Config, PluginTable
@@ -143,6 +143,15 @@ def judge(folder, lines, victims=3):
         for victim in range(victims)
     ]
     write_rows(folder.scores, SCORES, rows)
+
+
+def judge_images(folder, attack, metric, values):
+    """Rows of `image-scores.csv` about the first finding of client 0."""
+    rows = [
+        dict(zip(IMAGES, (attack, 0, 1, 0, place, metric, value, FACTS["variant"], "{}", "model"), strict=True))
+        for place, value in enumerate(values)
+    ]
+    write_rows(folder.images, IMAGES, rows)
 
 
 def claim_texts(folder, tokens, *, attack):
@@ -301,6 +310,48 @@ def test_a_true_record_stands_once_and_what_each_attack_claims_below_it(folder, 
     )
     assert re.findall("<del>(.*?)</del>", table) == ["0.7"]
     assert table.count("<mark>") == 7
+
+
+def on_cards(html):
+    """What is told of the examples on each card, and their words."""
+    return [text_of(card) for card in re.findall('<ul class="examples written">(.*?)</ul>', html, re.DOTALL)]
+
+
+def test_a_card_shows_the_best_and_the_worst_record(folder, tmp_path):
+    record(folder)
+    held = {"data": torch.tensor([[0.1, 0.9], [0.5, 0.2]]), "labels": torch.zeros(2, dtype=torch.long)}
+    save_file(held, tmp_path / "truth.safetensors")
+    claim(folder, torch.tensor([[0.1, 0.9], [0.5, 0.7]]))
+    judge(folder, [("sme", "mse", 0.06, 0.1, "noise")])
+    judge_images(folder, "sme", "mse", [0.0, 0.125])
+    spec = AttackFile(attack=[AttackTable(name="sme")], truth={"0": "truth.safetensors"})
+    html = page(folder, Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path))
+    assert on_cards(html) == [
+        "best MSE 0; client 0, round 1 feature 0 0.1, feature 1 0.9 feature 0 0.1 feature 1 0.9 "
+        "worst MSE 0.125; client 0, round 1 feature 0 0.5, feature 1 0.2 feature 0 0.5 feature 1 0.7"
+    ]
+
+
+def test_a_card_shows_which_words_were_found(folder, texts_of_a_stranger):
+    claim_texts(folder, [[9, 8, 7], [4, 0, 9]], attack="embedding-rows")
+    judge(folder, [("embedding-rows", "words_found", 0.75, 0.5, "frequent words")], victims=1)
+    judge_images(folder, "embedding-rows", "recover_rate", [0.0, 0.25])
+    [told] = on_cards(page(folder, texts_of_a_stranger))
+    assert told == "best words found 0.75; client 0, round 1 7 8 9 5 9 8 7 4"
+
+
+def test_a_long_text_is_cut_on_its_card(folder, tmp_path):
+    record(folder)
+    held = {"tokens": torch.arange(100, 150).reshape(1, 50), "labels": torch.zeros(1, dtype=torch.long)}
+    save_file(held, tmp_path / "truth.safetensors")
+    claim_texts(folder, held["tokens"].tolist(), attack="dlg-text")
+    judge(folder, [("dlg-text", "recover_rate", 1.0, 0.5, "frequent words")])
+    judge_images(folder, "dlg-text", "recover_rate", [1.0])
+    spec = AttackFile(attack=[AttackTable(name="dlg-text")], truth={"0": "truth.safetensors"})
+    html = page(folder, Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path))
+    beginning = " ".join(map(str, range(100, 140)))
+    assert on_cards(html) == [f"best recover rate 1; client 0, round 1 {beginning} … {beginning} …"]
+    assert "148 149" in text_of(html.split('id="texts"')[1])
 
 
 def test_the_notes_of_a_run_on_texts_speak_of_texts(folder, texts_of_a_stranger):
@@ -758,7 +809,7 @@ def test_findings_stand_in_the_order_of_their_rounds(folder):
     record(folder)
     for number in ("10", "2-5", "2"):
         claim(folder, torch.rand(1, 1, 2, 2), number=number)
-    assert re.findall(r"<h3>Client 0, round ([\d-]+)</h3>", page(folder)) == ["2", "2-5", "10"]
+    assert re.findall(r"<h3>Client 0, rounds? ([\d-]+)</h3>", page(folder)) == ["2", "2-5", "10"]
 
 
 def test_each_original_stands_above_the_reconstruction_matched_to_it(folder, held):
