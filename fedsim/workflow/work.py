@@ -7,6 +7,7 @@ refused before work starts.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,8 +112,9 @@ def attack(path: Path, adversary: Adversary, *, trust: bool = False, follow: Pro
         if before and not done.failures and _stamps(audit.folder) == before:
             log.info(
                 "nothing new: all these findings are there already; name other clients, rounds or settings, as in "
-                "fedsim attack %s --set 'adversary.victims=[1]'",
-                path,
+                "%s --set %s",
+                adversary.command.replace("RUN", str(path), 1),
+                shlex.quote(_something_new(audit)),
             )
         write_report(path, audit, done.failures, trust=trust)
     return done
@@ -162,6 +164,14 @@ def _measured(config: Config, folder: RunFolder) -> list[str]:
     except FedsimError as error:
         return [f"epsilon was not measured: {error}"]
     return []
+
+
+def _something_new(audit: Audit) -> str:
+    """A setting that has attacks made which these settings do not: on another client, or with another start."""
+    adversary, clients = audit.spec.adversary, sorted(map(int, audit.counts))
+    attacked = clients if adversary.victims == "all" else adversary.victims or clients[:1]
+    others = [client for client in clients if client not in attacked]
+    return f"adversary.victims=[{others[0]}]" if others else f"adversary.repeats={adversary.repeats + 1}"
 
 
 def _stamps(folder: RunFolder) -> dict[Path, int]:

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -208,9 +209,16 @@ def test_attacking_twice_skips_what_is_there(here: Call, run: Path) -> None:
     result = here("attack", run)
     assert result.returncode == 0
     assert result.stdout.count("already there") == 2
-    assert "nothing new: all these findings are there already; name other clients" in " ".join(result.stdout.split())
-    more = here("attack", run, "--set", "adversary.victims=[1]", "--set", "adversary.rounds=[1]")
+    told = " ".join(result.stdout.split())
+    assert "nothing new: all these findings are there already; name other clients, rounds or settings, as in " in told
+    [suggested] = re.findall(r"as in fedsim (attack .*? --set '.*?')", told)
+    assert suggested.endswith("--set 'adversary.victims=[1]'")
+    more = here(*shlex.split(suggested), "--set", "adversary.rounds=[1]")
+    assert more.returncode == 0, more.stderr
     assert "nothing new" not in more.stdout
+    everyone = ["attack", run, "--set", "adversary.victims=all", "--set", "adversary.rounds=[1]"]
+    assert "nothing new" not in here(*everyone).stdout
+    assert "--set adversary.repeats=2" in " ".join(here(*everyone).stdout.split())
     assert (run / "findings" / "sme" / "round-1-client-1-repeat-0.safetensors").is_file()
     assert "nan" not in result.stdout
     assert "What leaked" in result.stdout
