@@ -150,6 +150,7 @@ def read_findings(
     failures: list[str],
     *,
     gallery: Gallery | None = None,
+    scores: image_scores.Values | None = None,
     cut: Mapping[Key, Collection[int]] | None = None,
     trust: bool = False,
 ) -> list[Found]:
@@ -159,6 +160,7 @@ def read_findings(
         notes: gets a sentence for each that cannot be read or shown, and for each truth that is not known.
         failures: gets those of the former.
         gallery: gets their images.
+        scores: of single examples.
         cut: the places of images that are kept in `Found.cut`, by finding.
     """
     found = []
@@ -169,7 +171,7 @@ def read_findings(
         titles=titles,
         gallery=gallery or Gallery(),
         guesses=_guesses(folder),
-        scores=image_scores.read(folder),
+        scores=scores or {},
         cut=cut or {},
     )
     paths = sorted(folder.findings.glob("*/*.safetensors"), key=_place)
@@ -191,9 +193,12 @@ def read_findings(
 
 
 def _place(path: Path) -> tuple[list[list[int]], str]:
-    """By number, not by letter: round 2 before 10, and `2-5`, an attack on several rounds, in between."""
+    """By number, not by letter: round 2 before 10, and `2-5`, an attack on several rounds, in between.
+
+    The naive attack comes before the adaptive one, whose folder has the longer name.
+    """
     numbers = re.findall(r"(?:round|client|repeat)-([\d-]*\d)", path.stem)
-    return [[int(part) for part in number.split("-")] for number in numbers], str(path)
+    return [[int(part) for part in number.split("-")] for number in numbers], path.parent.name
 
 
 def _guesses(folder: RunFolder) -> dict[Key, str]:

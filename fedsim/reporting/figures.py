@@ -5,15 +5,20 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.reporting.pictures import as_bytes
+
 if TYPE_CHECKING:  # Matplotlib is imported when something is drawn, so that no federation carries it while it trains
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL.ImageFont import FreeTypeFont
 
 Numbers = NDArray[np.float64]
 
@@ -21,7 +26,7 @@ DPI = 192
 """Two device pixels for each CSS pixel."""
 _OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STROKES = ("solid", "dashed", "dotted")
-_INK, _FAINT = "#333333", "#d9d9d9"
+_INK, _FAINT, _FRAME = "#333333", "#d9d9d9", "#cccccc"
 _CELL, _GAP, _TEXT, _MARGIN = 104, 10, 34, 200
 """Of an image sheet, in device pixels: largest side of an image, space around it, line of text, row names."""
 _ACROSS, _HEADING = 1400, 56
@@ -136,31 +141,40 @@ def image_sheet(claimed: Tensor, true: Tensor | None, values: Sequence[float], c
         values: `example`, PSNR in dB, written under each pair; empty for none.
         certified: `example`, whether the attack is sure of it, written likewise.
     """
-    from matplotlib.figure import Figure
+    from PIL import Image, ImageDraw
 
     rows = [("reconstruction", claimed)] if true is None else [("original", true), ("reconstruction", claimed)]
     count, _, height, width = claimed.shape
     zoom = max(1, _CELL // max(height, width))
     high, wide = zoom * height + _GAP, zoom * width + _GAP
     captions, about = _captions(values, certified)
-    canvas = np.ones((high * len(rows) + _GAP + (_TEXT if captions else 0), _MARGIN + wide * count + _GAP, 3))
-    size = canvas.shape[1], canvas.shape[0]
-    figure = Figure(figsize=((size[0] + 0.01) / DPI, (size[1] + 0.01) / DPI), dpi=DPI, facecolor="white")
+    size = _MARGIN + wide * count + _GAP, high * len(rows) + _GAP + (_TEXT if captions else 0)
+    sheet = Image.new("RGB" if claimed.shape[1] == 3 else "L", size, "white")
+    draw = ImageDraw.Draw(sheet)
     for line, (name, images) in enumerate(rows):
         top = _GAP + line * high
-        middle = 1 - (top + (high - _GAP) / 2) / size[1]
-        figure.text((_MARGIN - 12) / size[0], middle, name, ha="right", va="center", fontsize=8.5, color=_INK)
-        for place, image in enumerate(_as_rgb(images)):
+        draw.text((_MARGIN - 12, top + (high - _GAP) / 2), name, fill=_INK, font=_font(8.5), anchor="rm")
+        for place, image in enumerate(as_bytes(images)):
             left = _MARGIN + place * wide
-            canvas[top - 1 : top + high - _GAP + 1, left - 1 : left + wide - _GAP + 1] = 0.8
-            canvas[top : top + high - _GAP, left : left + wide - _GAP] = image.repeat(zoom, 0).repeat(zoom, 1)
+            draw.rectangle((left - 1, top - 1, left + wide - _GAP, top + high - _GAP), fill=_FRAME)
+            sheet.paste(Image.fromarray(image.repeat(zoom, 0).repeat(zoom, 1)), (left, top))
     for place, caption in enumerate(captions):
-        centre = (_MARGIN + place * wide + (wide - _GAP) / 2) / size[0]
-        figure.text(centre, 6 / size[1], caption, ha="center", va="bottom", fontsize=8, color=_INK)
+        centre = _MARGIN + place * wide + (wide - _GAP) / 2
+        draw.text((centre, size[1] - 6), caption, fill=_INK, font=_font(8), anchor="md")
     if captions:
-        figure.text((_MARGIN - 12) / size[0], 6 / size[1], about, ha="right", va="bottom", fontsize=8, color=_INK)
-    figure.figimage(canvas, origin="upper", zorder=-1)
-    return _png(figure)
+        draw.text((_MARGIN - 12, size[1] - 6), about, fill=_INK, font=_font(8), anchor="rd")
+    file = io.BytesIO()
+    sheet.save(file, format="PNG")
+    return file.getvalue()
+
+
+@cache
+def _font(points: float) -> FreeTypeFont:
+    """That of the diagrams, which Matplotlib brings along."""
+    import matplotlib
+    from PIL import ImageFont
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), points * DPI / 72)
 
 
 def _captions(values: Sequence[float], certified: Sequence[bool]) -> tuple[list[str], str]:

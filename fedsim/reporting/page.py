@@ -97,7 +97,9 @@ def write_report(
     once = adaptive.told_once(leaks)
     of_examples, gallery = image_scores.with_sets(image_scores.read(folder), scores), Gallery()
     extremes = chosen(leaks, of_examples)
-    found = read_findings(folder, audit, notes, failures, gallery=gallery, cut=places(extremes), trust=trust)
+    found = read_findings(
+        folder, audit, notes, failures, gallery=gallery, scores=of_examples, cut=places(extremes), trust=trust
+    )
     attacks = attack_classes(audit, found, trust=trust)
     both = [pair for pair in adaptive.pairs(leaks) if pair.outcome]
     granted = threats(audit, found, attacks)

@@ -18,7 +18,7 @@ SHEET = 700
 """CSS pixels between the margins of a sheet of A4."""
 RUN: dict[str, Any] = {
     "data": {"name": "digits"},
-    "partition": {"name": "iid", "samples_per_client": 4, "test_fraction": 0.25},
+    "partition": {"name": "iid", "samples_per_client": 8, "test_fraction": 0.25},
     "model": {"name": "mlp", "hidden": [8]},
     "training": {"local_steps": 1, "batch_size": 3, "learning_rate": 0.1},
     "federation": {"engine": "serial", "seed": 3, "clients": 3, "rounds": 2},
