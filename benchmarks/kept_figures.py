@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import angular_tables as angular
+import lavp_local as local
 import lavp_tables as lavp
 import lmra_defenses as lmra
 import tgias_defenses as tgias
@@ -34,6 +35,10 @@ export FEDSIM_DATA=DIR OMP_NUM_THREADS=1 # for CIFAR-10 an hour and a half of on
 python benchmarks/lavp_study.py train   --data {data}
 python benchmarks/lavp_study.py attack  --data {data}
 python benchmarks/lavp_study.py measure --data {data}
+""".strip()
+LOCAL = """
+export FEDSIM_DATA=DIR OMP_NUM_THREADS=1 # after the above; ten minutes of one core
+python benchmarks/lavp_local.py
 """.strip()
 LMRA = """
 # keep memory: two thirds less time for AT&T's gradients; 45 minutes of one core, 25 of them AT&T
@@ -69,7 +74,7 @@ def angular_figures() -> Tables:
 
 
 def lavp_figures() -> Tables:
-    """LAVP's Tables 1 to 3."""
+    """LAVP's Tables 1 to 4."""
     quality, measured = lavp.qualities(), lavp.measures()
     kept = [
         _kept(f"{table}-{distance}", name, LAVP.format(data=data), rows, _images(data, distance, quality))
@@ -77,7 +82,7 @@ def lavp_figures() -> Tables:
         for distance in lavp.DISTANCES
         for name, rows in lavp.figures(data, distance, quality, measured).items()
     ]
-    return {"paper": "lavp", "kept": kept}
+    return {"paper": "lavp", "kept": kept, "details": [_details("local", LOCAL, *local.table(measured))]}
 
 
 def _images(data: str, distance: str, quality: Mapping[tuple[str, str, str, str], Mapping[str, float]]) -> str:

@@ -4,24 +4,26 @@ Each image starts five times from itself plus 0.1 times a random sign in each pi
 with one learning rate for all: half of what the steepest measured image allows. It needs what `lavp_study.py measure`
 gives. `python benchmarks/lavp_local.py` takes ten minutes of one core for LeNet and CIFAR-10, keeps
 benchmarks/results/lavp-local.csv, and prints Spearman's correlation of the mean final loss with each measure, and the
-first three images as the paper shows them.
+first three images as the paper shows them; `python benchmarks/kept_figures.py` keeps that table.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
 from lavp_study import DISTANCES, RESULTS, SEED, Cell, append, begun, read, short
-from lavp_tables import correlated, measures
+from lavp_tables import ByImage, correlated, measures
 from torch import Tensor
 
 from fedsim.randomness import generator
 
 LOCAL, COLUMNS = RESULTS / "lavp-local.csv", ("data", "model", "image", "distance", "start", "first", "last")
+OF = ("cifar10", "lenet")
 STARTS, STEPS, AWAY, PICTURED = 5, 200, 0.1, 3
 LARGEST = {"l2": "lavp-10.max", "cosine": "lavp-10.ang_max"}
 TOLD = (
@@ -37,15 +39,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/lavp"), help="of the weights")
     parser.add_argument("--images", type=int, default=50)
     chosen = begun(parser, "%(message)s")
-    cell = Cell("cifar10", "lenet", chosen.folder)
+    cell, measured = Cell(*OF, chosen.folder), measures()
     images = cell.images[: chosen.images]
-    measured = {name: measures()[cell.data, cell.model, name] for name in TOLD}
     for distance, image in product(DISTANCES, images):
         done = {(row["image"], row["distance"]) for row in read(LOCAL)}
-        steepest = max(measured[LARGEST[distance]].values())
+        steepest = max(measured[*OF, LARGEST[distance]].values())
         if (str(image), distance) not in done:
             append(LOCAL, COLUMNS, descended(cell, image, distance, 0.5 / steepest))
-    told(cell, measured)
+    for row in table(measured)[1]:
+        print(" | ".join(row))
 
 
 def descended(cell: Cell, image: int, distance: str, rate: float) -> list[dict[str, str]]:
@@ -67,14 +69,12 @@ def descended(cell: Cell, image: int, distance: str, rate: float) -> list[dict[s
     for start in range(STARTS):
         rng = generator(SEED, "lavp local", image, start)
         inputs = (truth + AWAY * torch.randn(truth.shape, generator=rng).sign() / std).requires_grad_()
-        values = []
+        first = loss(inputs).item()
         for _ in range(STEPS):
-            value = loss(inputs)
-            (slope,) = torch.autograd.grad(value, inputs)
-            values.append(float(value))
+            (slope,) = torch.autograd.grad(loss(inputs), inputs)
             inputs = (inputs - rate * slope).detach().requires_grad_()
         about = {"data": cell.data, "model": cell.model, "image": image, "distance": distance, "start": start}
-        rows.append(about | short({"first": values[0], "last": float(loss(inputs))}))
+        rows.append(about | short({"first": first, "last": loss(inputs).item()}))
     return rows
 
 
@@ -84,28 +84,34 @@ def slopes(cell: Cell, inputs: Tensor, labels: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(cell.network.parameters()), create_graph=True))
 
 
-def told(cell: Cell, measured: dict[str, dict[str, float]]) -> None:
-    """Correlations with the mean final loss over starts, and the first images."""
-    finals = {distance: means(distance) for distance in DISTANCES}
-    print("| measure | final loss, l2 | final loss, cosine | " + " | ".join(f"image {n + 1}" for n in range(PICTURED)))
-    print("|---|---|---|" + "---|" * PICTURED)
-    for name, values in measured.items():
-        cells = ["{:+.2f} ({:+.2f} to {:+.2f})".format(*correlated([(values, finals[d])])) for d in DISTANCES]
-        first = [f"{values[str(image)]:.3g}" for image in cell.images[:PICTURED]]
-        print(f"| `{name}` | {' | '.join([*cells, *first])} |")
-    for distance in DISTANCES:
-        losses = [[float(r["last"]) for r in read(LOCAL) if (r["image"], r["distance"]) == (str(i), distance)]
-                  for i in cell.images[:PICTURED]]  # fmt: skip
-        print(f"| final loss, {distance} | | | " + " | ".join(f"{np.mean(v):.3g} ± {np.std(v):.2g}" for v in losses))
+def table(measured: Mapping[tuple[str, str, str], ByImage]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: correlations with the mean final loss over starts, and the first images as the paper shows them.
+
+    Args:
+        measured: by data, model and measure, the value of each image.
+    """
+    finals = {distance: losses(distance) for distance in DISTANCES}
+    images = list(finals["l2"])
+    head = ["", *(f"with the final loss, {distance}" for distance in DISTANCES)]
+    rows = []
+    for name in TOLD:
+        values = {image: measured[*OF, name][image] for image in images}
+        means = [{image: float(np.mean(last)) for image, last in of.items()} for of in finals.values()]
+        correlations = ["{:+.2f} ({:+.2f} to {:+.2f})".format(*correlated([(values, mean)])) for mean in means]
+        rows.append([f"`{name}`", *correlations, *(f"{values[image]:.3g}" for image in images[:PICTURED])])
+    for distance, of in finals.items():
+        firsts = [f"{np.mean(of[image]):.3g} ± {np.std(of[image]):.2g}" for image in images[:PICTURED]]
+        rows.append([f"final loss, {distance}", "", "", *firsts])
+    return [*head, *(f"image {place + 1}" for place in range(PICTURED))], rows
 
 
-def means(distance: str) -> dict[str, float]:
-    """By image, the mean final loss over its starts."""
+def losses(distance: str) -> dict[str, list[float]]:
+    """By image, the final loss of each start."""
     found: dict[str, list[float]] = {}
     for row in read(LOCAL):
         if row["distance"] == distance:
             found.setdefault(row["image"], []).append(float(row["last"]))
-    return {image: float(np.mean(values)) for image, values in found.items()}
+    return found
 
 
 if __name__ == "__main__":
