@@ -35,9 +35,15 @@ from strategies.curious import Curious
 from strategies.curious_grid import CuriousGrid
 
 DEMO = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+TEN = "federation.clients=10"
 SETTINGS = {
-    "demo: mlp, 15 k parameters, 20 steps": [],
+    "mlp, 15 k parameters, 20 steps of 5 digits": [
+        TEN,
+        'data.name="digits"',
+        'partition={name="dirichlet", alpha=0.5, samples_per_client=10, test_fraction=0.2}',
+    ],
     "sme-cnn, 1.03 M parameters, 10 steps of 10 MNIST images": [
+        TEN,
         'data.name="mnist"',
         'partition={name="iid", samples_per_client=10}',
         'model={name="sme-cnn", hidden=320}',
