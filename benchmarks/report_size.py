@@ -87,9 +87,9 @@ def main() -> None:
         path = arguments.keep or Path(temporary) / "run"
         if not (path / "scores.csv").is_file():
             fedsim.run(experiment(arguments.clients, arguments.data), out=path)
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.process_time()
         work.report(path)
-        written = time.perf_counter() - started
+        written, busy = time.perf_counter() - started, time.process_time() - busy
         page = path / "report.html"
         findings = len(list(path.glob("findings/*/*.safetensors")))
         pictures = len(re.findall("data:image", page.read_text(encoding="utf-8")))
@@ -99,7 +99,7 @@ def main() -> None:
             f"{findings} findings about {arguments.clients} clients; {platform.processor() or platform.machine()}, "
             f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}"
         )
-        print(f"written in {written:.1f} s, with at most {memory:.0f} MB of memory")
+        print(f"written in {written:.1f} s, {busy:.1f} of the processor, with at most {memory:.0f} MB of memory")
         print(f"{page.stat().st_size / 1e6:.1f} MB, {pictures} pictures, {seen['nodes']:.0f} elements")
         print(f"loaded in {seen['loaded']:.2f} s, painted in {seen['painted']:.2f} s (medians of {OPENINGS})")
 

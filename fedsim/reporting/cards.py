@@ -55,7 +55,7 @@ class Card:
         lines: what is told of it, the first one first; none where nothing is judged.
         why: where nothing is judged, the reason.
         examples: the best, median and worst; none where nobody knows the truth.
-        of: of how many these are, and by what.
+        of: from how many these were chosen, and by what.
     """
 
     attack: str
@@ -148,9 +148,9 @@ def _shortened(text: Pair) -> Pair:
 
 
 def _of(item: Extreme, values: image_scores.Values) -> str:
-    """Of how many examples this is the best or worst, and by what."""
+    """From how many examples this was chosen, and by what."""
     own = (
         metrics[item.metric] for key, metrics in values.items() if key[:2] == item.key[:2] and item.metric in metrics
     )
     count = sum(not math.isnan(value) for several in own for value in several)
-    return f"of {count} by {metric_name(item.metric).partition(',')[0]}"
+    return f"from {count} by {metric_name(item.metric).partition(',')[0]}"
