@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,8 +17,8 @@ from fedsim.cli.options import DataDir, Quiet, Verbose, console, finish, use_dat
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsim.reproduce.papers import Compared
-    from fedsim.reproduce.recipes import ScaleName
+    from fedsim.reproduce.papers import Compared, Kept
+    from fedsim.reproduce.recipes import Scale, ScaleName
 
 _COLOURS = {"met": "green", "missed": "red", "not comparable": "dim"}
 
@@ -51,27 +51,41 @@ def reproduce(
 
 
 def _list(tables: Sequence[tuple[str, str]]) -> None:
-    """Every table with what is kept of it, and how long it takes to run again."""
-    from fedsim.reproduce.figures import Verdict
+    """Every table with what is kept of it, what makes it again, and how long that takes."""
     from fedsim.reproduce.papers import results
 
-    names = ("table", "last result", "verdicts", "quick", "full")
-    shown = Table(*(Column(name, no_wrap=name != "verdicts") for name in names), box=SIMPLE_HEAD)
+    names = ("table", "last result", "kept", "quick run", "made again by")
+    shown = Table(*(Column(name, no_wrap=name in names[:2]) for name in names), box=SIMPLE_HEAD)
     for paper, table in tables:
         kept = [one for one in results()[paper].kept if one.table == table]
-        count = Counter(beside.verdict for one in kept for beside in _beside(paper, table, one.rows))
-        told = ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
         latest = str(max(one.date for one in kept)) if kept else "not measured"
-        shown.add_row(f"{paper}/{table}", latest, told, *_times(paper, table))
+        quick = [one for one in kept if one.name == "quick"]
+        others = [one for one in kept if one not in quick]
+        shown.add_row(
+            f"{paper}/{table}", latest, _counted(paper, table, others), _counted(paper, table, quick), _by(paper, table)
+        )
     console.print(shown)
     console.print("fedsim reproduce TABLE shows its figures, with --scale quick or full runs it", markup=False)
 
 
-def _times(paper: str, table: str) -> tuple[str, str]:
+def _counted(paper: str, table: str, kept: Sequence[Kept]) -> str:
+    """How many figures are met, missed and not comparable."""
+    from fedsim.reproduce.figures import Verdict
+
+    count = Counter(beside.verdict for one in kept for beside in _beside(paper, table, one.rows))
+    return ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
+
+
+def _by(paper: str, table: str) -> str:
+    """A sweep at two scales, or a script of the repository, and how long it takes."""
+    from fedsim.reproduce.papers import papers
     from fedsim.reproduce.recipes import recipe_of
 
-    made = recipe_of(paper, table)
-    return (_long(made.recipe.quick.minutes), _long(made.recipe.full.minutes)) if made else ("script", "script")
+    if made := recipe_of(paper, table):
+        return f"quick, {_long(made.recipe.quick.minutes)}; full, {_long(made.recipe.full.minutes)}"
+    script = papers()[paper].table[table].script
+    assert script is not None
+    return f"{script.command.split('/')[-1]}, {_long(script.minutes) if script.minutes else 'time not written down'}"
 
 
 def _long(minutes: float) -> str:
@@ -87,6 +101,7 @@ def _show(tables: Sequence[tuple[str, str]]) -> None:
         console.print(f"\n{paper}/{table}: {asked.title}", style="bold", markup=False)
         console.print(f"paper: {asked.setting}", markup=False, highlight=False)
         console.print(f"differs: {asked.differs.strip()}", markup=False, highlight=False)
+        console.print(f"made again by: {_by(paper, table)}", markup=False, highlight=False)
         for kept in [one for one in results()[paper].kept if one.table == table]:
             _print(paper, table, f"{kept.name}, {kept.date}", _beside(paper, table, kept.rows))
             console.print(f"{kept.note.strip()}\n{kept.command.strip()}", markup=False, highlight=False)
@@ -103,7 +118,9 @@ def _run(
         from fedsim.reproduce.running import recipe
 
         recipe(*tables[0])
-    _say_how_long([(f"{paper}/{table}", one.scale(scale)) for (paper, table), one in made.items()], scale)
+    if left := [f"{paper}/{table}" for paper, table in tables if (paper, table) not in made]:
+        console.print(f"Left out, because scripts make them: {', '.join(left)}.", markup=False, highlight=False)
+    _say_how_long({f"{paper}/{table}, {scale}": one.scale(scale) for (paper, table), one in made.items()})
 
     # What follows takes seconds to import, so a name that nobody published is told before.
     from fedsim.cli.work_shown import shown
@@ -121,16 +138,12 @@ def _run(
     finish(failures)
 
 
-def _say_how_long(scales: Iterable[tuple[str, object]], scale: str) -> None:
-    from fedsim.reproduce.recipes import Scale
-
-    known = [(name, one) for name, one in scales if isinstance(one, Scale)]
-    for name, one in known:
-        console.print(
-            f"{name}, {scale}: {one.note} About {_long(one.minutes)} on {one.on}.", markup=False, highlight=False
-        )
-    if len(known) > 1:
-        console.print(f"All together about {_long(sum(one.minutes for _, one in known))}.", markup=False)
+def _say_how_long(scales: Mapping[str, Scale]) -> None:
+    for name, one in scales.items():
+        console.print(f"{name}: {one.note} About {_long(one.minutes)} on {one.on}.", markup=False, highlight=False)
+    if len(scales) > 1:
+        whole = _long(sum(one.minutes for one in scales.values()))
+        console.print(f"All together about {whole}.", markup=False, highlight=False)
 
 
 def _print(paper: str, table: str, title: str, rows: Sequence[Compared]) -> None:
@@ -156,7 +169,7 @@ def _cells(one: Compared) -> tuple[str, ...]:
     return one.paper.text, one.ours.text, difference_text(one.ours, one.paper), verdict
 
 
-def _beside(paper: str, table: str, rows: object) -> list[Compared]:
+def _beside(paper: str, table: str, rows: Mapping[str, Mapping[str, str]]) -> list[Compared]:
     from fedsim.reproduce.papers import compared
 
-    return compared(paper, table, rows, f"kept: {paper}/{table}")  # type: ignore[arg-type]
+    return compared(paper, table, rows, f"kept: {paper}/{table}")

@@ -36,6 +36,18 @@ class Quantity(Table):
     minus: tuple[str, str] | None = None
 
 
+class Script(Table):
+    """What makes our figures again where no sweep does.
+
+    Attributes:
+        command: of the repository, without its arguments; the kept results have all of it.
+        minutes: of one core, all tables that it makes; None where that was not written down.
+    """
+
+    command: str
+    minutes: float | None = Field(default=None, gt=0)
+
+
 class PublishedTable(Table):
     """A table or figure of a paper.
 
@@ -48,6 +60,7 @@ class PublishedTable(Table):
         rows: by the setting of the row, figures by quantity, as printed.
         incomparable: why a row or a quantity, or "all", is not comparable with ours.
         more: ours may have rows that the paper does not have.
+        script: what makes ours, where no sweep file of the table's name does.
     """
 
     title: str
@@ -58,6 +71,7 @@ class PublishedTable(Table):
     rows: dict[str, dict[str, str]]
     incomparable: dict[str, str] = Field(default_factory=dict)
     more: bool = False
+    script: Script | None = None
 
     def published(self, where: str) -> Figures:
         """The figures of the paper, those included that follow from two others."""

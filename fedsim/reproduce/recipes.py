@@ -61,7 +61,7 @@ class Scale(Table):
     """
 
     minutes: float = Field(gt=0)
-    on: str = "two cores"
+    on: str = "one core"
     note: str
     tables: dict[str, Any] = Field(default_factory=dict)
 
@@ -156,18 +156,17 @@ def read(recipe: Recipe, scores: Scores, decimals: Mapping[str, int]) -> dict[st
 
 def _figure(reading: Reading, lines: Sequence[Mapping[str, str]], recipe: Recipe, decimals: int) -> str:
     """Mean and spread over victims and seeds; nothing where it was not run."""
-    found = _values(reading, reading.attack, lines)
-    if found is None:
+    other = reading.minus or reading.over
+    found, others = (_values(reading, attack, lines) for attack in (reading.attack, other or reading.attack))
+    if found is None or others is None:
         return ""
     if reading.minus is not None:
-        others = _values(reading, reading.minus, lines) or {}
         found = {who: value - others[who] for who, value in found.items() if who in others}
-    if not found:
+    if not found or not others:
         return REFUSED
     values = np.array(list(found.values()))
     if reading.over is not None:
-        others = _values(reading, reading.over, lines) or {}
-        return f"{values.mean() / np.mean(list(others.values())):.{decimals}f}" if others else REFUSED
+        return f"{values.mean() / np.mean(list(others.values())):.{decimals}f}"
     return printed(values, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
 
 

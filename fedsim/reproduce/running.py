@@ -51,8 +51,12 @@ def recipe(paper: str, table: str) -> Made:
     made = recipe_of(paper, table)
     if made is None:
         commands = dict.fromkeys(kept.command.strip() for kept in results()[paper].kept if kept.table == table)
-        told = "; in the repository this does:\n" + "\n".join(commands) if commands else ", and it was not measured yet"
-        raise ConfigError(f"reproduce: {paper}/{table}: no sweep makes this table{told}")
+        script = papers()[paper].table[table].script
+        assert script is not None
+        told = ":\n" + "\n".join(commands) if commands else ", but its result is not kept yet"
+        raise ConfigError(
+            f"reproduce: {paper}/{table}: no sweep makes this table; in the repository `{script.command}` does{told}"
+        )
     return made
 
 

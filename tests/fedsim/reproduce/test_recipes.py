@@ -1,0 +1,169 @@
+"""Every sweep file fits the paper's table and the experiments that exist; every table says what makes it again."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.errors import ConfigError
+from fedsim.experiments.config import check
+from fedsim.experiments.reading import config_of, put
+from fedsim.reproduce import recipes
+from fedsim.reproduce.papers import HERE, papers
+from fedsim.reproduce.recipes import Made, Recipe, ScaleName, read, recipe_of
+from fedsim.sweeps.grid import Grid, grid_of
+from fedsim.sweeps.table import Table
+
+ROOT = Path(__file__).parent.parent.parent.parent
+TABLES = [(paper, table) for paper, about in papers().items() for table in about.table]
+MADE = {f"{paper}-{table}": made for paper, table in TABLES if (made := recipe_of(paper, table))}
+SWEEPS = {name: made for name, made in MADE.items() if not made.recipe.geometry}
+GEOMETRIES = {name: made for name, made in MADE.items() if made.recipe.geometry}
+SCALES: list[ScaleName] = ["quick", "full"]
+
+
+def rows_in(made: Made, grid: Grid) -> set[str]:
+    """The rows of the paper's table of which a cell of the grid is one."""
+    every = [point.row for point in grid.points]
+    return {
+        row
+        for row, labels in made.recipe.rows.items()
+        if any(all(point[axis] == str(label) for axis, label in labels.items()) for point in every)
+    }
+
+
+def test_every_sweep_file_is_that_of_a_table() -> None:
+    assert {path.stem for path in HERE.glob("sweeps/*.toml")} == set(MADE)
+
+
+@pytest.mark.parametrize(("paper", "table"), TABLES)
+def test_a_table_is_made_again_by_a_sweep_or_by_a_script_that_is_there(paper: str, table: str) -> None:
+    script = papers()[paper].table[table].script
+    assert (script is None) is (recipe_of(paper, table) is not None)
+    if script is not None:
+        assert (ROOT / script.command.removeprefix("python ")).is_file()
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_row_and_every_attack_that_is_read_is_in_the_full_sweep(name: str) -> None:
+    made = SWEEPS[name]
+    grid = grid_of(made.sweep("full", HERE))
+    assert rows_in(made, grid) == set(made.recipe.rows)
+    read_of = {of for one in made.recipe.quantities.values() for of in (one.attack, one.minus, one.over) if of}
+    assert read_of <= {point.labels["attack"] for point in grid.points}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_quick_sweep_is_a_part_of_the_full_one(name: str) -> None:
+    made = SWEEPS[name]
+    quick, full = (grid_of(made.sweep(scale, HERE)) for scale in SCALES)
+    assert rows_in(made, quick)
+    assert {tuple(point.row.items()) for point in quick.points} <= {tuple(point.row.items()) for point in full.points}
+    assert made.recipe.quick.minutes <= min(15, made.recipe.full.minutes)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_cell_of_a_sweep_is_an_experiment(name: str, scale: ScaleName) -> None:
+    made = SWEEPS[name]
+    grid = grid_of(made.sweep(scale, HERE))
+    for point in grid.points:
+        tables = grid.tables(point) | {"attack": []}  # plug-ins are not loaded here
+        assert config_of(tables, made.where, HERE).federation.seed == point.seed
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_every_row_of_a_geometry_is_an_experiment_that_is_not_attacked(name: str, scale: ScaleName) -> None:
+    made = GEOMETRIES[name]
+    for row, values in made.recipe.rows.items():
+        tables = made.at(scale)
+        for key, value in values.items():
+            put(tables, key, value, made.where)
+        config = config_of(tables, made.where, HERE)
+        assert (config.attack, config.adversary.when) == ([], "never"), row
+
+
+@pytest.mark.parametrize("name", [name for name, made in MADE.items() if made.recipe.train])
+def test_states_that_a_recipe_starts_from_are_those_that_it_trains(name: str) -> None:
+    made = MADE[name]
+    config = config_of(deepcopy(made.recipe.train or {}), made.where, HERE)
+    trained = {f"round-{number}.safetensors" for number in config.states.rounds}
+    rows = {values.get("model.start") for values in made.recipe.rows.values()} - {None}
+    assert rows == trained
+
+
+SCORES = Table(
+    axes=("data",),
+    rows=[
+        {
+            "data": data, "attack": attack, "seed": "1", "victim": victim, "round": "1", "repeat": "0",
+            "knows_defenses": "0", "metric": "psnr", "value": value, "floor": "8", "accuracy": "0.5", "seconds": "3",
+        }
+        for data, attack, victim, value in [
+            ("A", "SME", "0", "20"), ("A", "SME", "1", "24"), ("A", "IG", "0", "19"), ("A", "IG", "1", "21"),
+            ("A", "DLG", "0", ""), ("B", "SME", "0", "30"),
+        ]
+    ],
+)  # fmt: skip
+READINGS: dict[str, dict[str, Any]] = {
+    "mean": {"attack": "SME", "metric": "psnr"},
+    "gain": {"attack": "SME", "minus": "IG", "metric": "psnr"},
+    "floor": {"attack": "SME", "metric": "floor", "of": "psnr"},
+    "share": {"attack": "SME", "metric": "accuracy", "times": 100},
+    "ratio": {"attack": "SME", "over": "IG", "metric": "seconds"},
+    "refused": {"attack": "DLG", "metric": "psnr"},
+    "adaptive": {"attack": "SME", "metric": "psnr", "adaptive": True},
+}
+
+
+def recipe(spread: str) -> Recipe:
+    scale = {"minutes": 1, "note": "All."}
+    rows = {"first": {"data": "A"}, "second": {"data": "B"}, "third": {"data": "C"}}
+    tables = {"rows": rows, "quantities": READINGS, "spread": spread, "quick": scale, "full": scale}
+    return check(Recipe, tables, "here")
+
+
+@pytest.mark.parametrize(
+    ("spread", "of_mean", "of_gain"), [("standard deviation", "2.8", "1.4"), ("standard error", "2.0", "1.0")]
+)
+def test_figures_are_means_over_victims_and_a_gain_is_paired(spread: str, of_mean: str, of_gain: str) -> None:
+    """20 and 24 over 19 and 21: apart by 1 and 3."""
+    found = read(recipe(spread), SCORES, dict.fromkeys(READINGS, 1))
+    assert found["first"] == {
+        "mean": f"22.0 ± {of_mean}",
+        "gain": f"+2.0 ± {of_gain}",
+        "floor": "8.0 ± 0.0",
+        "share": "50.0 ± 0.0",
+        "ratio": "1.0",
+        "refused": "refused",
+    }
+
+
+def test_what_was_not_run_is_left_out() -> None:
+    found = read(recipe("standard error"), SCORES, dict.fromkeys(READINGS, 1))
+    assert found["second"] == {"mean": "30.0", "floor": "8.0", "share": "50.0"}
+    assert "third" not in found
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ('rows = { "E = 5, B = 6" = {} }', "sme-table4.toml: no row is called 'E = 5, B = 6', did you mean"),
+        ("rows = {}\ngeometry = { beast = 'max cosine' }", "sme-table4.toml: no quantity is called 'beast'"),
+        ("rows = {}\ngeometry = { best = 'max cosin' }", "sme-table4.toml: reproduce: geometry.best"),
+        ("rows = [", "sme-table4.toml: "),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_sweep_file_is_told_with_its_name(
+    table: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sweeps").mkdir()
+    scale = '{ minutes = 1, note = "All." }'
+    (tmp_path / "sweeps" / "sme-table4.toml").write_text(f"[reproduce]\n{table}\nquick = {scale}\nfull = {scale}\n")
+    monkeypatch.setattr(recipes, "HERE", tmp_path)
+    with pytest.raises(ConfigError, match=sentence):
+        recipe_of.__wrapped__("sme", "table4")

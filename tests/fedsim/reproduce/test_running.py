@@ -1,0 +1,94 @@
+"""A small paper's tables are run, compared, kept, and not run twice; the command says what is to be expected."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedsim.cli import reproduce as command
+from fedsim.errors import ConfigError
+from fedsim.reproduce.figures import Verdict
+from fedsim.reproduce.papers import HERE
+from fedsim.reproduce.running import RESULT, reproduced
+from fedsim.workflow import work
+
+BENCHMARKS = HERE.parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What the command prints on a wide terminal."""
+    monkeypatch.setattr(command, "console", Console(width=200))
+
+    def call(name: str | None = None, scale: str | None = None) -> str:
+        command.reproduce(name, scale, cells=None, data_dir=None, quiet=True, verbose=False)
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_a_geometry_from_trained_states_is_measured_once(small_paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = reproduced("p", "plane", "quick")
+    assert {(one.row, one.quantity): one.verdict for one in outcome.beside} == {
+        ("fresh", "best"): Verdict.MET,
+        ("fresh", "start"): Verdict.MET,
+        ("trained", "best"): Verdict.MET,
+        ("trained", "start"): Verdict.MISSED,
+    }
+    best, start = (outcome.kept.rows["trained"][name] for name in ("best", "start"))
+    assert (len(best), len(start)) == (len("0.99 ± 0.01"), len("0.990 ± 0.010")), "digits are the paper's"
+    assert outcome.kept.note == "Two clients. ± is the standard deviation over victims and seeds."
+    monkeypatch.setattr(work, "run", None)
+    assert reproduced("p", "plane", "quick").kept.rows == outcome.kept.rows
+
+
+@pytest.mark.slow
+def test_a_sweep_is_run_and_compared_and_its_result_can_be_kept(
+    small_paper: Path, told: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = told("p", "quick")
+    assert "Left out, because scripts make them: p/typed." in text
+    assert "p/images, quick: Two clients. About 1 min on one core." in text
+    assert "All together about 2 min." in text
+    results = [small_paper / "runs" / "reproduce" / f"p-{table}-quick" / RESULT for table in ("images", "plane")]
+    kept = tomllib.loads(results[0].read_text())["kept"][0]
+    assert (kept["table"], kept["name"], set(kept["rows"])) == ("images", "quick", {"one", "two"})
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    keep = import_module("kept_runs").keep
+    del sys.modules["kept_runs"]
+    [written] = keep(results, small_paper)
+    assert written.name == "p-quick.toml"
+    before = written.read_text()
+    assert [one["table"] for one in tomllib.loads(before)["kept"]] == ["plane", "images"], "as in the paper"
+    keep(results[:1], small_paper)
+    assert written.read_text() == before
+
+
+def test_the_list_says_of_each_table_what_makes_it_again(small_paper: Path, told: Callable[..., str]) -> None:
+    lines = {line.split()[0]: line for line in told().splitlines() if line.strip().startswith("p/")}
+    assert "not measured" in lines["p/plane"]
+    assert "quick, 1 min; full, 4 h" in lines["p/plane"]
+    assert "by_hand.py, 5 min" in lines["p/typed"]
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "sentence"),
+    [
+        ("q", None, "reproduce: no paper is called 'q', known: p"),
+        ("p/plan", "quick", "reproduce: p has no table 'plan' here, did you mean 'plane'?"),
+        ("p", "huge", "--scale: expected quick or full, got 'huge'"),
+        ("p/typed", "full", "p/typed: no sweep makes this table; in the repository `python benchmarks/by_hand.py` "),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_sentence(
+    name: str, scale: str | None, sentence: str, small_paper: Path, told: Callable[..., str]
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        told(name, scale)
