@@ -584,6 +584,61 @@ def test_before_any_attack_what_is_granted_is_told_beside_who_declares_it(folder
     assert "step size of the clients' local training granted – sme" in text
 
 
+def threat_model(html):
+    """The three sentences, and what is marked in them."""
+    [told] = re.findall('<section id="threats">.*?<p>(.*?)</p>', html, re.DOTALL)
+    return text_of(told), re.findall("<mark>(.*?)</mark>", told)
+
+
+def test_the_threat_model_is_told_in_three_sentences_with_what_is_unusual_marked(folder):
+    knowledge = {"labels": True, "momentum": False}
+    folder.write_experiment(config(adversary={"knowledge": knowledge}))
+    record(folder)
+    claim(folder, torch.rand(3, 1, 8, 8), granted=("model", "loss", "labels"))
+    told, marked = threat_model(page(folder))
+    assert "granted, as usual: model, loss" in told
+    assert "; but not momentum. Unusual is that it is also granted labels (" in told
+    assert marked == ["labels"]
+
+
+def test_where_nothing_unusual_is_granted_that_is_said(folder):
+    folder.write_experiment(config())
+    record(folder)
+    claim(folder, torch.rand(3, 1, 8, 8))
+    told, marked = threat_model(page(folder))
+    assert "It is granted nothing unusual: no data of a victim, and not the defenses of clients." in told
+    assert marked == []
+
+
+def test_who_sent_nothing_and_how_often_is_told(folder):
+    record(folder, failures=dict.fromkeys(range(2, 10), "late"))
+    often = ", ".join(f"client {client} in 3 rounds" for client in range(2, 8))
+    assert (
+        "In 3 of 3 rounds clients sent nothing, because they were late, failed or chose silence: "
+        f"{often}, and 2 more clients."
+    ) in text_of(page(folder))
+
+
+def test_the_geometry_that_was_measured_is_told(folder):
+    record(folder)
+    assert "Geometry of local training" not in page(folder)
+    rows = [{"round": 1, "client": client, "max cosine": value} for client, value in enumerate((0.5, 0.75, 1.0))]
+    write_rows(folder.path / "geometry.csv", ("round", "client", "max cosine"), rows)
+    assert "of 3 updates: Quantity Mean Lowest Highest max cosine 0.75 0.5 1" in text_of(page(folder))
+
+
+def test_the_colour_of_a_card_is_that_of_its_worst_reading(folder):
+    record(folder)
+    readings = {"leaks": 0.9, "undecided": 0.498, "quiet": 0.1}
+    judge(folder, [(attack, "ssim", value, 0.5, "noise") for attack, value in readings.items()], victims=6)
+    cards = re.findall(r'<article class="card (\w+)">\s*<h2>(\w+)</h2>\s*<p class="verdict">(.*?)</p>', page(folder))
+    assert cards == [
+        ("leak", "leaks", "leaks"),
+        ("doubt", "undecided", "undecided"),
+        ("calm", "quiet", "no better than guessing"),
+    ]
+
+
 def test_a_claim_about_a_table_has_no_picture_and_no_psnr(folder):
     tables = config(data={"name": "leaf-synthetic"})
     folder.write_experiment(tables)

@@ -101,6 +101,16 @@ def test_what_does_not_apply_and_failed_is_told_and_escaped(grid: list[dict[str,
     assert "<i>n" not in text
 
 
+def test_a_sweep_of_attacks_alone_has_a_page(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    found = [row for row in grid if (row["defense"], row["training.local_epochs"]) == ("none", "1")]
+    write_table(tmp_path, (), [{key: value for key, value in row.items() if key not in AXES} for row in found])
+    write_cells(tmp_path, (), [])
+    (tmp_path / "sweep.toml").write_text("[sweep]\nseeds = [1]\n")
+    text = write_sweep_page(tmp_path).read_text()
+    assert "the only setting, sme: " in text
+    assert ">22.5 ± " in text
+
+
 def test_a_sweep_without_scores_says_so(tmp_path: Path) -> None:
     assert "No attack has scores yet" in write(tmp_path, [])
 
