@@ -53,6 +53,7 @@ def reproduce(
 def _list(tables: Sequence[tuple[str, str]]) -> None:
     """Every table with what is kept of it, what makes it again, and how long that takes."""
     from fedsim.reproduce.papers import results
+    from fedsim.reproduce.recipes import made_by
 
     names = ("table", "last result", "kept", "quick run", "made again by")
     shown = Table(*(Column(name, no_wrap=name in names[:2]) for name in names), box=SIMPLE_HEAD)
@@ -62,7 +63,11 @@ def _list(tables: Sequence[tuple[str, str]]) -> None:
         quick = [one for one in kept if one.name == "quick"]
         others = [one for one in kept if one not in quick]
         shown.add_row(
-            f"{paper}/{table}", latest, _counted(paper, table, others), _counted(paper, table, quick), _by(paper, table)
+            f"{paper}/{table}",
+            latest,
+            _counted(paper, table, others),
+            _counted(paper, table, quick),
+            made_by(paper, table),
         )
     console.print(shown)
     console.print("fedsim reproduce TABLE shows its figures, with --scale quick or full runs it", markup=False)
@@ -76,32 +81,17 @@ def _counted(paper: str, table: str, kept: Sequence[Kept]) -> str:
     return ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
 
 
-def _by(paper: str, table: str) -> str:
-    """A sweep at two scales, or a script of the repository, and how long it takes."""
-    from fedsim.reproduce.papers import papers
-    from fedsim.reproduce.recipes import recipe_of
-
-    if made := recipe_of(paper, table):
-        return f"quick, {_long(made.recipe.quick.minutes)}; full, {_long(made.recipe.full.minutes)}"
-    script = papers()[paper].table[table].script
-    assert script is not None
-    return f"{script.command.split('/')[-1]}, {_long(script.minutes) if script.minutes else 'time not written down'}"
-
-
-def _long(minutes: float) -> str:
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
-
-
 def _show(tables: Sequence[tuple[str, str]]) -> None:
     """What is kept of each table, beside the paper's."""
     from fedsim.reproduce.papers import papers, results
+    from fedsim.reproduce.recipes import made_by
 
     for paper, table in tables:
         asked = papers()[paper].table[table]
         console.print(f"\n{paper}/{table}: {asked.title}", style="bold", markup=False)
         console.print(f"paper: {asked.setting}", markup=False, highlight=False)
         console.print(f"differs: {asked.differs.strip()}", markup=False, highlight=False)
-        console.print(f"made again by: {_by(paper, table)}", markup=False, highlight=False)
+        console.print(f"made again by: {made_by(paper, table)}", markup=False, highlight=False)
         for kept in [one for one in results()[paper].kept if one.table == table]:
             _print(paper, table, f"{kept.name}, {kept.date}", _beside(paper, table, kept.rows))
             console.print(f"{kept.note.strip()}\n{kept.command.strip()}", markup=False, highlight=False)
@@ -139,10 +129,12 @@ def _run(
 
 
 def _say_how_long(scales: Mapping[str, Scale]) -> None:
+    from fedsim.reproduce.recipes import long
+
     for name, one in scales.items():
-        console.print(f"{name}: {one.note} About {_long(one.minutes)} on {one.on}.", markup=False, highlight=False)
+        console.print(f"{name}: {one.note} About {long(one.minutes)} on {one.on}.", markup=False, highlight=False)
     if len(scales) > 1:
-        whole = _long(sum(one.minutes for one in scales.values()))
+        whole = long(sum(one.minutes for one in scales.values()))
         console.print(f"All together about {whole}.", markup=False, highlight=False)
 
 

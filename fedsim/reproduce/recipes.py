@@ -137,6 +137,20 @@ def recipe_of(paper: str, table: str) -> Made | None:
     return Made(recipe, tables, path.name)
 
 
+def made_by(paper: str, table: str) -> str:
+    """What makes a table again, a sweep at two scales or a script of the repository, and how long that takes."""
+    if made := recipe_of(paper, table):
+        return f"quick, {long(made.recipe.quick.minutes)}; full, {long(made.recipe.full.minutes)}"
+    script = papers()[paper].table[table].script
+    assert script is not None
+    return f"{Path(script.command).name}, {long(script.minutes) if script.minutes else 'time not written down'}"
+
+
+def long(minutes: float) -> str:
+    """Minutes or hours."""
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+
+
 def read(recipe: Recipe, scores: Scores, decimals: Mapping[str, int]) -> dict[str, dict[str, str]]:
     """The figures of a sweep, by row and quantity; what was not run is left out.
 
@@ -155,19 +169,24 @@ def read(recipe: Recipe, scores: Scores, decimals: Mapping[str, int]) -> dict[st
 
 
 def _figure(reading: Reading, lines: Sequence[Mapping[str, str]], recipe: Recipe, decimals: int) -> str:
-    """Mean and spread over victims and seeds; nothing where it was not run."""
+    """Mean and spread over victims and seeds, and over how many if some have none; nothing where it was not run."""
     other = reading.minus or reading.over
     found, others = (_values(reading, attack, lines) for attack in (reading.attack, other or reading.attack))
     if found is None or others is None:
         return ""
     if reading.minus is not None:
-        found = {who: value - others[who] for who, value in found.items() if who in others}
-    if not found or not others:
+        found = {who: value - others.get(who, math.nan) for who, value in found.items()}
+    known = _known(found)
+    if not known.size or (reading.over is not None and not _known(others).size):
         return REFUSED
-    values = np.array(list(found.values()))
     if reading.over is not None:
-        return f"{values.mean() / np.mean(list(others.values())):.{decimals}f}"
-    return printed(values, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
+        return f"{known.mean() / _known(others).mean():.{decimals}f}"
+    text = printed(known, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
+    return text if known.size == len(found) else f"{text} ({known.size} of {len(found)})"
+
+
+def _known(found: Mapping[Who, float]) -> Values:
+    return np.array([value for value in found.values() if not math.isnan(value)])
 
 
 def printed(values: Values, decimals: int, spread: Spread, *, sign: str = "") -> str:
@@ -177,7 +196,7 @@ def printed(values: Values, decimals: int, spread: Spread, *, sign: str = "") ->
 
 
 def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -> dict[Who, float] | None:
-    """By victim and seed; None where no cell of this attack was run."""
+    """By victim and seed, NaN where the attack gave none; None where no cell of this attack was run."""
     metric = reading.of or reading.metric
     column = "floor" if reading.of else reading.metric if reading.metric in ("accuracy", "seconds") else "value"
     rows = [
@@ -189,7 +208,7 @@ def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -
     ]
     if not rows:
         return None
-    return {tuple(row[name] for name in _WHO): reading.times * float(row[column]) for row in rows if row[column]}
+    return {tuple(row[name] for name in _WHO): reading.times * float(row[column] or "nan") for row in rows}
 
 
 def _spread(values: Values, what: Spread) -> float:

@@ -14,6 +14,7 @@ from fedsim.errors import ConfigError
 from fedsim.experiments.reading import config_of
 from fedsim.experiments.training_states import make_states
 from fedsim.files import write_text
+from fedsim.reproduce.figures import Figure
 from fedsim.reproduce.geometries import geometries
 from fedsim.reproduce.papers import HERE, Compared, Kept, compared, papers, results
 from fedsim.reproduce.recipes import Made, ScaleName, read, recipe_of
@@ -73,7 +74,7 @@ def reproduced(paper: str, table: str, scale: ScaleName, store: Path | None = No
         FedsimError: the sweep cannot be run.
     """
     made, folder = recipe(paper, table), Path("runs") / "reproduce" / f"{paper}-{table}-{scale}"
-    decimals, beside = _decimals(paper, table), _states(made, f"{paper}-{table}")
+    decimals, beside = _decimals(paper, table), _states(made, paper)
     if made.recipe.geometry:
         rows, failures = geometries(made, scale, folder, beside, decimals), []
     else:
@@ -92,7 +93,7 @@ def reproduced(paper: str, table: str, scale: ScaleName, store: Path | None = No
 
 
 def _states(made: Made, name: str) -> Path:
-    """The folder of the trained states that a recipe starts from, where it asks for some."""
+    """The folder of the trained states that a recipe starts from, where it asks for some; tables share them."""
     if made.recipe.train is None:
         return HERE
     config = config_of(deepcopy(made.recipe.train), f"{made.where}: reproduce.train", HERE)
@@ -100,7 +101,13 @@ def _states(made: Made, name: str) -> Path:
 
 
 def _decimals(paper: str, table: str) -> dict[str, int]:
-    """By quantity, as many digits behind the point as the paper prints at most; two where it prints none."""
+    """By quantity, how many digits behind the point."""
     asked = papers()[paper].table[table]
     published = asked.published(f"{paper}.toml: {table}").values()
-    return {name: max((row[name].decimals for row in published if name in row), default=2) for name in asked.quantities}
+    return {name: _digits([row[name] for row in published if name in row]) for name in asked.quantities}
+
+
+def _digits(figures: Sequence[Figure]) -> int:
+    """As many as the paper prints at most; but two where it prints none, or a share as .7."""
+    least = 2 if all(abs(one.value or 0.0) < 1 for one in figures) else 0
+    return max([least, *(one.decimals for one in figures)])

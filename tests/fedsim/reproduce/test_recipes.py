@@ -12,6 +12,7 @@ from fedsim.errors import ConfigError
 from fedsim.experiments.config import check
 from fedsim.experiments.reading import config_of, put
 from fedsim.reproduce import recipes
+from fedsim.reproduce.figures import figure
 from fedsim.reproduce.papers import HERE, papers
 from fedsim.reproduce.recipes import Made, Recipe, ScaleName, read, recipe_of
 from fedsim.sweeps.grid import Grid, grid_of
@@ -141,6 +142,16 @@ def test_figures_are_means_over_victims_and_a_gain_is_paired(spread: str, of_mea
         "ratio": "1.0",
         "refused": "refused",
     }
+
+
+def test_victims_without_a_value_are_left_out_and_counted() -> None:
+    """And so are those of whom one of two attacks has none."""
+    rows = [
+        row | {"value": "" if (row["attack"], row["victim"]) == ("SME", "1") else row["value"]} for row in SCORES.rows
+    ]
+    found = read(recipe("standard error"), Table(SCORES.axes, rows), dict.fromkeys(READINGS, 1))["first"]
+    assert (found["mean"], found["gain"]) == ("20.0 (1 of 2)", "+1.0 (1 of 2)")
+    assert figure(found["mean"], "").value == 20
 
 
 def test_what_was_not_run_is_left_out() -> None:
