@@ -237,11 +237,15 @@ def _trade_off(name: str, found: Sequence[Group], names: Names, sign: int) -> Ma
         return ""
     front = pareto([(one.accuracy[0], -sign * one.mean) for one in found])
     first = next((place for place, varies in enumerate(names.varying) if varies), 0)
-    looks = {label: Look(at) for at, label in enumerate(dict.fromkeys(one.labels[first] for one in found))}
+
+    def kind(one: Group) -> str:
+        return one.labels[first] if one.labels else ""
+
+    looks = {label: Look(at) for at, label in enumerate(dict.fromkeys(map(kind, found)))}
     shown = [
         Point(
             name=f"{names(one.labels) or 'the only setting'}, {one.attack}",
-            look=looks[one.labels[first]],
+            look=looks[kind(one)],
             x=one.accuracy[0],
             y=one.mean,
             x_interval=_ends(*one.accuracy),
@@ -253,7 +257,7 @@ def _trade_off(name: str, found: Sequence[Group], names: Names, sign: int) -> Ma
         for one, on_front in zip(found, front, strict=True)
     ]
     title = f"What the strongest attack gets, by {name}, and which accuracy is left"
-    return points(title, shown, xlabel="accuracy (fraction correct)", ylabel=name, legend=[*looks.items()])
+    return points(title, shown, xlabel="accuracy (fraction correct)", ylabel=name, legend=[*looks.items()] if names.axes else [])
 
 
 def pareto(values: Sequence[tuple[float, float]]) -> list[bool]:

@@ -55,6 +55,13 @@ def test_the_page_of_an_attack_on_a_table_is_for_everybody(table, is_for_everybo
     is_for_everybody(table)
 
 
+def test_on_a_phone_rows_of_records_keep_their_names(table, look):
+    heads = look(table, width=390).page.locator(".victim[open] .records tbody th")
+    assert set(heads.all_inner_texts()) == {"true", "inverting-gradients"}
+    widths = heads.evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
+    assert 80 < min(widths) <= max(widths) < 130
+
+
 def test_on_paper_nothing_is_cut_off(images, table, look):
     for path in (images, table):
         page = look(path, width=SHEET).page
