@@ -243,7 +243,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     blocks = _blocks(ROOT / "README.md", "python")
     assert len(blocks) == 2
     for block in blocks:
-        exec(compile(block.replace("iterations=300", "iterations=2"), "README.md", "exec"), names)
+        exec(compile(block.replace("iterations=100", "iterations=2"), "README.md", "exec"), names)
     assert names["run"].report().path.is_file()
     assert names["strategy"].recorder.folder == tmp_path / "recording" / "run-1" / "transcript"
     assert names["grid"].recording == tmp_path / "recording" / "run-2"
