@@ -240,12 +240,13 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
     experiment, config = audit.experiment, audit.experiment.config
     partition, federation = config.partition, config.federation
     most = f", at most {partition.samples_per_client} examples each" if partition.samples_per_client else ""
+    late = f", each a straggler with probability {p:g}" if (p := federation.straggler_probability) else ""
     held = f", {partition.test_fraction:.0%} held out for tests" if partition.test_fraction else ""
     facts = {
         "Data": _described(config.data),
         "Partition": _described(partition) + most + held,
         "Model": _described(config.model),
-        "Federation": f"{federation.clients} clients, {federation.rounds} rounds, {_described(config.strategy)}",
+        "Federation": f"{federation.clients} clients, {federation.rounds} rounds{late}, {_described(config.strategy)}",
         "Local training": ", ".join(_local_training(config)),
         "Defenses": "" if config.defense else "none",
         "Settings that defend": "",

@@ -257,7 +257,9 @@ def _trade_off(name: str, found: Sequence[Group], names: Names, sign: int) -> Ma
         for one, on_front in zip(found, front, strict=True)
     ]
     title = f"What the strongest attack gets, by {name}, and which accuracy is left"
-    return points(title, shown, xlabel="accuracy (fraction correct)", ylabel=name, legend=[*looks.items()] if names.axes else [])
+    return points(
+        title, shown, xlabel="accuracy (fraction correct)", ylabel=name, legend=[*looks.items()] if names.axes else []
+    )
 
 
 def pareto(values: Sequence[tuple[float, float]]) -> list[bool]:

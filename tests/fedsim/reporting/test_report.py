@@ -619,6 +619,11 @@ def test_who_sent_nothing_and_how_often_is_told(folder):
     ) in text_of(page(folder))
 
 
+def test_how_often_clients_are_late_is_told_beside_their_number(folder):
+    folder.write_experiment(config(federation={"clients": 2, "rounds": 3, "straggler_probability": 0.25}))
+    assert "2 clients, 3 rounds, each a straggler with probability 0.25, fedavg" in text_of(page(folder))
+
+
 def test_the_geometry_that_was_measured_is_told(folder):
     record(folder)
     assert "Geometry of local training" not in page(folder)
