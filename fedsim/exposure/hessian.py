@@ -79,29 +79,15 @@ class Hessian:
 
         if self.size == 1:
             return float(self @ torch.ones(1, dtype=self.sent.vector.dtype))
-        start = self._start
+        start = self.start
         operator = LinearOperator((self.size, self.size), matvec=self._numbers, dtype=np.float64)
         try:
-            (value,) = eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)
+            (value,) = eigsh(operator, k=1, which="LA", v0=start.numpy(), tol=1e-6, return_eigenvectors=False)
         except ArpackError as error:
-            if not (self @ torch.from_numpy(start).to(self.sent.vector.dtype)).any():
+            if not (self @ start.to(self.sent.vector.dtype)).any():
                 return 0.0
             raise RunError(f"measure: the largest eigenvalue was not found: {error}") from error
         return max(float(value), 0.0)
-
-    def shifted_smallest(self, steps: int) -> float:
-        """What power iteration with `steps` steps on lambda_max I - H leaves of the smallest eigenvalue.
-
-        It approaches the smallest from above, and is no eigenvalue before; where that is 0, it falls as 1 / steps.
-        """
-        vector = torch.from_numpy(self._start).to(self.sent.vector.dtype)
-        vector = vector / vector.norm()
-        for _ in range(steps):
-            left = self.largest * vector - self @ vector
-            if not left.any():  # the largest is the only one
-                break
-            vector = left / left.norm()
-        return float(self.push(vector).double().square().sum())
 
     def matrix(self) -> Tensor:
         """The whole of it in float64, `number number`, by one product for each row.
@@ -117,8 +103,9 @@ class Hessian:
         return (made + made.T) / 2
 
     @property
-    def _start(self) -> NDArray[np.float64]:
-        return numpy_generator("measure", "start").standard_normal(self.size)
+    def start(self) -> Tensor:
+        """Where iterations start, `number` in float64, the same each time."""
+        return torch.from_numpy(numpy_generator("measure", "start").standard_normal(self.size))
 
     def _numbers(self, direction: NDArray[np.float64]) -> NDArray[np.float64]:
         vector = torch.from_numpy(np.asarray(direction)).flatten().to(self.sent.vector.dtype)

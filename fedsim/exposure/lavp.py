@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from fedsim.errors import ConfigError
 from fedsim.exposure.hessian import Hessian
+from fedsim.exposure.lanczos import shifted_smallest
 from fedsim.measure import Meaning, Measure
 from fedsim.paper import Paper
 from fedsim.training.sent import Sent
@@ -74,4 +75,4 @@ class Lavp(Measure):
         return {"max": high, "min": low, "ang_max": ang_high, "ang_min": ang_low, "fusion": sqrt(high * ang_low)}
 
     def _ends(self, hessian: Hessian) -> tuple[float, float]:
-        return (hessian.largest, hessian.shifted_smallest(self.steps)) if hessian.largest else (nan, nan)
+        return (hessian.largest, shifted_smallest(hessian, self.steps)) if hessian.largest else (nan, nan)
