@@ -30,13 +30,15 @@ class Difference:
 
     Attributes:
         attack: its name, as in both runs' reports.
-        base, other: the scores over all victims of each run.
+        base: the scores over all victims of the first run.
+        other: those of the other run.
         paired: whether the difference is taken victim by victim.
         count: how many differences, one a victim (or a round, or a random start: see `Summary.unit`), or, where it is
             not paired, the smaller of the two numbers of victims.
         unit: what is counted.
         mean: of `other` less `base`; NaN where nothing can be compared.
-        low, high: the 95 % confidence interval of `mean`; NaN where there is none.
+        low: where the 95 % confidence interval of `mean` begins; NaN where there is none.
+        high: where it ends.
         verdict: one of this module's words; empty for a metric that says nothing about leakage.
         remark: the reason, and what else differs between the two attacks.
     """

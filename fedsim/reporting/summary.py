@@ -29,10 +29,12 @@ _SHARES = {
     "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
     "attribute_balanced_accuracy", "local_accuracy", "recovered",
     "exact", "certified", "false_certificates",
+    "tpr_at_1_in_100", "tpr_at_1_in_1000",
 }  # fmt: skip
 """Metrics that are shares of something, in [0, 1]."""
 _COSINES = ("zest", "zest_other_start", "zest_of_optima")
-_RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0)) | {"mse": (0.0, 1.0)}
+_RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0))
+_RANGES |= dict.fromkeys(("mse", "membership_auc", "membership_accuracy"), (0.0, 1.0))
 _RANGES |= dict.fromkeys(
     ("psnr", "class_psnr", "lpips", "parameter_distance", "local_loss", "local_mape"), (0.0, math.inf)
 )
@@ -50,6 +52,10 @@ _NAMES = {
     "zest_other_start": "Zest, other start",
     "zest_of_optima": "Zest of the two optima",
     "local_mape": "local MAPE, %",
+    "membership_auc": "membership AUC",
+    "membership_accuracy": "membership balanced accuracy",
+    "tpr_at_1_in_100": "TPR at FPR 1 %",
+    "tpr_at_1_in_1000": "TPR at FPR 0.1 %",
 }
 NO_LEAKAGE = {
     "l_sim": "how well the claims explain the message, not leakage",
@@ -82,7 +88,8 @@ class Summary:
             where there is but one update.
         unit: what is counted, `victim`, `round` or `start`.
         mean: mean score, each the mean over a victim's images; NaN where `missing`.
-        low, high: the 95 % confidence interval of `mean`, see `interval`; NaN for one score.
+        low: where the 95 % confidence interval of `mean` begins, see `interval`; NaN for one score.
+        high: where it ends.
         floor: mean of the floors.
         floor_guess: which guess set the floor most often.
         nearest: mean score of the public examples closest to the true ones, NaN where none are known.
