@@ -6,6 +6,7 @@ threads, and than vectorising convolutions over victims, which turns them into g
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import json
 import logging
@@ -293,6 +294,15 @@ class _ToParent(QueueHandler):
     def __init__(self, line: Connection) -> None:
         super().__init__(line)  # type: ignore[arg-type]
         self.setLevel(logging.WARNING)
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """A copy that can be sent: the sentence, and apart from it the traceback, which a screen leaves out."""
+        sent = copy.copy(record)
+        sent.msg, sent.args = record.getMessage(), None
+        if record.exc_info:
+            sent.exc_text = logging.Formatter().formatException(record.exc_info)
+        sent.exc_info = sent.stack_info = None
+        return sent
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """See QueueHandler."""

@@ -98,8 +98,8 @@ def _show_plan(plan: Plan, workers: int) -> None:
     console.print(table)
     _show_left_out(plan)
     shares = sorted(set(Counter(cell.federation for cell in plan.cells).values()))
-    each = f"{shares[0]}" if len(shares) == 1 else f"{shares[0]} to {shares[-1]}"
-    console.print(f"{plan.sentence}; a federation is run once for the {each} cells that attack it", highlight=False)
+    shared = number_of(shares[0], "cell") if len(shares) == 1 else f"{shares[0]} to {shares[-1]} cells"
+    console.print(f"{plan.sentence}; each federation is run once and shared by {shared}", highlight=False)
     console.print(_estimate(plan, workers), highlight=False)
 
 
@@ -109,7 +109,10 @@ def _estimate(plan: Plan, workers: int) -> str:
     if plan.seconds is None:
         return "no cell is done yet, so nobody can say how long they take"
     minutes = plan.seconds / 60 / min(workers, len(plan.to_do))
-    told = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+    if minutes < 2:
+        told = number_of(max(1, round(60 * minutes)), "second")
+    else:
+        told = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
     return f"about {told} are left with {number_of(workers, 'worker')}, by what finished cells took"
 
 

@@ -13,6 +13,7 @@ from fedsim.errors import ConfigError, DataError, FedsimError, InstallationError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.progress import tracked
+from fedsim.randomness import one_thread
 from fedsim.sweeps.cells import Cell, Unread, cells_of
 from fedsim.sweeps.file import SweepFile
 from fedsim.sweeps.grid import ATTACK, Grid, Point, grid_of
@@ -51,9 +52,11 @@ class Plan:
     @property
     def sentence(self) -> str:
         """How much there is and how much of it is done, in a line."""
-        federations, left_out = len({cell.federation for cell in self.cells}), len(self.left_out)
-        text = f"{len(self.cells)} cells on {federations} federations, {len(self.cells) - len(self.to_do)} done already"
-        return text + (f"; {left_out} more do not apply" if left_out else "")
+        cells, federations = len(self.cells), len({cell.federation for cell in self.cells})
+        text = f"{cells} cell{'s' * (cells != 1)} on {federations} federation{'s' * (federations != 1)}"
+        text += f", {cells - len(self.to_do)} done already"
+        left_out = len(self.left_out)
+        return text + (f"; {left_out} more {'do' if left_out > 1 else 'does'} not apply" if left_out else "")
 
     @property
     def seconds(self) -> float | None:
@@ -83,7 +86,8 @@ def planned(file: SweepFile, store: Store, *, trust: bool) -> Plan:
     done = {cell.key: marker for cell in cells if (marker := store.cell(cell.key).finished()) is not None}
     wanted = dict.fromkeys(cell.federation for cell in cells)
     federations = {key: marker for key in wanted if (marker := store.federation(key).finished()) is not None}
-    why = _why_not([cell for cell in cells if cell.key not in done], store)
+    with one_thread():  # threads that wait for one another take ten times as long on busy cores
+        why = _why_not([cell for cell in cells if cell.key not in done], store)
     applying = [cell for cell in cells if cell.key not in why]
     if not applying:
         first = next(iter(why.values()), "") or next(item.reason for item in found if isinstance(item, Unread))
