@@ -61,6 +61,9 @@ ROWS: list[tuple[str, Mapping[str, Any], tuple[str, Task], str]] = [
     ("text-cnn", {}, R8, TGIAS),
     ("text-cnn", {"kernels": (3,)}, R8, TGIAS),
     ("lstm", {}, SHAKESPEARE, "LEAF"),
+    ("transformer-encoder", {}, R8, NOBODY),
+    ("transformer-decoder", {}, R8, NOBODY),
+    ("transformer-decoder", {}, SHAKESPEARE, NOBODY),
     ("torchvision", {}, IMAGENET, NOBODY),
 ]
 

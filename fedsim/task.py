@@ -29,11 +29,13 @@ class Task:
             a table, `place` of a text.
         num_classes: number of classes; 0 for a regression.
         vocabulary: number of different tokens of a text, whose inputs are integers; 0 otherwise.
+        padding: the token that fills short texts up behind; None where there is none.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
     vocabulary: int = 0
+    padding: int | None = None
 
     @property
     def kind(self) -> Literal["image", "table", "text"]:

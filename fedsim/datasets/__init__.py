@@ -115,7 +115,7 @@ class Dataset:
     @cached_property
     def task(self) -> Task:
         """What a model has to do."""
-        return Task(tuple(self.train.raw.shape[1:]), self.num_classes, self.vocabulary)
+        return Task(tuple(self.train.raw.shape[1:]), self.num_classes, self.vocabulary, self.padding)
 
     @property
     def padding(self) -> int | None:

@@ -27,6 +27,7 @@ from fedsim.models.shufflenet import ShuffleNetV2
 from fedsim.models.sme import SmeCnn
 from fedsim.models.text_cnn import TextCnn
 from fedsim.models.torchvision import TorchVision
+from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
 from fedsim.models.vgg import Vgg9
 from fedsim.models.vit import VitApril
 from fedsim.plugins import registry
@@ -65,6 +66,8 @@ ALL: list[tuple[ModelPlugin, Task]] = [
     (VitApril(patch=4), FEMNIST),
     (TextCnn(), TEXTS),
     (TextCnn(kernels=(3,)), TEXTS),
+    (TransformerEncoder(dim=32), TEXTS),
+    (TransformerDecoder(dim=32), TEXTS),
     (TorchVision(), CIFAR10),
 ]
 EVERY = pytest.mark.parametrize(("plugin", "task"), ALL, ids=[f"{p}-{t.input_shape}" for p, t in ALL])
@@ -146,6 +149,62 @@ def test_the_transformer_has_the_sizes_of_the_released_code() -> None:
     assert parameters(on_meta(VitApril(), FEMNIST)) == expected
     pixels = 16 - 784
     assert parameters(on_meta(VitApril(patch=4), FEMNIST)) == expected + pixels * dim + 48 * dim
+
+
+PADDED = Task((6,), 3, vocabulary=20, padding=0)
+
+
+@pytest.mark.parametrize("plugin", [TransformerEncoder(dim=16), TransformerDecoder(dim=16)])
+def test_a_block_of_the_transformers_is_that_of_torch(plugin: ModelPlugin) -> None:
+    """Which computes attention another way, with one matrix for queries, keys and values."""
+    model: Any = built(plugin, TEXTS).double()
+    block, theirs = (
+        model.blocks[0],
+        nn.TransformerEncoderLayer(16, 4, 64, 0.0, "gelu", batch_first=True, norm_first=True),
+    )
+    attention = block.attention
+    projections = (attention.query, attention.key, attention.value)
+    theirs.double().load_state_dict(
+        {
+            "self_attn.in_proj_weight": torch.cat([p.weight for p in projections]),
+            "self_attn.in_proj_bias": torch.cat([p.bias for p in projections]),
+            **{f"self_attn.out_proj.{key}": value for key, value in attention.output.state_dict().items()},
+            **{f"linear1.{key}": value for key, value in block.perceptron[0].state_dict().items()},
+            **{f"linear2.{key}": value for key, value in block.perceptron[2].state_dict().items()},
+            **{f"norm{n}.{key}": v for n in (1, 2) for key, v in getattr(block, f"norm{n}").state_dict().items()},
+        }
+    )
+    states = torch.randn(3, 20, 16, dtype=torch.float64, generator=generator("states"))
+    real = torch.arange(20) < torch.tensor([[20], [13], [1]])
+    seen = model.seen(real)
+    hidden = ~seen.repeat_interleave(4, 0)  # one mask a head
+    torch.testing.assert_close(block(states, seen)[real], theirs(states, hidden)[real])
+    assert bool(seen[0].all()) is isinstance(plugin, TransformerEncoder)
+
+
+@pytest.mark.parametrize("plugin", [TransformerEncoder(dim=16), TransformerDecoder(dim=16)])
+def test_padding_behind_a_text_changes_nothing_of_what_transformers_make_of_it(plugin: ModelPlugin) -> None:
+    model: Any = built(plugin, PADDED).eval()
+    text = torch.tensor([[7, 3, 9, 4]])
+    padded = torch.cat([text, torch.zeros(1, 2, dtype=torch.int64)], 1)
+    torch.testing.assert_close(model(padded), model(text))
+    torch.testing.assert_close(model(model.embedding(padded)), model(text))
+    assert not torch.allclose(model(torch.tensor([[7, 3, 9, 4, 5, 5]])), model(text))
+    model(padded).sum().backward()
+    assert not model.embedding.weight.grad[0].any()
+    assert not model.positions.grad[4:].any()
+    assert model.positions.grad[:4].any(1).all()
+    assert model(torch.zeros(1, 6, dtype=torch.int64)).isfinite().all()  # a text without words
+
+
+def test_a_decoder_sees_what_is_before_a_place_and_reads_the_last_word() -> None:
+    model: Any = built(TransformerDecoder(dim=16), PADDED).eval()
+    assert model.seen(torch.ones(1, 6, dtype=torch.bool))[0].equal(torch.ones(6, 6).tril().bool())
+    features = []
+    model.norm.register_forward_hook(lambda *given: features.append(given[2]))
+    outputs = model(torch.tensor([[7, 3, 9, 0, 0, 0], [7, 3, 9, 4, 8, 1]]))
+    torch.testing.assert_close(features[0][0, :3], features[0][1, :3])
+    torch.testing.assert_close(outputs, model.linear(torch.stack([features[0][0, 2], features[0][1, 5]])))
 
 
 @pytest.mark.parametrize(
@@ -555,6 +614,9 @@ def test_a_network_of_torchvision_that_cannot_take_an_image_says_why(name: str, 
         ("text-cnn", {"kernels": []}, "kernels: expected one or more sizes of at least 1, got []"),
         ("text-cnn", {"channels": 0}, "channels and dimension: expected at least 1 each, got 0 and 300"),
         ("text-cnn", {"dropout": 1.0}, "dropout: expected a value in [0, 1), got 1.0"),
+        ("transformer-encoder", {"dim": 10}, "dim: expected a multiple of heads (4), got 10"),
+        ("transformer-decoder", {"blocks": 0}, "blocks: expected at least 1, got 0"),
+        ("transformer-decoder", {"dropout": 1.0}, "dropout: expected a value in [0, 1), got 1.0"),
     ],
 )
 def test_a_bad_setting_is_refused_in_one_sentence(name: str, settings: dict[str, Any], message: str) -> None:

@@ -36,6 +36,8 @@ FAMILIES: dict[str, tuple[Task, dict[str, Any], int]] = {
     "lenet": (IMAGES, {}, 5),
     "lstm": (TEXTS, {"hidden": 8}, 5),
     "text-cnn": (TEXTS, {"kernels": [3], "channels": 8, "dimension": 6, "pool": 2}, 5),
+    "transformer-encoder": (TEXTS, {"dim": 8, "heads": 2}, 5),
+    "transformer-decoder": (TEXTS, {"dim": 8, "heads": 2}, 5),
     "vit-april": (IMAGES, {"patch": 8, "dim": 24, "heads": 2, "blocks": 2}, 3),
     "resnet8": (IMAGES, {}, 3),
 }
