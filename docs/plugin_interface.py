@@ -40,6 +40,7 @@ PARTS = {
             findings.Texts,
             findings.LocalModel,
             findings.Inference,
+            findings.Membership,
         ],
         [],
     ),

@@ -266,6 +266,36 @@ class Inference(Finding):
         return cls(of=of, candidates=tensors[f"{of}/candidates"], scores=tensors[f"{of}/scores"], trace=trace)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Membership(Finding):
+    """How likely the attack claims each candidate record to be one that the victim trained on.
+
+    Attributes:
+        scores: `candidate`, in the order in which candidates were granted; the higher, the likelier, on any scale.
+    """
+
+    kind = "membership"
+    scores: Tensor
+
+    def __post_init__(self) -> None:
+        _check_tensor("scores", self.scores)
+        if self.scores.ndim != 1 or not self.scores.is_floating_point():
+            raise _wrong("scores", self.scores, "one floating point number a candidate")
+        if self.scores.isnan().any():
+            raise AttackError("the attack claims scores that are NaN")
+        super().__post_init__()
+
+    @property
+    def own_tensors(self) -> dict[str, Tensor]:
+        """What is saved besides the trace, by name."""
+        return {"scores": self.scores}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """The inverse of `own_tensors`."""
+        return cls(scores=tensors["scores"], trace=trace)
+
+
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 

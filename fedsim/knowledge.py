@@ -96,9 +96,15 @@ _NOT_NEGATIVE: _Check = (lambda weight: 0 <= weight < math.inf, "a finite value 
 _COUNT: _Check = (lambda count: count >= 1, "at least 1")
 
 
+HELD_OUT, OTHER_CLIENTS = "held-out", "other-clients"
+OTHERS = (HELD_OUT, OTHER_CLIENTS)
+"""Where candidate records come from that are not the victim's: the data set's test examples, or the training examples
+of other clients, which the global model has learnt likewise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Records of the victim that the adversary knows.
+    """Records that the adversary knows: the victim's, or candidates of which some are.
 
     Attributes:
         inputs: `record feature` or `record channel height width`, in model units.
@@ -198,6 +204,14 @@ class Knowledge:
         str,
         granted=False,
         victims="all columns of records but one",
+    )
+    candidates: Records | None = _fact(
+        "records of which half are training records of the victim's, for an attack that tells which; where the others "
+        f"come from: {' or '.join(OTHERS)}",
+        str,
+        (lambda whose: whose in OTHERS, f"where half of them come from, {' or '.join(OTHERS)}"),
+        granted=False,
+        victims="half of the candidate records, but not which half",
     )
     defenses: Sequence[Defense] | None = _fact(
         "the defenses of the clients with their settings, for an attack that passes its dummy gradients through them; "

@@ -16,6 +16,7 @@ from fedsim.datasets import Column
 from fedsim.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
+from fedsim.experiments.candidates import drawn
 from fedsim.experiments.config import AdversaryTable, AppTable
 from fedsim.knowledge import FACTS, Knowledge, PartialRecords, Records, sent_as
 from fedsim.models.checks import unsized
@@ -223,6 +224,15 @@ def check_private(adversary: AdversaryTable, experiment: Experiment | None, has_
         raise ConfigError(f"adversary.knowledge.{wanted[0]}: there is no truth to take them from; add a [truth] table")
     if "partial_records" in wanted:
         _sensitive(adversary, experiment)
+    if "candidates" in wanted:
+        others, fact = adversary.knowledge.candidates, FACTS["candidates"]
+        if not fact.fits(others):
+            raise ConfigError(f"adversary.knowledge.candidates: expected {fact.expected}, got '{others}'")
+        if experiment is None:
+            raise ConfigError(
+                "adversary.knowledge.candidates: of a recording made elsewhere nobody says what the victim does not "
+                "hold; attack the run of an experiment"
+            )
 
 
 def grant_private(
@@ -234,7 +244,7 @@ def grant_private(
     declared: Set[str] = frozenset(PRIVATE),
     members: Sequence[int] = (),
 ) -> Knowledge:
-    """`knowledge` and what is granted of this `victim`: its labels, its records, or all of these but a column.
+    """`knowledge` and what is granted of this `victim`: its labels, its records, these but a column, or candidates.
 
     Args:
         truth: what it held in the attacked round; None where nobody says.
@@ -250,7 +260,9 @@ def grant_private(
     if truth is None:
         raise DataError(f"truth: {wanted[0]} are granted, but no file is named for client {victim}; name one")
     values: dict[str, Any] = {"labels": truth.labels.sort().values} if "labels" in wanted else {}
-    if set(wanted) != {"labels"}:
+    if "candidates" in wanted:
+        values["candidates"] = _candidates(adversary, experiment, members or (victim,))
+    if {"records", "partial_records"}.intersection(wanted):
         records = _records(knowledge, experiment, members or (victim,), truth)
         if "records" in wanted:
             values["records"] = records
@@ -272,6 +284,13 @@ def _records(knowledge: Knowledge, experiment: Experiment | None, clients: Seque
     ends = (torch.tensor(end).reshape(-1, *[1] * (truth.data.ndim - 2)) for end in knowledge.value_range)
     low, high = ends
     return Records(inputs=low + truth.data * (high - low), labels=truth.labels)
+
+
+def _candidates(adversary: AdversaryTable, experiment: Experiment | None, clients: Sequence[int]) -> Records:
+    """See `fedsim.experiments.candidates`; which of them are training records is not in it."""
+    assert experiment is not None  # or `check_private` had refused it
+    found = drawn(experiment.data, clients, adversary.knowledge.candidates, adversary.candidates)
+    return Records(inputs=experiment.data.to_model(found.inputs), labels=found.labels)
 
 
 def _sensitive(adversary: AdversaryTable, experiment: Experiment | None) -> Column:

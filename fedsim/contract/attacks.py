@@ -127,7 +127,11 @@ def changes_nothing_it_is_given(subject: Subject) -> None:
     shared = known.model()
     tensors = {"labels": known.labels} | {
         f"{what}.{part}": getattr(of, part)
-        for what, of in (("records", known.records), ("partial_records", known.partial_records))
+        for what, of in (
+            ("records", known.records),
+            ("partial_records", known.partial_records),
+            ("candidates", known.candidates),
+        )
         if of is not None
         for part in ("inputs", "labels")
     }

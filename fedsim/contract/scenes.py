@@ -1,4 +1,4 @@
-"""Tiny recordings to try an attack on: what a server saw of two clients, and all that may be known besides."""
+"""Tiny recordings to try an attack on: what a server saw of three clients, and all that may be known besides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedsim.task import Task, squared_error
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 
-VICTIM, OTHER = 5, 6
+VICTIM, OTHER, THIRD = 5, 6, 4
 _RATE = 0.1
 _IMAGES, _TEXTS, _TABLE = Task((1, 8, 8), 10), Task((6,), 10, 20), Task((4,), 0)
 _LABELS = torch.tensor([1, 4, 4])
@@ -94,6 +94,7 @@ def _known(model: Callable[[], nn.Module], task: Task, inputs: Tensor, labels: T
         proximal_mu=0.0,
         labels=labels.sort().values,
         records=Records(inputs=inputs, labels=labels),
+        candidates=Records(inputs=inputs, labels=labels),
     )
 
 
@@ -126,15 +127,15 @@ def _texts(folder: Path) -> Scene:
 
 
 def _recorded(folder: Path, known: Knowledge) -> Transcript:
-    """Rounds of weights of two clients, then rounds of gradients of the victim."""
+    """Rounds of weights of three clients, then rounds of gradients of the victim."""
     if folder.is_dir():
         return Transcript(folder)
     recorder, count = Recorder(folder), len(known.records.inputs) if known.records else 0
     before, gradient = _gradient(known)
     after = {name: tensor - _RATE * gradient[name] for name, tensor in before.items()}
-    shrunk = {name: 0.9 * tensor for name, tensor in before.items()}
+    shrunk, grown = ({name: factor * tensor for name, tensor in before.items()} for factor in (0.9, 1.2))
     for number in _WEIGHTS:
-        sent = ((VICTIM, after), (OTHER, shrunk))
+        sent = ((THIRD, grown), (VICTIM, after), (OTHER, shrunk))
         recorder.write(number, [_update(number, who, before, Payload.dense(s, "weights"), count) for who, s in sent])
     for number in _GRADIENTS:
         recorder.write(number, [_update(number, VICTIM, before, Payload.dense(gradient, "gradient"), count)])

@@ -174,6 +174,23 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Roc:
+    """The ROC curve of scores that tell members from others.
+
+    Attributes:
+        false: `point`, share of the others at or above a threshold, ascending from 0 to 1.
+        true: `point`, share of the members there.
+    """
+
+    false: Tensor
+    true: Tensor
+
+    def at(self, rate: float) -> float:
+        """The highest share of members at a threshold that at most `rate` of the others reach."""
+        return float(self.true[self.false <= rate].max())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shown:
     """What a page shows of a finding besides its curves.
 
@@ -184,6 +201,7 @@ class Shown:
         rows: of a table.
         texts: claimed and true; of a `bag`, which tells which words there are and no texts, one pair of sets.
         typical: it tells what classes look like.
+        roc: of candidates, which only the evaluator can know.
         curves: further ones, which only the evaluator can know: name to iterations and values.
     """
 
@@ -194,6 +212,7 @@ class Shown:
     texts: Sequence[Pair] = ()
     bag: bool = False
     typical: bool = False
+    roc: Roc | None = None
     curves: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 

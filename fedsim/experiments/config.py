@@ -239,7 +239,8 @@ class KnowledgeTable(Table):
     nothing to take from, so there the value is written out: `model = "module:callable"`,
     `input_shape = [1, 28, 28]`, `value_range = [0.0, 1.0]`. What the server sent along with its model in the attacked
     round (`learning_rate` and its kin) is taken from there wherever it says something. `records` are the victim's
-    training examples; `partial_records` names the one column of a table that is withheld of them.
+    training examples; `partial_records` names the one column of a table that is withheld of them. `candidates` are
+    records of which half are among them; it says where the others come from, `held-out` or `other-clients`.
     """
 
     if TYPE_CHECKING:
@@ -259,7 +260,8 @@ class AdversaryTable(Table):
     by default the first recorded client; `rounds` are by default the first recorded one. `repeats`
     runs each attack from that many random starts, all scored, so that scores get an interval. On a
     CPU, `workers` processes of one thread each share the attacks (default: one a core, but
-    at most half as many as there are attacks).
+    at most half as many as there are attacks). `candidates` is how many candidate records are granted at most, where
+    they are.
     """
 
     when: Literal["at-end", "in-round", "never"] = "at-end"
@@ -268,6 +270,7 @@ class AdversaryTable(Table):
     repeats: int = Field(default=1, ge=1, le=1000)
     workers: int | None = Field(default=None, ge=1, le=4096)
     device: str = "auto"
+    candidates: int = Field(default=1000, ge=2, le=1_000_000)
     knowledge: KnowledgeTable = KnowledgeTable()
 
 

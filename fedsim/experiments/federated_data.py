@@ -143,15 +143,26 @@ class FederatedData:
 
         With `most`, at most so many of them, drawn by the seed: the same each time.
         """
-        if self.test_fraction and self.test_by == "client":
-            examples, index = self.dataset.train, np.concatenate(self.clients_who_test)
-        elif most is None:
+        if most is None and not (self.test_fraction and self.test_by == "client"):
             return self.dataset.test.inputs(), self.dataset.test.labels
-        else:
-            examples, index = self.dataset.test, np.arange(len(self.dataset.test))
+        examples, index = self._public
         if most is not None and most < len(index):
             index = np.sort(numpy_generator(self.seed, "evaluation").choice(index, most, replace=False))
         return _take(examples, index)
+
+    @property
+    def _public(self) -> tuple[Examples, Indices]:
+        """What the server tests on, by its places among examples."""
+        if self.test_fraction and self.test_by == "client":
+            return self.dataset.train, np.concatenate(self.clients_who_test)
+        return self.dataset.test, np.arange(len(self.dataset.test))
+
+    def held_out(self) -> tuple[Examples, Indices]:
+        """What nobody trains on, by its places among examples: what the server tests on, or else what clients do."""
+        examples, index = self._public
+        if len(index):
+            return examples, index
+        return self.dataset.train, np.concatenate([held_out for _, held_out in self._assigned])
 
     @property
     def public_test_size(self) -> int:

@@ -131,6 +131,7 @@ def curves(
     ylabel: str,
     limits: tuple[float, float] | None = None,
     log: bool = False,
+    log_across: bool = False,
     legend: bool = False,
 ) -> Markup:
     """A figure of at least one curve, each with at least one point.
@@ -141,12 +142,13 @@ def curves(
         xlabel, ylabel: the axes, with units.
         limits: lowest and highest y that are shown at least; None fits the curves.
         log: logarithmic y where all values are positive and span a decade.
+        log_across: likewise x.
         legend: whether it says itself which curve is which.
     """
     drawn = [_Drawn.of(curve) for curve in found]
     values = np.concatenate([part for curve in drawn for part in (curve.y, curve.low, curve.high)])
     levels = [curve.level for curve in found if math.isfinite(curve.level)]
-    across = Axis.of(np.concatenate([curve.x for curve in drawn]), xlabel, (_LEFT, WIDTH - _RIGHT))
+    across = Axis.of(np.concatenate([curve.x for curve in drawn]), xlabel, (_LEFT, WIDTH - _RIGHT), log=log_across)
     up = Axis.of([*values, *levels, *(limits or ())], ylabel, (HEIGHT - _BOTTOM, _TOP), log=log)
     stops = _stops(drawn, across, up)
     return fragment(

@@ -20,7 +20,7 @@ from fedsim.auditing.variants import columns, told_apart
 from fedsim.datasets import Dataset
 from fedsim.errors import FedsimError, RunError, TrustError, one_line, what_it_said
 from fedsim.evaluation.examples import IMAGES
-from fedsim.evaluation.kind import Pair, Sheet, Shown, evaluator_of, guessing
+from fedsim.evaluation.kind import Pair, Roc, Sheet, Shown, evaluator_of, guessing
 from fedsim.evaluation.score import Public
 from fedsim.evaluation.scoring import claimed_data
 from fedsim.evaluation.truth import Truth
@@ -61,6 +61,7 @@ class Found:
     there are and no texts: `texts` is one pair of sets, and `images` counts the claimed words. `pictured` says whether
     they are images; a `Gallery` has these. `rows` shows the first rows of a table. `cut` are the images that stand for
     all of an attack, claimed ones beside true ones as PNGs, by their places, and `told` the texts or records that do.
+    `roc` is the curve of an attack that tells members from others.
     `hash` is the SHA-256 of all that is claimed, with its curves.
     """
 
@@ -75,6 +76,7 @@ class Found:
     rows: Records | None = None
     cut: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
     told: Mapping[int, Pair] = field(default_factory=dict)
+    roc: Roc | None = None
 
 
 @dataclass(kw_only=True)
@@ -311,6 +313,7 @@ def _look_at(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Vie
         rows=None if shown.rows is None else records(shown.rows, dataset),
         cut=cut,
         told=_told(shown, places, dataset) if shown.known else {},
+        roc=shown.roc,
     )
 
 

@@ -50,6 +50,7 @@ from fedsim.reporting.evidence import (
 from fedsim.reporting.free_settings import free_settings
 from fedsim.reporting.html import grouped, page
 from fedsim.reporting.image_scores import CLOSENESS
+from fedsim.reporting.memberships import roc_charts
 from fedsim.reporting.pictures import Gallery
 from fedsim.reporting.records import CLOSE
 from fedsim.reporting.sharing import Sharing, sharing
@@ -144,6 +145,7 @@ def write_report(
         most={"findings": FINDINGS, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
         training=training_charts(measured),
         attacking=_attacking(attacks, found, leaks),
+        memberships=roc_charts(found, attacks),
         recording=recording,
         traffic=_traffic(recording),
         own=audit is not None and audit.experiment is not None,
@@ -389,6 +391,7 @@ def _absent(gallery: Gallery, found: Sequence[Found], granted: Sequence[Threat])
         "pictures": bool(gallery.grids),
         "texts": any(item.texts for item in found),
         "records": any(item.rows for item in found),
+        "memberships": any(item.roc for item in found),
         "threats": bool(granted),
     }
     return {name for name, there in parts.items() if not there}

@@ -1,0 +1,62 @@
+"""FedMIA: membership by how far a client stands out from all others of a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from adversaries.inference.membership import Candidates, beside_others
+from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.findings import Finding
+from fedsim.recording.transcript import Transcript
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMia(Attack):
+    """Claim that a client trained on the candidates for which it stands out from the other clients of a round.
+
+    Of each client of a round something is measured that is larger for what it trained on. The other clients, who do
+    not hold the victim's records, say how this is distributed for a record that a client does not hold: the score is
+    the one-tailed probability Phi((victim - mean) / deviation), mean over rounds.
+
+    Args:
+        measure: `cosine` of the gradient of a candidate's loss at w_t with w_t - w_k (FedMIA-II), or minus the `loss`
+            on w_k (FedMIA-I).
+        probability: whether Phi is taken. Where it is near 1 it hardly differs between candidates; without it the
+            score is the mean number of deviations.
+
+    References:
+        Zhu et al.: FedMIA: An Effective Membership Inference Attack Exploiting "All for One" Principle in Federated
+        Learning, CVPR 2025. Differs: outliers among the other clients are not filtered, since among up to ten values
+        none is three of their own deviations from their mean; mean and deviation are those of the same candidate, which
+        the released evaluation confuses for non-members by shuffling them client by client.
+    """
+
+    measure: Literal["cosine", "loss"] = "cosine"
+    probability: bool = True
+
+    paper: ClassVar[Paper] = Paper(
+        title="FedMIA: An Effective Membership Inference Attack Exploiting 'All for One' Principle in Federated "
+        "Learning",
+        authors="Zhu, Li, Gu, Yao, Fan, Han",
+        venue="CVPR",
+        year=2025,
+        url="https://arxiv.org/abs/2402.06289",
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
+    temporal: ClassVar[bool] = True
+
+    def _run(
+        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+    ) -> Finding:
+        candidates = Candidates(knowledge)
+        return beside_others(
+            transcript,
+            victim,
+            candidates.cosines if self.measure == "cosine" else lambda updates: -candidates.losses(updates),
+            progress,
+            score=torch.special.ndtr if self.probability else lambda deviations: deviations,
+        )

@@ -1,0 +1,43 @@
+"""Membership by the loss of candidates on what a client returned, over rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from adversaries.inference.membership import Candidates, of_victim
+from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.findings import Finding
+from fedsim.recording.transcript import Transcript
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipLoss(Attack):
+    """Claim that a client trained on the candidates whose loss is small on the models that it returned.
+
+    The score of a candidate is minus its loss, mean over rounds: what a client trains on fits its model best.
+
+    References:
+        Yeom et al.: Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting, CSF 2018, Adversary 1;
+        over rounds as the loss series of Zhu et al.: FedMIA, CVPR 2025, Table 1. Differs: Yeom et al. compare the loss
+        with the mean training loss, which is one point of the curve that all thresholds make.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting",
+        authors="Yeom, Giacomelli, Fredrikson, Jha",
+        venue="CSF",
+        year=2018,
+        url="https://arxiv.org/abs/1709.01604",
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
+    temporal: ClassVar[bool] = True
+
+    def _run(
+        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+    ) -> Finding:
+        candidates = Candidates(knowledge)
+        return of_victim(transcript, victim, lambda updates: -candidates.losses(updates), progress)

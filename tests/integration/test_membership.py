@@ -1,0 +1,104 @@
+"""Membership in a run: candidates are granted, attacked, judged and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.auditing.audit import open_audit
+from fedsim.auditing.threat_model import check_private
+from fedsim.errors import ConfigError
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.candidates import drawn
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.findings import Membership
+from fedsim.knowledge import HELD_OUT, OTHER_CLIENTS
+from fedsim.recording.finding_files import load_finding
+from fedsim.reporting.page import write_report
+
+RUN = {
+    "partition": {"name": "iid", "samples_per_client": 40},
+    "training": {"local_epochs": 4, "learning_rate": 0.2, "batch_size": 10},
+    "federation": {"clients": 4, "rounds": 4, "evaluate_every": 100},
+    "adversary": {"when": "never"},
+}
+ATTACKS = ("membership-loss", "membership-cosine", "fedmia", "membership-lira")
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> RunFolder:
+    return serial_run(tiny_config(**RUN), tmp_path_factory.mktemp("membership") / "run")
+
+
+def spec(others: Any, count: int = 60, attacks: tuple[str, ...] = ATTACKS) -> AttackFile:
+    adversary = {
+        "victims": "all",
+        "rounds": "all",
+        "workers": 1,
+        "candidates": count,
+        "knowledge": {"candidates": others},
+    }
+    return check(AttackFile, {"adversary": adversary, "attack": [{"name": name} for name in attacks]}, "attacks")
+
+
+def test_candidates_are_attacked_judged_and_reported(folder: RunFolder) -> None:
+    audit = open_audit(folder.path, spec(HELD_OUT))
+    assert audit.run() == []
+    rows = audit.score()
+    areas = {(row["attack"], row["victim"]): row for row in rows if row["metric"] == "membership_auc"}
+    assert len(areas) == 4 * len(ATTACKS)
+    for attack in ATTACKS[1:]:  # cosine, fedmia and lira find most of what clients learnt by heart
+        assert sum(areas[attack, client]["value"] for client in range(4)) / 4 > 0.6
+    assert {row["floor"] for row in areas.values()} == {0.5}
+    finding, about = load_finding(next((folder.findings / "fedmia").glob("*client-2*.safetensors")))
+    assert isinstance(finding, Membership)
+    assert len(finding.scores) == 60
+    assert "candidates" in about["granted"]
+    page = write_report(folder.path, audit).read_text()
+    for words in ("Members among candidates", "false-positive rate", "membership AUC", "half of the candidate records"):
+        assert words in page
+
+
+def test_the_truth_is_that_of_the_candidates_that_were_granted(folder: RunFolder) -> None:
+    experiment = folder.read_experiment()
+    assert experiment is not None
+    data = Experiment(experiment).data
+    for others in (HELD_OUT, OTHER_CLIENTS):
+        audit = open_audit(folder.path, spec(others, 20, ("membership-loss",)))
+        assert audit.run() == []
+        rows = {row["victim"]: row["value"] for row in audit.score() if row["metric"] == "membership_auc"}
+        paths = (folder.findings).glob("membership-loss*/*client-1*.safetensors")
+        found = [load_finding(path) for path in paths]
+        [scores] = [
+            f.scores for f, about in found if about["knowledge"]["candidates"] == others and len(f.scores) == 20
+        ]
+        held = drawn(data, [1], others, 20).members
+        pairs = scores[held][:, None] - scores[~held]
+        assert rows[1] == pytest.approx(float(((pairs > 0) + 0.5 * (pairs == 0)).mean(dtype=torch.float64)))
+
+
+def test_a_finding_about_more_candidates_is_made_anew(folder: RunFolder) -> None:
+    for count in (20, 30):
+        audit = open_audit(folder.path, spec(HELD_OUT, count, ("membership-loss",)))
+        assert audit.run() == []
+        found = [load_finding(path) for path in folder.findings.glob("membership-loss*/*.safetensors")]
+        held_out = [f for f, about in found if about["knowledge"]["candidates"] == HELD_OUT]
+        assert [len(finding.tensors["scores"]) for finding in held_out] == 4 * [count]
+
+
+def test_where_others_are_from_is_one_of_two(folder: RunFolder) -> None:
+    with pytest.raises(ConfigError, match=r"expected where half of them come from, held-out or other-clients, got 'x'"):
+        open_audit(folder.path, spec("x")).run()
+
+
+def test_of_a_recording_made_elsewhere_nobody_knows_others() -> None:
+    with pytest.raises(ConfigError, match="of a recording made elsewhere nobody says what the victim does not hold"):
+        check_private(spec(HELD_OUT).adversary, None, True)
