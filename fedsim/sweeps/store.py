@@ -7,6 +7,7 @@ cell brings to the table, and the hash of every file that they follow from, so a
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from fedsim.recording import manifest
 from fedsim.sweeps.hashes import hash_of, hash_of_parts
 
 log = logging.getLogger(__name__)
+FEDERATIONS, CELLS = "federations", "attacks"
 _OWN = (lock.NAME, manifest.GUARD, manifest.NAME, "log.txt")
 """Files of a run folder that it neither shares nor has hashed."""
 _DRAWN = ("*.png", "*.html", "*.tmp", "tensorboard/*")
@@ -174,13 +176,27 @@ class Store:
 
     path: Path
 
+    def open(self) -> None:
+        """Make the folder, where it is not there yet.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        for folder in (self.path / FEDERATIONS, self.path / CELLS):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if not os.access(folder, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            except OSError as error:
+                raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another --cells") from error
+
     def federation(self, key: str) -> Place:
         """Where the federation with this key is kept."""
-        return Place(RunFolder(self.path / "federations" / key))
+        return Place(RunFolder(self.path / FEDERATIONS / key))
 
     def cell(self, key: str) -> Place:
         """Where the cell with this key is kept."""
-        return Place(RunFolder(self.path / "attacks" / key))
+        return Place(RunFolder(self.path / CELLS / key))
 
 
 def is_prepared(place: Place, config: Config, recording: Marker) -> bool:

@@ -154,6 +154,7 @@ def swept(file: SweepFile, folder: Path, store: Store, *, trust: bool = False) -
     """
     _check_folder(folder)
     with lock.held(folder), kept(folder / "log.txt"):
+        store.open()
         plan = planned(file, store, trust=trust)
         write_text(folder / FILE, tomli_w.dumps(file.tables))
         board = Board(folder, store, plan)

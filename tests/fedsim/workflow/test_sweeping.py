@@ -1,0 +1,236 @@
+"""A sweep in Python: cells side by side in processes, their tables and page, and what interrupts them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import tomli_w
+
+import fedsim
+from fedsim.cli.main import main
+from fedsim.errors import ConfigError, RunError
+from fedsim.sweeps.file import read_sweep
+
+ROOT = Path(__file__).parents[3]
+SWEEP: dict[str, Any] = {
+    "sweep": {
+        "axes": {"attack": [{"name": "sme", "iterations": 3}], "defense": [[], [{"name": "top-k", "fraction": 0.1}]]},
+        "workers": 2,
+    },
+    "partition": {"name": "iid", "samples_per_client": 6},
+    "model": {"name": "mlp", "hidden": [16]},
+    "federation": {"clients": 2, "rounds": 1},
+    "adversary": {"victims": [0]},
+}
+BROKEN = '''
+from dataclasses import dataclass
+
+from adversaries.inversion.surrogate_model import SurrogateModelExtension
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(SurrogateModelExtension):
+    """Raises where it should attack."""
+
+    def _run(self, *arguments, **more):
+        raise ZeroDivisionError("my mistake")
+'''
+Call = Callable[..., tuple[int, str, str]]
+
+
+def scores(folder: Path) -> pd.DataFrame:
+    return fedsim.Sweep(folder).table.drop(columns=["seconds", "run"])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep that nobody interrupts, and its store."""
+    home = tmp_path_factory.mktemp("made")
+    fedsim.sweep(SWEEP, out=home / "sweep", cells=home / "cells")
+    return home
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """`fedsim sweep study.toml` in an empty folder: exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def call(*options: str, **changes: Any) -> tuple[int, str, str]:
+        tables = deepcopy(SWEEP)
+        tables["sweep"] |= changes
+        Path("study.toml").write_text(tomli_w.dumps(tables), encoding="utf-8")
+        monkeypatch.setattr("sys.argv", ["fedsim", "sweep", "study.toml", *options])
+        with pytest.raises(SystemExit) as end:
+            main()
+        told = capfd.readouterr()
+        return int(end.value.code or 0), told.out, told.err
+
+    return call
+
+
+def test_a_sweep_has_tables_and_a_page_and_its_steps_are_told(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    found = fedsim.sweep(
+        SWEEP,
+        tmp_path / "s",
+        cells=tmp_path / "c",
+        set={"sweep.seeds": [1, 2]},
+        progress=lambda *step: told.append(step),
+    )
+    assert [step for step in told if step[0] == "cells"] == [("cells", done, 8) for done in range(9)]
+    assert found.failures == []
+    assert set(zip(found.table["defense"], found.table["seed"], strict=True)) == {
+        ("none", 1), ("none", 2), ("top-k", 1), ("top-k", 2),
+    }  # fmt: skip
+    assert found.cells["state"].tolist() == ["done"] * 4
+    assert all((tmp_path / "s" / run / "report.html").is_file() for run in found.cells["run"])
+    assert "sweep.html" in str(found.report())
+    assert len(list((tmp_path / "c" / "federations").glob("*.json"))) == 4
+
+
+def test_finished_cells_are_not_made_again_in_another_folder(made: Path, tmp_path: Path) -> None:
+    markers = {path: path.stat().st_mtime_ns for path in made.glob("cells/*/*.json")}
+    fedsim.sweep(SWEEP, out=tmp_path / "other", cells=made / "cells")
+    assert {path: path.stat().st_mtime_ns for path in made.glob("cells/*/*.json")} == markers
+    pd.testing.assert_frame_equal(scores(tmp_path / "other"), scores(made / "sweep"))
+
+
+def test_a_failing_cell_is_told_in_a_sentence_and_the_others_go_on(here: Call) -> None:
+    Path("broken.py").write_text(BROKEN, encoding="utf-8")
+    axes = {"attack": [{"name": "broken:Broken"}, {"name": "sme", "iterations": 3}]}
+    code, out, error = here(axes=axes)
+    assert code == 1
+    (sentence,) = [line for line in error.splitlines() if line.startswith("fedsim: ")]
+    assert sentence.startswith("fedsim: attack=broken:Broken, seed=0: broken:Broken, round 1, client 0: ")
+    assert "ZeroDivisionError: my mistake" in sentence
+    assert "Traceback" not in out + error
+    assert "Traceback" in Path("runs/study/log.txt").read_text(encoding="utf-8")
+    assert fedsim.Sweep("runs/study").cells["state"].tolist() == ["failed", "done"]
+    Path("broken.py").write_text(BROKEN.replace("raise", "return super()._run(*arguments, **more)\n        raise"))
+    assert here(axes=axes)[0] == 0
+
+
+def test_a_dry_run_says_what_is_shared_done_and_does_not_apply(here: Call) -> None:
+    axes = {
+        "attack": [{"name": "sme", "iterations": 3}, {"name": "spear-ica"}],
+        "model": [{"name": "mlp", "hidden": [16]}, {"name": "lenet"}],
+    }
+    code, out, error = here("--dry-run", axes=axes)
+    assert (code, error) == (0, "")
+    assert "2 cells on 1 federation, 0 done already; 2 more do not apply; each federation is run once" in out
+    assert "attack: sme, spear-ica; model: lenet; seed: 0" in out
+    assert "no cell is done yet" in out
+    assert not Path("runs").exists()
+    assert here(axes=axes)[0] == 0
+    assert "nothing is left to do" in here("--dry-run", axes=axes)[1]
+    more = here("--dry-run", axes=axes, seeds=[0, 1])[1]
+    assert "left with 2 workers, by what finished cells took" in more
+
+
+@pytest.mark.parametrize(
+    "moments", [["federations/*/transcript/*"], ["federations/*.json"], ["attacks/*/*", "attacks/*.json"]]
+)
+def test_kill_9_changes_nothing_in_the_table(moments: list[str], made: Path, tmp_path: Path) -> None:
+    """Killed as soon as each of these files is there, then begun once more."""
+    file = tmp_path / "study.toml"
+    file.write_text(tomli_w.dumps(SWEEP), encoding="utf-8")
+    command = [sys.executable, "-c", "from fedsim.cli.main import main; main()", "sweep", "study.toml", "-q"]
+    for moment in moments:
+        with subprocess.Popen(command, cwd=tmp_path) as process:
+            while process.poll() is None and not list((tmp_path / "runs" / "cells").glob(moment)):
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+    pd.testing.assert_frame_equal(scores(tmp_path / "runs" / "study"), scores(made / "sweep"))
+
+
+def test_ctrl_c_leaves_tables_of_what_is_done(made: Path, tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(tomli_w.dumps(SWEEP), encoding="utf-8")
+    command = [sys.executable, "-c", "from fedsim.cli.main import main; main()", "sweep", "study.toml", "-q"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not list((tmp_path / "runs" / "cells").glob("federations/*.json")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        told = process.communicate()[1]
+    assert process.returncode == 1
+    assert told == "fedsim: interrupted; the same `fedsim sweep` goes on with the cells that are not done\n"
+    assert "not done" in set(fedsim.Sweep(tmp_path / "runs" / "study").cells["state"])
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+    pd.testing.assert_frame_equal(scores(tmp_path / "runs" / "study"), scores(made / "sweep"))
+
+
+def test_two_sweeps_share_a_store_at_the_same_time(made: Path, tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(tomli_w.dumps(SWEEP), encoding="utf-8")
+    command = [sys.executable, "-c", "from fedsim.cli.main import main; main()", "sweep", "study.toml", "-q", "--out"]
+    both = [subprocess.Popen([*command, name], cwd=tmp_path) for name in ("a", "b")]
+    assert [process.wait() for process in both] == [0, 0]
+    for name in ("a", "b"):
+        pd.testing.assert_frame_equal(scores(tmp_path / name), scores(made / "sweep"))
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds notes\.txt and no sweep; choose another --out"):
+        fedsim.sweep(SWEEP, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_sweep_that_is_in_no_file_needs_a_folder() -> None:
+    with pytest.raises(ConfigError, match="out: a sweep that is in no file has no name; name its folder"):
+        fedsim.sweep(SWEEP)
+
+
+def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cells").write_text("a file")
+    with pytest.raises(RunError, match=r"cells/federations: cannot be written .*; choose another --cells"):
+        fedsim.sweep(SWEEP, out=tmp_path / "sweep", cells=tmp_path / "cells")
+
+
+@pytest.mark.ray
+def test_a_cluster_that_does_not_answer_is_named_and_nothing_is_lost(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.engines.ray._PATIENCE", 2.0)
+    axes = {"attack": [{"name": "sme", "iterations": 3}, {"name": "sme", "iterations": 4}]}
+    changes = {"sweep.on": "ray", "sweep.address": "127.0.0.1:1", "sweep.axes.attack": axes["attack"]}
+    with pytest.raises(RunError, match=r"sweep\.address: no Ray cluster .* '127\.0\.0\.1:1'"):
+        fedsim.sweep(SWEEP, out=tmp_path / "sweep", cells=made / "cells", set=changes)
+    found = fedsim.Sweep(tmp_path / "sweep")
+    assert sorted(found.cells["state"]) == ["done", "done", "not done", "not done"]
+    assert len(found.table)
+
+
+def test_the_example_is_a_grid_of_attacks_defenses_strengths_and_seeds(tmp_path: Path) -> None:
+    """Every cell of it applies; `made` shows that such a file runs."""
+    from fedsim.sweeps.plan import planned
+    from fedsim.sweeps.store import Store
+
+    file = ROOT / "examples" / "sweep.toml"
+    plan = planned(read_sweep(file), Store(tmp_path), trust=False)
+    assert plan.left_out == []
+    assert len(plan.cells) == 2 * 7 * 2
+    assert len(plan.to_federate) == 7 * 2
+
+
+def test_the_grid_of_the_page_is_one() -> None:
+    page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    block = next(block for block in page.split("```toml\n")[1:] if "[sweep.axes]" in block).split("```")[0]
+    from fedsim.sweeps.file import sweep_of
+    from fedsim.sweeps.grid import grid_of
+
+    grid = grid_of(sweep_of(tomllib.loads(block), "page", ROOT / "examples"))
+    assert len(grid.points) == (2 * 3 - 2) * 2 * 3
