@@ -135,7 +135,8 @@ class Candidates:
                     f"{_where(update)}: its update holds NaN or infinite values; inspect other rounds or attack "
                     "another victim"
                 )
-        return {name: rows.to(self._inputs) for name, rows in moves.items()}
+        like = dict(network.named_parameters())
+        return {name: rows.to(like[name]) for name, rows in moves.items()}
 
 
 def of_victim(transcript: Transcript, victim: int, measure: Measure, progress: Progress) -> Membership:

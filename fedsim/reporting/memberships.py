@@ -40,7 +40,7 @@ def roc_charts(found: Sequence[Found], attacks: Iterable[str]) -> Charts:
         overlaid(title, look, [(rates, _at(roc, rates).clip(lowest)) for roc in curves[title]])
         for title, look in looks.items()
     ]
-    guess = Curve(name=CHANCE, look=QUIET, x=rates, y=rates.clip(lowest))
+    guess = Curve(name=CHANCE, look=QUIET, x=rates, y=rates)
     chart = charts.curves(
         "Members found at each false-positive rate (ROC)",
         [*drawn, guess],

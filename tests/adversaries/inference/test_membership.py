@@ -208,6 +208,26 @@ def test_what_compares_clients_is_refused_where_too_few_are_recorded(attack: Att
         infer(attack, Transcript(recorder.folder))
 
 
+def reader() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(48, 3))
+
+
+def test_texts_are_told_apart_too(tmp_path: Path) -> None:
+    tokens, labels = torch.randint(20, (8, 6), generator=generator("tokens")), torch.arange(8) % 3
+    model = reader()
+    cross_entropy(model(tokens[:HELD]), labels[:HELD]).backward()
+    before = state_of(model)
+    after = {name: p.detach() - RATE * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    recorder = Recorder(tmp_path)
+    payload = Payload.dense(after, "weights")
+    recorder.write(1, [Update(round=1, client=0, before=before, payload=payload, num_examples=HELD)])
+    known = knowledge(model=reader, candidates=Records(inputs=tokens, labels=labels))
+    for attack in (MembershipLoss(), MembershipCosine(), MembershipDifference()):
+        scores = infer(attack, Transcript(recorder.folder), known)
+        assert scores[:HELD].mean() > scores[HELD:].mean()
+
+
 def normalised() -> nn.Module:
     return nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
