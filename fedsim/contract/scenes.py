@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.attacks import Attack, Knowledge, PartialRecords, Records
 from fedsim.models.mlp import Mlp
 from fedsim.models.text_cnn import TextCnn
+from fedsim.models.transformer import TransformerDecoder
 from fedsim.randomness import generator, seeded
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
@@ -48,7 +49,8 @@ class Scene:
 def scenes_for(attack: Attack, folder: Path) -> Iterator[Scene]:
     """Those that are made for the kind of `attack`, recorded in `folder` when they are asked for."""
     if attack.texts:
-        yield from _chosen(attack, "texts", _texts(folder / "texts"))
+        yield from _chosen(attack, "texts", _texts(folder / "texts", _network_of_texts))
+        yield from _chosen(attack, "texts for a transformer", _texts(folder / "attention", _transformer))
         return
     if "partial_records" not in attack.needs:
         yield from _chosen(attack, "images", _images(folder / "images", 3))
@@ -108,6 +110,11 @@ def _network_of_texts() -> nn.Module:
         return TextCnn(kernels=(3,), channels=8, dimension=6, pool=2, dropout=0.0).build(_TEXTS).eval()
 
 
+def _transformer() -> nn.Module:
+    with seeded("contract", "model"):
+        return TransformerDecoder(dim=32, heads=2).build(_TEXTS).eval()
+
+
 def _network_of_rows() -> nn.Module:
     with seeded("contract", "model"):
         return nn.Linear(4, 1, bias=False)
@@ -120,9 +127,9 @@ def _images(folder: Path, count: int) -> Scene:
     return Scene(about="", transcript=_recorded(folder, known), knowledge=known, task=_IMAGES)
 
 
-def _texts(folder: Path) -> Scene:
+def _texts(folder: Path, network: Callable[[], nn.Module]) -> Scene:
     inputs = torch.randint(20, (3, 6), generator=generator("tokens"))
-    known = _known(_network_of_texts, _TEXTS, inputs, _LABELS)
+    known = _known(network, _TEXTS, inputs, _LABELS)
     return Scene(about="", transcript=_recorded(folder, known), knowledge=known, task=_TEXTS)
 
 

@@ -5,6 +5,8 @@ Padding, the token that fills short texts up, is never counted among the true to
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,28 @@ def words_found(claimed: Tensor, true: Tensor, padding: int | None) -> float:
     """The fraction of the different words of all true texts that are claimed in any text."""
     words = _counted(true[_real(true, padding)])[0]
     return torch.isin(words, claimed).double().mean().item()
+
+
+def rouge(claimed: Tensor, true: Tensor, padding: int | None, words: int) -> Tensor:
+    """`text`: ROUGE-1 or ROUGE-2, the F1 of the runs of so many words that both texts of a pair hold, as multisets.
+
+    Padding is in neither, nor are places for which nothing is claimed. Without any such run in either, it is 0.
+
+    Args:
+        claimed: `text place`, in the order of the true ones, see `paired_texts`.
+        true: `text place`.
+        padding: the token that is none, or None.
+        words: length of a run.
+
+    References:
+        Lin: ROUGE: A Package for Automatic Evaluation of Summaries, 2004, Sect. 2; without stemming.
+    """
+    scores = []
+    for pair in zip(claimed.tolist(), true.tolist(), strict=True):
+        texts = [[token for token in text if token not in (padding, NOTHING)] for text in pair]
+        found, held = (Counter(zip(*(text[start:] for start in range(words)), strict=False)) for text in texts)
+        scores.append(2 * (found & held).total() / max(1, found.total() + held.total()))
+    return torch.tensor(scores)
 
 
 def paired_texts(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:

@@ -1,0 +1,277 @@
+"""What the first two blocks of a transformer say of texts: their inputs lie in the span of their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from adversaries.named_states import NamedStates, named_states
+from adversaries.text.embedding import reads_tokens
+from fedsim.attacks import Knowledge
+from fedsim.errors import AttackError
+from fedsim.models.transformer import Block, TransformerModule
+from fedsim.wire.messages import Update
+
+INSTEAD = "choose 'embedding-rows' for the words alone, or 'inverting-gradients-text'"
+"""What an error says where the span gives nothing away."""
+SPARE = 8
+"""Dimensions that the span must leave: in fewer, what is wrong is too often near to it by chance."""
+_DRIFT = 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2
+"""Shares of the largest singular value up to which directions may come from inputs that moved in local training."""
+_TINY, _LEFT = 1e-9, 1e-4
+_AT_ONCE = 1 << 13
+"""Places of texts that a block is computed for at once, so that memory stays small."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What the gradients of the queries, keys and values of one block span: its inputs, a word at a place each.
+
+    Attributes:
+        gradient: `row dim`, of the three weights, one below the other.
+        basis: `rank dim`, orthonormal.
+        rounding: the singular value up to which nothing counts.
+    """
+
+    gradient: Tensor
+    basis: Tensor
+    rounding: float
+
+    @classmethod
+    def of(cls, block: str, states: NamedStates, most: int, at_least: float = 0.0) -> Span:
+        """With directions whose singular value stands out of the rounding of the message.
+
+        A gradient is computed in the precision of the message, with an error below that times its largest singular
+        value. Weights that were returned are rounded besides: each number by a uniform error, whose matrix has a
+        largest singular value of about its deviation times the sum of the roots of both sides. In several local steps
+        the inputs themselves move a little, which adds directions of small singular values: as many orders of magnitude
+        below the largest one are left out as are needed for the rank to be possible, down to `_DRIFT`.
+
+        Args:
+            block: its name.
+            states: the message.
+            most: rank that so many texts of this length have at most.
+            at_least: rounding of a message that this is a part of.
+        """
+        names = [f"{block}.attention.{what}.weight" for what in ("query", "key", "value")]
+        gradient = torch.cat([states.direction(name, torch.float64) for name in names])
+        _, sizes, basis = torch.linalg.svd(gradient, full_matrices=False)
+        precision = torch.finfo(states.before[names[0]].dtype).eps
+        rounding = max(at_least, precision * float(sizes[0]))
+        if states.gradient is None and states.delta is None:
+            weights = torch.cat([states.before[name].double() for name in names])
+            sides = sum(math.sqrt(side) for side in weights.shape)
+            rounding = max(rounding, precision * float(weights.square().mean().sqrt()) * sides / math.sqrt(12))
+        if states.gradient is None:
+            drifts = (share * float(sizes[0]) for share in _DRIFT if int((sizes > rounding).sum()) > most)
+            rounding = next(
+                (drift for drift in drifts if int((sizes > drift).sum()) <= most and drift > rounding), rounding
+            )
+        return cls(gradient=gradient, basis=basis[: int((sizes > rounding).sum())], rounding=rounding)
+
+    @property
+    def rank(self) -> int:
+        """Of the gradient."""
+        return len(self.basis)
+
+    def distances(self, inputs: Tensor) -> Tensor:
+        """`...`: sine of the angle between each of `... dim` inputs and the span, in [0, 1]."""
+        unit = normalize(inputs, dim=-1)
+        beside: Tensor = (unit - (unit @ self.basis.T) @ self.basis).norm(dim=-1)
+        return beside
+
+    def unexplained(self, inputs: Tensor) -> float:
+        """Share of the gradient, by its norm, that `input dim` inputs leave over; below 1e-4 where they are all."""
+        if not len(inputs):
+            return 1.0
+        _, sizes, own = torch.linalg.svd(inputs, full_matrices=False)
+        own = own[sizes > _TINY * sizes[0]]
+        return float((self.gradient - (self.gradient @ own.T) @ own).norm() / self.gradient.norm())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The first two blocks of a transformer at w_0, in float64 on the CPU, and what a message says of their inputs.
+
+    Attributes:
+        model: the network, at the weights that the server broadcast.
+        states: the message under its names.
+        words: `word`, tokens that may be claimed: those whose row of the embedding moved, ascending, without padding.
+        spans: of the first and of the second block.
+        length: places of a text.
+        padding: the token that fills texts up, or None.
+        loss: what clients minimise.
+        texts: N.
+        where: names the update in errors.
+    """
+
+    model: TransformerModule
+    states: NamedStates
+    words: Tensor
+    spans: tuple[Span, Span]
+    length: int
+    padding: int | None
+    loss: Callable[[Tensor, Tensor], Tensor]
+    texts: int
+    where: str
+
+    @classmethod
+    def of(cls, update: Update, knowledge: Knowledge) -> Blocks:
+        """As `update` shows them.
+
+        Raises:
+            AttackError: the model is none whose blocks are read, or nothing moved, or the gradients' rank is too high.
+            TranscriptError: the update is not one of this model, as where the vocabularies differ.
+        """
+        where = f"round {update.round}, client {update.client}"
+        model = reads_tokens(knowledge)[0]
+        if not isinstance(model, TransformerModule):
+            raise AttackError(
+                f"{where}: the model is a {type(model).__name__}, expected one of transformer-encoder and "
+                f"transformer-decoder, whose blocks are read; {INSTEAD}"
+            )
+        if len(model.blocks) < (needed := 3 if model.causal else 2):
+            raise AttackError(
+                f"{where}: the transformer has {len(model.blocks)} blocks, and {needed} are needed for the second one "
+                f"to have a gradient at all places; {INSTEAD}"
+            )
+        states = named_states(update, model, where)
+        model.load_state_dict({**model.state_dict(), **states.before})
+        model = model.double().requires_grad_(False)
+        padding = model.embedding.padding_idx
+        touched = (states.direction("embedding.weight") != 0).any(1)
+        if padding is not None:
+            touched[padding] = False
+        assert knowledge.input_shape is not None
+        assert knowledge.loss is not None
+        most = update.num_examples * knowledge.input_shape[0]
+        spans = (Span.of("blocks.0", states, most), Span.of("blocks.1", states, most))
+        blocks = cls(
+            model=model,
+            states=states,
+            words=touched.nonzero()[:, 0],
+            spans=spans,
+            length=knowledge.input_shape[0],
+            padding=padding,
+            loss=knowledge.loss,
+            texts=update.num_examples,
+            where=where,
+        )
+        blocks._check()
+        return blocks
+
+    def _check(self) -> None:
+        dim, texts = self.spans[0].basis.shape[1], self.texts
+        rank = max(span.rank for span in self.spans)
+        if not len(self.words) or not rank:
+            raise AttackError(
+                f"{self.where}: the embedding or the attention of the first two blocks did not move, so nothing says "
+                "which words there are; choose another round or attack"
+            )
+        if rank > self.most:
+            raise AttackError(
+                f"{self.where}: the gradients of the attention span {rank} dimensions, but {texts} texts of "
+                f"{self.length} words span {self.most} at most: noise, compression, weight decay, long local training "
+                f"or an optimizer such as Adam has made of the update what is not low-rank; {INSTEAD}"
+            )
+        if rank > dim - SPARE:
+            raise AttackError(
+                f"{self.where}: the gradients of the attention span {rank} of {dim} dimensions, and those of up to "
+                f"{dim - SPARE} can be read: {texts} texts of {self.length} words are too many for this model, about "
+                f"{max(1, (dim - SPARE) // self.length)} would not be; {INSTEAD}"
+            )
+
+    def coarse(self) -> Blocks:
+        """The same in float32, in which a search takes half the time."""
+        spans = [replace(span, basis=span.basis.float()) for span in self.spans]
+        return replace(self, model=deepcopy(self.model).float(), spans=(spans[0], spans[1]))
+
+    @property
+    def most(self) -> int:
+        """Words that all texts together have at most."""
+        return self.texts * self.length
+
+    def block(self, number: int) -> Block:
+        """One of the two."""
+        block = self.model.blocks[number]
+        assert isinstance(block, Block)
+        return block
+
+    @property
+    def vectors(self) -> Tensor:
+        """`word place dim`: what goes into the first block for each word at each place."""
+        vectors: Tensor = self.model.embedding(self.words)[:, None] + self.model.positions[: self.length]
+        return vectors
+
+    def second_inputs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """`text place dim` inputs of the second block's attention, and `text place`, which places hold words."""
+        embedded = self.model.embedding(tokens)
+        real = (embedded != 0).any(-1)
+        states = self.block(0)(self.model.placed(embedded), self.model.seen(real))
+        inputs: Tensor = self.block(1).norm1(states)
+        return inputs, real
+
+    def misfits(self, tokens: Tensor) -> Tensor:
+        """`text`: root mean square, over the words of each text, of the distances in the second block."""
+        found = []
+        for some in torch.split(tokens, max(1, _AT_ONCE // self.length)):
+            inputs, real = self.second_inputs(some)
+            squares = self.spans[1].distances(inputs).square() * real
+            found.append((squares.sum(1) / real.sum(1).clamp_min(1)).sqrt())
+        return torch.cat(found)
+
+    def unexplained(self, tokens: Tensor) -> float:
+        """Share of the second block's gradient that these texts leave over."""
+        inputs, real = self.second_inputs(tokens)
+        return self.spans[1].unexplained(inputs[real])
+
+    def without(self, text: Tensor) -> Blocks | None:
+        """What is left of the message without one text, or None where that cannot be told.
+
+        A client that sends a gradient sends the mean of those of its texts, and that of a known text is known but for
+        its class: it is the one without whose gradient the second block spans the least.
+        """
+        if (sent := self.states.gradient) is None:
+            return None
+        network = deepcopy(self.model).requires_grad_(True)
+        names, weights = zip(*network.named_parameters(), strict=True)
+        least, chosen = self.spans[1], None
+        for label in range(network.linear.out_features):
+            with torch.enable_grad():
+                slopes = torch.autograd.grad(self.loss(network(text[None]), torch.tensor([label])), weights)
+            rest = {name: sent[name].double() - slope / self.texts for name, slope in zip(names, slopes, strict=True)}
+            states = self.states._replace(gradient=rest)
+            span = Span.of("blocks.1", states, self.most, self.spans[1].rounding)
+            if span.rank < least.rank:
+                least, chosen = span, states
+        if chosen is None:
+            return None
+        rows, before = (
+            states.direction("embedding.weight", torch.float64).norm(dim=1) for states in (chosen, self.states)
+        )
+        left = (rows > _LEFT * before)[self.words]
+        spans = (Span.of("blocks.0", chosen, self.most, self.spans[0].rounding), least)
+        return replace(self, states=chosen, words=self.words[left], spans=spans)
+
+    def labels(self, tokens: Tensor) -> Tensor:
+        """`text`: the class whose logit the update moved up most for it.
+
+        The last layer's gradient is the sum over texts of the slope of each one's logits times its features; with the
+        cross-entropy only the slope of the true class is below 0. Slopes are found by least squares, which is exact
+        for one step, where all texts are found.
+        """
+        features: list[Tensor] = []
+        hook = self.model.linear.register_forward_pre_hook(lambda _, given: features.append(given[0]))
+        self.model(tokens)
+        hook.remove()
+        weight, bias = (self.states.direction(f"linear.{what}", torch.float64) for what in ("weight", "bias"))
+        moved = torch.cat([weight, bias[:, None]], 1)
+        given = torch.cat([features[0], torch.ones_like(features[0][:, :1])], 1)
+        slopes: Tensor = torch.linalg.lstsq(given.T, moved.T, driver="gelsd").solution
+        return slopes.argmin(1)

@@ -1,0 +1,241 @@
+"""DAGER: exact texts from the attention of transformers, checked against the networks; and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adversaries.named_states import named_states
+from adversaries.text.attention_span import Blocks, Span
+from adversaries.text.causal_search import CausalSearch
+from adversaries.text.dager import Dager
+from adversaries.text.texts import EmbeddingRows, TextInvertingGradients
+from fedsim.attacks import Attack, Knowledge
+from fedsim.errors import AttackError, ConfigError, TranscriptError
+from fedsim.evaluation import text_metrics
+from fedsim.findings import Texts
+from fedsim.models.text_cnn import TextCnn
+from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
+from fedsim.randomness import generator, seeded
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
+from fedsim.task import Task
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
+
+LENGTH, TASK = 6, Task((6,), 4, vocabulary=30, padding=0)
+TRUE = torch.tensor([[7, 3, 21, 12, 29, 3], [2, 22, 9, 14, 0, 0], [7, 16, 11, 3, 8, 0]])
+LABELS = torch.tensor([2, 0, 1])
+DECODER, ENCODER = TransformerDecoder(dim=48, heads=2), TransformerEncoder(dim=48, heads=2)
+NETWORKS = pytest.mark.parametrize("network", [DECODER, ENCODER], ids=["decoder", "encoder"])
+
+
+def build(network: Any, task: Task = TASK) -> nn.Module:
+    with seeded("test-dager"):
+        return network.build(task).eval()  # type: ignore[no-any-return]
+
+
+def known(network: Any, **how: Any) -> Knowledge:
+    facts = {"model": lambda: build(network), "loss": cross_entropy, "input_shape": (LENGTH,), "num_classes": 4}
+    return Knowledge(**(facts | how))
+
+
+def gradient_of(model: nn.Module, tokens: Tensor = TRUE, labels: Tensor = LABELS) -> dict[str, Tensor]:
+    slopes = torch.autograd.grad(cross_entropy(model(tokens), labels), list(model.parameters()))
+    return {name: slope for (name, _), slope in zip(model.named_parameters(), slopes, strict=True)}
+
+
+def sent(network: Any, tokens: Tensor = TRUE, labels: Tensor = LABELS, *, steps: int = 0, rate: float = 0.01) -> Update:
+    """The gradient of these texts, or the weights after so many steps on them."""
+    model = build(network)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    payload = Payload.dense(gradient_of(model, tokens, labels), "gradient")
+    for _ in range(steps):
+        slopes = gradient_of(model, tokens, labels)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p -= rate * slopes[name]
+    if steps:
+        payload = Payload.dense({name: p.detach() for name, p in model.named_parameters()}, "weights")
+    return Update(round=1, client=5, before=before, payload=payload, num_examples=len(tokens))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Texts]:
+    def attacked(update: Update, knowledge: Knowledge, attack: Attack | None = None, seed: int = 0) -> Texts:
+        folder = tmp_path / str(len(list(tmp_path.iterdir()))) / "transcript"
+        Recorder(folder).write(update.round, [update])
+        finding = (attack or Dager()).run(Transcript(folder), knowledge, victim=5, rng=generator(seed))
+        assert isinstance(finding, Texts)
+        return finding
+
+    return attacked
+
+
+def held(finding: Texts) -> list[tuple[list[int], int]]:
+    return sorted(zip(finding.tokens.tolist(), finding.labels.tolist(), strict=True))
+
+
+EXACT = sorted(zip(TRUE.tolist(), LABELS.tolist(), strict=True))
+
+
+@NETWORKS
+def test_texts_and_their_labels_are_read_exactly_from_one_gradient(run: Any, network: Any) -> None:
+    first, again = (run(sent(network), known(network), seed=seed) for seed in (0, 1))
+    assert held(first) == EXACT
+    assert torch.equal(first.tokens, again.tokens)
+
+
+@NETWORKS
+def test_returned_weights_of_one_step_or_several_give_the_same_texts(run: Any, network: Any) -> None:
+    for steps, rate in ((1, 0.1), (3, 0.001)):
+        finding = run(sent(network, steps=steps, rate=rate), known(network))
+        assert sorted(finding.tokens.tolist()) == [tokens for tokens, _ in EXACT]
+
+
+def test_a_text_that_the_client_has_twice_is_claimed_once(run: Any) -> None:
+    twice, labels = torch.cat([TRUE, TRUE[:1]]), torch.cat([LABELS, LABELS[:1]])
+    assert held(run(sent(DECODER, twice, labels), known(DECODER))) == EXACT
+
+
+def test_without_padding_all_texts_have_the_full_length(run: Any) -> None:
+    task = dataclasses.replace(TASK, padding=None)
+    full = torch.tensor([[7, 3, 21, 12, 0, 3], [2, 0, 9, 14, 26, 11]])
+    decoder: Any = type("Unpadded", (), {"build": lambda self, _: DECODER.build(task)})()
+    finding = run(sent(decoder, full, LABELS[:2]), known(decoder))
+    assert sorted(finding.tokens.tolist()) == sorted(full.tolist())
+
+
+# What it computes with.
+
+
+def blocks_of(network: Any, update: Update) -> Blocks:
+    return Blocks.of(update, known(network))
+
+
+@NETWORKS
+def test_inputs_of_both_blocks_lie_in_the_spans_and_explain_the_gradient(network: Any) -> None:
+    blocks = blocks_of(network, sent(network))
+    inputs, real = blocks.second_inputs(TRUE)
+    assert real.equal(TRUE != 0)
+    shared = network is DECODER  # both texts that begin with word 7 have the same first input there
+    assert blocks.spans[1].rank == int(real.sum()) - shared
+    assert float(blocks.spans[1].distances(inputs[real]).max()) < 1e-3
+    assert blocks.unexplained(TRUE) < 1e-5 < 1e-2 < blocks.unexplained(TRUE[:2])
+    wrong = TRUE.clone()
+    wrong[0, 0] = 2
+    assert float(blocks.misfits(wrong)[0]) > 0.02 > 1e-3 > float(blocks.misfits(TRUE).max())
+
+
+def test_the_newest_place_of_a_decoder_is_that_of_the_network() -> None:
+    blocks = blocks_of(DECODER, sent(DECODER))
+    search, words = CausalSearch(blocks, 3), torch.arange(len(blocks.words))
+    prefixes = torch.tensor([[0, 3], [4, 1]])
+    found = search._newest(prefixes, words)
+    for row, prefix in enumerate(prefixes):
+        for word in words:
+            inputs, _ = blocks.second_inputs(blocks.words[torch.cat([prefix, word[None]])][None])
+            torch.testing.assert_close(found[row, word], blocks.spans[1].distances(inputs[0, -1]))
+
+
+def test_what_is_left_without_a_text_is_the_gradient_of_the_others() -> None:
+    whole = blocks_of(ENCODER, sent(ENCODER)).without(TRUE[1])
+    assert whole is not None
+    rest = {n: g * 2 / 3 for n, g in gradient_of(build(ENCODER), TRUE[[0, 2]], LABELS[[0, 2]]).items()}
+    assert whole.states.gradient is not None
+    for name, slope in rest.items():
+        torch.testing.assert_close(whole.states.gradient[name].float(), slope, atol=1e-6, rtol=1e-4)
+    assert whole.words.tolist() == sorted(set(TRUE[[0, 2]].flatten().tolist()) - {0})
+    assert blocks_of(ENCODER, sent(ENCODER)).without(torch.tensor([1, 4, 5, 6, 0, 0])) is None
+
+
+def test_directions_that_rounding_makes_are_not_counted() -> None:
+    update = sent(DECODER, steps=1, rate=1e-4)
+    model = build(DECODER)
+    span = Span.of("blocks.0", named_states(update, model, "here"), most=18)
+    assert 0 < span.rank <= int((TRUE != 0).sum())
+
+
+# Refusals: one sentence each.
+
+
+def test_more_words_than_the_model_tells_apart_are_refused(run: Any) -> None:
+    many = torch.randint(1, 30, (12, LENGTH), generator=generator("many"))
+    with pytest.raises(
+        AttackError,
+        match=r"span 47 of 48 dimensions, and those of up to 40 can be read: 12 texts of 6 words are too many for this "
+        r"model, about 6 would not be; choose 'embedding-rows'",
+    ):
+        run(sent(DECODER, many, torch.arange(12) % 4), known(DECODER))
+
+
+def test_an_update_with_noise_is_refused(run: Any) -> None:
+    update = sent(DECODER)
+    assert update.gradient is not None
+    rng = generator("noise")
+    noisy = {name: g + 1e-3 * torch.randn(g.shape, generator=rng) for name, g in update.gradient.items()}
+    with pytest.raises(AttackError, match=r"but 3 texts of 6 words span 18 at most: noise, compression, .* low-rank"):
+        run(dataclasses.replace(update, payload=Payload.dense(noisy, "gradient")), known(DECODER))
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (
+            TextCnn(kernels=(3,), channels=8, dimension=6),
+            "the model is a TextCnnModule, expected one of transformer-enc",
+        ),
+        (
+            TransformerEncoder(dim=48, blocks=1),
+            "the transformer has 1 blocks, and 2 are needed",
+        ),
+        (TransformerDecoder(dim=48, heads=2, blocks=2), "the transformer has 2 blocks, and 3 are needed for"),
+    ],
+)
+def test_a_model_whose_blocks_say_nothing_is_refused(run: Any, network: Any, message: str) -> None:
+    with pytest.raises(AttackError, match=f"^round 1, client 5: {message}"):
+        run(sent(network), known(network))
+
+
+def test_another_vocabulary_is_refused(run: Any) -> None:
+    other = known(DECODER, model=lambda: build(DECODER, dataclasses.replace(TASK, vocabulary=31)))
+    with pytest.raises(
+        TranscriptError, match=r"have embedding.weight of shape \(30, 48\), the model \(31, 48\); attack"
+    ):
+        run(sent(DECODER), other)
+
+
+def test_a_client_that_does_not_say_how_many_texts_it_has_is_refused(run: Any) -> None:
+    with pytest.raises(AttackError, match="N is 0, so nothing says how many texts to look for"):
+        run(dataclasses.replace(sent(DECODER), num_examples=0), known(DECODER))
+
+
+@pytest.mark.parametrize("settings", [{"tolerances": ()}, {"tolerances": (0.0,)}, {"attempts": 0}])
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^(tolerances|attempts): expected "):
+        Dager(**settings)
+
+
+# Beside it.
+
+
+@NETWORKS
+def test_attacks_that_match_gradients_run_on_transformers(run: Any, network: Any) -> None:
+    matched = run(sent(network), known(network), TextInvertingGradients(iterations=3))
+    assert matched.tokens.shape == TRUE.shape
+    words = run(sent(network), known(network), EmbeddingRows())
+    assert set(words.tokens.flatten().tolist()) == set(TRUE.flatten().tolist())
+
+
+def test_rouge_counts_the_words_and_pairs_that_both_texts_hold() -> None:
+    true, claimed = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0]]), torch.tensor([[1, 2, 2, 3], [-1, -1, -1, -1]])
+    assert text_metrics.rouge(claimed, true, 0, 1).tolist() == pytest.approx([2 * 3 / 7, 0])
+    assert text_metrics.rouge(claimed, true, 0, 2).tolist() == pytest.approx([2 * 2 / 5, 0])
+    assert text_metrics.rouge(true, true, 0, 2).tolist() == [1, 1]
