@@ -25,12 +25,12 @@ class MembershipLira(Attack):
     References:
         Carlini et al.: Membership Inference Attacks From First Principles, IEEE S&P 2022, the offline attack with a
         global variance. Differs: no shadow models are trained, other clients' models, which start from the same w_t,
-        take their place; a sum over rounds of what are no independent trials.
+        take their place; the mean over rounds, which are no independent trials.
     """
 
     paper: ClassVar[Paper] = Paper(
         title="Membership Inference Attacks From First Principles",
-        authors="Carlini, Chien, Nasr, Song, Terzis, Tramer",
+        authors="Carlini, Chien, Nasr, Song, Terzis, Tramèr",
         venue="IEEE S&P",
         year=2022,
         url="https://arxiv.org/abs/2112.03570",
