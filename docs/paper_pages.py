@@ -8,7 +8,6 @@ follow from the tables in `benchmarks/results` are written by `python benchmarks
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -17,7 +16,8 @@ from jinja2 import Environment, StrictUndefined
 
 from fedsim.errors import ConfigError, some_of
 from fedsim.reproduce.figures import Verdict, difference_text
-from fedsim.reproduce.papers import Compared, Details, Kept, Paper, PublishedTable, compared, papers, results
+from fedsim.reproduce.papers import Compared, Details, Kept, Paper, PublishedTable, compared, papers, results, verdicts
+from fedsim.reproduce.recipes import made_by, recipe_of
 
 HERE = Path(__file__).parent
 INDEX = HERE / "paper-numbers.md"
@@ -30,8 +30,12 @@ paper's up to the tolerance; **missed** stays here, with the reason as far as we
 whose setting differs by too much, and the page says in what. Every result has the command that makes it again.
 
 `fedsim reproduce` lists the same tables, `fedsim reproduce PAPER/TABLE` shows one, and with `--scale quick` or `full`
-runs it.
+runs it; what was run before is not run again. The other tables were made by a script of `benchmarks/`, and their page
+has its arguments. All {count} quick runs together take about {minutes} minutes of one core, the longest {longest};
+these and the scripts' minutes are processor time on a shared EPYC of two cores, without a GPU. Times of full runs are
+estimates from them.
 """
+TABLES = [(name, table) for name, paper in papers().items() for table in paper.table]
 Found = Mapping[tuple[str, str], Compared]
 """By row and quantity."""
 WIDEST = 6
@@ -175,20 +179,23 @@ def _commands(chosen: Sequence[Kept | Details]) -> list[str]:
 
 def index() -> str:
     """The page that leads to all papers."""
-    parts = [HEAD]
+    quick = [made.recipe.quick.minutes for place in TABLES if (made := recipe_of(*place))]
+    parts = [HEAD.format(count=len(quick), minutes=f"{sum(quick):.0f}", longest=f"{max(quick):.0f}")]
     for name, paper in papers().items():
         parts.append(f"\n## [{paper.title}](papers/{name}.md)\n\n{paper.cite}.\n\n" + "\n".join(_counted(name, paper)))
     return WRITTEN.format("papers/*") + "\n".join(parts) + "\n"
 
 
 def _counted(name: str, paper: Paper) -> list[str]:
-    page, rows = Page(name), []
+    rows = []
     for table, published in paper.table.items():
-        of_it = [kept for kept in results()[name].kept if kept.table == table]
-        count = Counter(one.verdict for kept in of_it for one in page.compared(kept) if one.verdict)
-        latest = str(max(kept.date for kept in of_it)) if of_it else "not measured"
-        rows.append([f"`{name}/{table}`", published.title, latest, *(str(count[verdict] or "") for verdict in Verdict)])
-    return _table(["", "", "last result", *Verdict], rows)
+        kept = [one for one in results()[name].kept if one.table == table]
+        quick = [one for one in kept if one.name == "quick"]
+        others = [one for one in kept if one not in quick]
+        latest = str(max(one.date for one in kept)) if kept else "not measured"
+        counts = verdicts(name, others), verdicts(name, quick)
+        rows.append([f"`{name}/{table}`", published.title, latest, *counts, made_by(name, table)])
+    return _table(["", "", "last result", "kept", "quick run", "made again by"], rows)
 
 
 def pages() -> dict[Path, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedsim.cli.options import DataDir, Quiet, Verbose, console, finish, use_dat
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsim.reproduce.papers import Compared, Kept
+    from fedsim.reproduce.papers import Compared
     from fedsim.reproduce.recipes import Scale, ScaleName
 
 _COLOURS = {"met": "green", "missed": "red", "not comparable": "dim"}
@@ -52,7 +51,7 @@ def reproduce(
 
 def _list(tables: Sequence[tuple[str, str]]) -> None:
     """Every table with what is kept of it, what makes it again, and how long that takes."""
-    from fedsim.reproduce.papers import results
+    from fedsim.reproduce.papers import results, verdicts
     from fedsim.reproduce.recipes import made_by
 
     names = ("table", "last result", "kept", "quick run", "made again by")
@@ -65,20 +64,12 @@ def _list(tables: Sequence[tuple[str, str]]) -> None:
         shown.add_row(
             f"{paper}/{table}",
             latest,
-            _counted(paper, table, others),
-            _counted(paper, table, quick),
+            verdicts(paper, others),
+            verdicts(paper, quick),
             made_by(paper, table),
         )
     console.print(shown)
     console.print("fedsim reproduce TABLE shows its figures, with --scale quick or full runs it", markup=False)
-
-
-def _counted(paper: str, table: str, kept: Sequence[Kept]) -> str:
-    """How many figures are met, missed and not comparable."""
-    from fedsim.reproduce.figures import Verdict
-
-    count = Counter(beside.verdict for one in kept for beside in _beside(paper, table, one.rows))
-    return ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
 
 
 def _show(tables: Sequence[tuple[str, str]]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -267,3 +268,13 @@ def _beside(asked: PublishedTable, row: str, name: str, paper: Figure | None, ou
     else:
         verdict = judged(ours, paper, quantity.tolerance, quantity.better)
     return Compared(row, name, paper, ours, verdict)
+
+
+def verdicts(paper: str, results: Iterable[Kept]) -> str:
+    """How many figures of some results are met, missed and not comparable, in words."""
+    count = Counter(
+        beside.verdict
+        for kept in results
+        for beside in compared(paper, kept.table, kept.rows, f"kept: {paper}/{kept.table}: {kept.name}")
+    )
+    return ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import date
 from importlib.util import module_from_spec, spec_from_file_location
@@ -80,3 +81,23 @@ def test_kept_figures_follow_from_the_tables_of_results(kept_figures: ModuleType
     for part in ("kept", "details"):
         without = [kept_figures.without_day(one) for one in kept.get(part, [])]
         assert without == tables.get(part, []), "results have changed: run python benchmarks/kept_figures.py"
+
+
+def test_what_is_measured_of_another_data_set_appears_in_its_table_and_on_the_page(
+    kept_figures: ModuleType, pages: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty-five images whose MSE grows with the norm: Spearman's correlation is one."""
+    lavp, some = kept_figures.lavp, {str(image): float(image) for image in range(25)}
+    quality = {("cifar100", "vgg9", distance, score): some for distance in lavp.DISTANCES for score in lavp.SCORES}
+    monkeypatch.setattr(lavp, "qualities", lambda: defaultdict(dict, quality))
+    monkeypatch.setattr(lavp, "measures", lambda: {("cifar100", "vgg9", "gradient-norm.norm"): some})
+    monkeypatch.setattr(kept_figures.local, "table", lambda _: (["image"], [["1"]]))
+    tables = kept_figures.lavp_figures()
+    kept = [Kept(**one, date=date(2026, 11, 25)) for one in tables["kept"]]
+    assert [(one.table, one.name) for one in kept] == [(f"table1-cifar100-{d}", "vgg9") for d in lavp.DISTANCES]
+    assert kept[0].rows == {"grad_norm": dict.fromkeys(lavp.SCORES, "+1.00 (+1.00 to +1.00)")}
+    page = pages.Page("lavp")
+    page.results = KeptFile(paper="lavp", kept=[*page.results.kept, *kept], details=page.results.details)
+    text = page.text()
+    assert "## Tables 1 and 3, CIFAR-100, cosine distance" in text
+    assert "+1.00 (+1.00 to +1.00); +0.59, **missed**" in text
