@@ -83,6 +83,34 @@ def test_a_federation_on_texts_is_attacked_scored_and_reported(
     assert "<del>" in html
 
 
+def test_transformers_give_the_texts_of_every_client_away_and_other_attacks_go_on(
+    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    """By the weights after one step; for 16 dimensions the texts have too many words."""
+    del tables["strategy"]
+    tables |= {
+        "model": {"name": "transformer-encoder", "dim": 64},
+        "training": {"local_epochs": None, "local_steps": 1, "batch_size": 2, "learning_rate": 0.1},
+        "adversary": {"when": "never", "victims": [0, 1], "workers": 1},
+        "attack": [{"name": "dager"}, {"name": "embedding-rows"}],
+    }
+    scores = {}
+    for dim in (64, 16):
+        tables["model"]["dim"] = dim
+        run = serial_run(tiny_config(**tables), tmp_path / str(dim))
+        audit = open_audit(run.path, None, trust=True)
+        refused = audit.run()
+        assert len(refused) == (0 if dim == 64 else 2)
+        assert all("can be read" in str(failure) for failure in refused)
+        audit.score()
+        scores[dim] = {(row["attack"], row["metric"]): row for row in read_rows(run.scores)}
+    for metric in ("recovered", "recover_rate", "label_accuracy"):
+        assert float(scores[64]["dager", metric]["value"]) == 1
+    assert float(scores[64]["dager", "recovered"]["floor"]) < 0.5
+    assert ("dager", "recovered") not in scores[16]
+    assert float(scores[16]["embedding-rows", "words_found"]["value"]) > 0.9
+
+
 def experiment_words(tokens: list[int]) -> str:
     """A true text as the page must show it: without its padding, escaped."""
     return " ".join(f"&lt;b&gt;&amp;{token - 1}" for token in tokens if token)
