@@ -24,7 +24,7 @@ SPARE = 8
 """Dimensions that the span must leave: in fewer, what is wrong is too often near to it by chance."""
 _DRIFT = 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2
 """Shares of the largest singular value up to which directions may come from inputs that moved in local training."""
-_TINY, _LEFT = 1e-9, 1e-4
+_BELOW, _TINY, _LEFT = 8, 1e-9, 1e-4
 _AT_ONCE = 1 << 13
 """Places of texts that a block is computed for at once, so that memory stays small."""
 
@@ -35,12 +35,14 @@ class Span:
 
     Attributes:
         gradient: `row dim`, of the three weights, one below the other.
-        basis: `rank dim`, orthonormal.
+        basis: `direction dim`, orthonormal; at least as many as the rank.
+        rank: of the gradient, directions that stand out of the rounding.
         rounding: the singular value up to which nothing counts.
     """
 
     gradient: Tensor
     basis: Tensor
+    rank: int
     rounding: float
 
     @classmethod
@@ -52,6 +54,9 @@ class Span:
         largest singular value of about its deviation times the sum of the roots of both sides. In several local steps
         the inputs themselves move a little, which adds directions of small singular values: as many orders of magnitude
         below the largest one are left out as are needed for the rank to be possible, down to `_DRIFT`.
+
+        Of a gradient, directions just below the rounding are kept in the basis as well, as many as so many texts can
+        have: those of texts that the model is sure of are there, and what rounding makes of the others does no harm.
 
         Args:
             block: its name.
@@ -73,12 +78,10 @@ class Span:
             rounding = next(
                 (drift for drift in drifts if int((sizes > drift).sum()) <= most and drift > rounding), rounding
             )
-        return cls(gradient=gradient, basis=basis[: int((sizes > rounding).sum())], rounding=rounding)
-
-    @property
-    def rank(self) -> int:
-        """Of the gradient."""
-        return len(self.basis)
+        rank = int((sizes > rounding).sum())
+        below = rank if states.gradient is None else int((sizes > rounding / _BELOW).sum())
+        kept = max(rank, min(below, most, basis.shape[1] - SPARE))
+        return cls(gradient=gradient, basis=basis[:kept], rank=rank, rounding=rounding)
 
     def distances(self, inputs: Tensor) -> Tensor:
         """`...`: sine of the angle between each of `... dim` inputs and the span, in [0, 1]."""
