@@ -88,7 +88,7 @@ class Board:
         for cell in self.plan.cells:
             if marker := self.plan.done.get(cell.key):
                 for row in marker.rows:
-                    yield {**self._place(cell), **row, "run": self._run(cell)}
+                    yield {**self._place(cell), "baseline": int(cell.baseline), **row, "run": self._run(cell)}
 
     def _cells(self) -> Iterator[dict[str, Any]]:
         cells = {cell.point.name: cell for cell in self.plan.cells}

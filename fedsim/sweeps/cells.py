@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL
 from fedsim.auditing.plan import in_order
 from fedsim.auditing.threat_model import device_of
 from fedsim.errors import ConfigError
@@ -55,6 +56,13 @@ class Cell:
         federation = _key(_federation(self.config))
         object.__setattr__(self, "federation", federation)
         object.__setattr__(self, "key", _key({"federation": federation} | _attack(self.config, self.title)))
+
+    @property
+    def baseline(self) -> bool:
+        """Whether its attack is none, but something to compare attacks with: it reads a model as it was sent, or one
+        that only the evaluator has.
+        """
+        return self.config.attack[-1].settings.get("source") in (GLOBAL, LAST_RETURNED, OPTIMAL)
 
     @property
     def federated(self) -> Config:

@@ -20,12 +20,13 @@ from fedsim.files import write_text
 TABLE, CELLS = "sweep.csv", "cells.csv"
 _FIRST, _PLACE = ("cell", "federation"), ("seed", "attack")
 SCORES = (
-    "knows_defenses", "victim", "round", "repeat", "metric", "value", "floor", "ceiling", "better", "accuracy",
+    "knows_defenses", "baseline", "victim", "round", "repeat", "metric", "value", "floor", "ceiling", "better", "accuracy",
     "proved_epsilon", "measured_epsilon", "bytes", "seconds", "run",
 )  # fmt: skip
 """The columns of `sweep.csv` after those of the place.
 
-`knows_defenses` is 1 where the adversary knows the clients' defenses, `round` the attacked round or `first-last`;
+`knows_defenses` is 1 where the adversary knows the clients' defenses, `baseline` 1 where the attack is none, because it
+reads a model as it was sent or one that only the evaluator has; `round` is the attacked round or `first-last`;
 `value`, `floor` and `ceiling` are those of the run's `scores.csv`, empty where there is none; `better` is `higher` or
 `lower`, from the adversary's point of view; `accuracy` is that of the federation's last evaluation, in [0, 1];
 `proved_epsilon` the smallest epsilon that a defense of the victim proves after the last round, infinite where it proves

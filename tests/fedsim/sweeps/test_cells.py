@@ -107,6 +107,20 @@ def test_an_attack_brings_those_that_it_builds_on() -> None:
         assert both.title == "sia"
 
 
+@pytest.mark.parametrize(
+    ("attack", "expected"),
+    [
+        ({"name": "sia", "source": "optimal"}, True),
+        ({"name": "shared-model"}, True),
+        ({"name": "sia"}, False),
+        ({"name": "lmra"}, False),
+        (SME, False),
+    ],
+)
+def test_what_reads_a_model_that_nobody_had_to_attack_is_a_baseline(attack: dict[str, Any], expected: bool) -> None:
+    assert the_cell(attack=[attack]).baseline is expected
+
+
 def test_a_contradiction_of_two_values_leaves_a_cell_out() -> None:
     found = cells({"federation.clients": [4, 8], "adversary.victims": [[0], [7]]})
     (odd,) = (item for item in found if isinstance(item, Unread))
