@@ -115,6 +115,8 @@ def _run(
         console.print(
             f"{outcome.kept.note}\nkept: {outcome.folder / RESULT}", markup=False, highlight=False, soft_wrap=True
         )
+        for sentence in outcome.left_out:
+            console.print(f"does not apply: {sentence}", markup=False, highlight=False, soft_wrap=True)
         failures += outcome.failures
     finish(failures)
 

@@ -11,11 +11,13 @@ from fedsim.errors import ConfigError
 
 Better = Literal["higher", "lower", "near"]
 """Which of our figures are as good as a paper's: those that are higher, lower, or near it on either side."""
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+_NUMBER = r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf)"
 _FORM = re.compile(
     rf"(?P<value>{_NUMBER})(?: ± (?P<spread>{_NUMBER}))?(?: \((?P<low>{_NUMBER}) to (?P<high>{_NUMBER})\))?"
     r"(?P<note> \(.+\))?"
 )
+_OF_SOME = re.compile(r"\(\d+ of \d+\)$")
+"""How a figure ends that some victims alone have."""
 REFUSED = "refused"
 """What stands for our figure where our attack refuses the setting."""
 
@@ -71,10 +73,15 @@ def difference(ours: Figure, paper: Figure) -> float:
 
 
 def judged(ours: Figure, paper: Figure, tolerance: float, better: Better) -> Verdict:
-    """Met where ours is as good as the paper's, up to the tolerance. What refuses to answer has missed."""
+    """Met where ours is as good as the paper's, up to the tolerance.
+
+    What refuses to answer has missed. What answers for some victims alone may miss, but not meet, a figure for all.
+    """
     gap = difference(ours, paper)
     short = {"higher": -gap, "lower": gap, "near": abs(gap)}[better]
-    return Verdict.MET if short <= tolerance else Verdict.MISSED
+    if not short <= tolerance:
+        return Verdict.MISSED
+    return Verdict.NOT_COMPARABLE if _OF_SOME.search(ours.text) else Verdict.MET
 
 
 def difference_text(ours: Figure, paper: Figure) -> str:

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 
-import numpy as np
-
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.reading import config_of, put
 from fedsim.experiments.run_folder import RunFolder, read_rows, write_rows
 from fedsim.progress import tracked
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.geometry import recorded
-from fedsim.reproduce.recipes import Made, ScaleName, printed
+from fedsim.reproduce.recipes import Made, ScaleName, Who, printed
 from fedsim.workflow import work
 
 FILE = "geometry.csv"
@@ -39,10 +37,14 @@ def geometries(
     for place, row in enumerate(tracked(made.recipe.rows, "rows", len(made.recipe.rows))):
         values = _measured(made, scale, row, folder / f"row-{place}", beside)
         found[row] = {
-            name: printed(np.array([float(line[what]) for line in values]), decimals[name], made.recipe.spread)
+            name: printed(_by_client(values, what), decimals[name], made.recipe.spread)
             for name, what in made.recipe.geometry.items()
         }
     return found
+
+
+def _by_client(rows: Sequence[Mapping[str, str]], what: str) -> dict[Who, float]:
+    return {("", str(place), "", ""): float(row[what]) for place, row in enumerate(rows)}
 
 
 def _measured(made: Made, scale: ScaleName, row: str, run: Path, beside: Path) -> Sequence[Mapping[str, str]]:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.errors import ConfigError, did_you_mean
-from fedsim.evaluation.statistics import Values, interval
+from fedsim.evaluation.statistics import Values, mean_and_margin
 from fedsim.experiments.config import Table, check
 from fedsim.reproduce.figures import REFUSED
 from fedsim.reproduce.papers import HERE, papers, read_toml
@@ -181,7 +181,7 @@ def _figure(reading: Reading, lines: Sequence[Mapping[str, str]], recipe: Recipe
         return REFUSED
     if reading.over is not None:
         return f"{known.mean() / _known(others).mean():.{decimals}f}"
-    text = printed(known, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
+    text = printed(found, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
     return text if known.size == len(found) else f"{text} ({known.size} of {len(found)})"
 
 
@@ -189,10 +189,11 @@ def _known(found: Mapping[Who, float]) -> Values:
     return np.array([value for value in found.values() if not math.isnan(value)])
 
 
-def printed(values: Values, decimals: int, spread: Spread, *, sign: str = "") -> str:
-    """Mean and spread of `values`, as a figure."""
+def printed(found: Mapping[Who, float], decimals: int, spread: Spread, *, sign: str = "") -> str:
+    """Mean and spread of the values that are not NaN, as a figure; without a spread where one is infinite."""
+    values = _known(found)
     text = f"{values.mean():{sign}.{decimals}f}"
-    return text if len(values) < 2 else f"{text} ± {_spread(values, spread):.{decimals}f}"
+    return text if len(values) < 2 or np.isinf(values).any() else f"{text} ± {_spread(found, spread):.{decimals}f}"
 
 
 def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -> dict[Who, float] | None:
@@ -211,10 +212,14 @@ def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -
     return {tuple(row[name] for name in _WHO): reading.times * float(row[column] or "nan") for row in rows}
 
 
-def _spread(values: Values, what: Spread) -> float:
+def _spread(found: Mapping[Who, float], what: Spread) -> float:
+    values = _known(found)
     if what == "95 % interval":
-        low, high = interval(values)
-        return (high - low) / 2
+        by: dict[tuple[str, str], list[float]] = {}
+        for (seed, victim, _, _), value in found.items():
+            if not math.isnan(value):
+                by.setdefault((victim, seed), []).append(value)
+        return mean_and_margin({who: float(np.mean(some)) for who, some in by.items()})[1]
     return float(values.std(ddof=1)) / (math.sqrt(len(values)) if what == "standard error" else 1.0)
 
 

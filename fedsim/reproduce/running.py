@@ -34,12 +34,14 @@ class Outcome:
         kept: ours, as the files in `kept/` have it.
         beside: ours beside the paper's.
         failures: a sentence for each cell that failed.
+        left_out: a sentence for each cell that does not apply.
         folder: of the sweep.
     """
 
     kept: Kept
     beside: Sequence[Compared]
     failures: Sequence[str]
+    left_out: Sequence[str]
     folder: Path
 
 
@@ -76,10 +78,11 @@ def reproduced(paper: str, table: str, scale: ScaleName, store: Path | None = No
     made, folder = recipe(paper, table), Path("runs") / "reproduce" / f"{paper}-{table}-{scale}"
     decimals, beside = _decimals(paper, table), _states(made, paper)
     if made.recipe.geometry:
-        rows, failures = geometries(made, scale, folder, beside, decimals), []
+        rows, failures, left_out = geometries(made, scale, folder, beside, decimals), [], []
     else:
         board = swept(made.sweep(scale, beside), folder, Store(store or STORE))
         rows, failures = read(made.recipe, read_table(folder), decimals), board.failures
+        left_out = [f"{point.name}: {reason}" for point, reason in board.plan.left_out]
     kept = Kept(
         table=table,
         name=scale,
@@ -89,7 +92,7 @@ def reproduced(paper: str, table: str, scale: ScaleName, store: Path | None = No
         rows=rows,
     )
     write_text(folder / RESULT, tomli_w.dumps({"paper": paper, "kept": [kept.model_dump()]}))
-    return Outcome(kept, compared(paper, table, rows, made.where), failures, folder)
+    return Outcome(kept, compared(paper, table, rows, made.where), failures, left_out, folder)
 
 
 def _states(made: Made, name: str) -> Path:

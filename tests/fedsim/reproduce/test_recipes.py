@@ -154,6 +154,23 @@ def test_victims_without_a_value_are_left_out_and_counted() -> None:
     assert figure(found["mean"], "").value == 20
 
 
+def test_seeds_of_the_same_clients_are_no_further_clients() -> None:
+    """Two clients at 20 and 24 in each of three seeds: the interval is that of two clients, Student's."""
+    rows = [row | {"seed": seed} for seed in "123" for row in SCORES.rows if row["data"] == "A"]
+    once, thrice = (
+        read(recipe("95 % interval"), Table(SCORES.axes, some), dict.fromkeys(READINGS, 1))["first"]["mean"]
+        for some in (SCORES.rows, rows)
+    )
+    assert once == thrice == "22.0 ± 25.4"
+
+
+def test_a_perfect_victim_has_no_spread() -> None:
+    rows = [row | {"value": "inf" if row["victim"] == "1" else row["value"]} for row in SCORES.rows]
+    found = read(recipe("95 % interval"), Table(SCORES.axes, rows), dict.fromkeys(READINGS, 1))["first"]
+    assert found["mean"] == "inf"
+    assert figure(found["mean"], "").text == "inf"
+
+
 def test_what_was_not_run_is_left_out() -> None:
     found = read(recipe("standard error"), SCORES, dict.fromkeys(READINGS, 1))
     assert found["second"] == {"mean": "30.0", "floor": "8.0", "share": "50.0"}
