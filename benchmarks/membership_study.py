@@ -1,0 +1,184 @@
+"""Membership attacks beside one another, without and with DP-SGD, as in docs/membership.md.
+
+    python benchmarks/membership_study.py --data-dir DIR --out runs/membership
+    python benchmarks/membership_study.py --data-dir DIR --out runs/membership --speed
+
+CIFAR-100 shared out among clients, a small CNN; in each run some of the clients are attacked. Writes
+results/membership.csv, one row a client and metric, and prints the table. Runs that are there already are read again.
+With --speed it prints how long each attack on one client takes: 1000 candidates, 50 rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+import fedsim
+from fedsim.auditing.audit import open_audit
+from fedsim.errors import ConfigError
+from fedsim.evaluation.statistics import mean_text
+from fedsim.experiments.config import AttackFile, check
+from fedsim.knowledge import HELD_OUT, OTHERS
+
+RESULTS = Path(__file__).parent / "results" / "membership.csv"
+COLUMNS = ("case", "others", "attack", "metric", "seed", "client", "value", "floor", "accuracy")
+SEEDS = (0, 1, 2)
+CLIENTS, VICTIMS, EXAMPLES, EVERY = 8, 3, 150, 5
+CASES: dict[str, dict[str, Any]] = {
+    "E = 1": {"training.local_epochs": 1},
+    "E = 5": {"training.local_epochs": 5, "federation.rounds": 10},
+    "E = 1, DP-SGD": {"training.local_epochs": 1, "defense": [{"name": "dp-sgd", "noise_multiplier": 0.5}]},
+}
+ATTACKS: dict[str, dict[str, Any]] = {
+    "membership-loss": {"name": "membership-loss"},
+    "membership-cosine": {"name": "membership-cosine"},
+    "membership-difference": {"name": "membership-difference"},
+    "fedmia, loss": {"name": "fedmia", "measure": "loss"},
+    "fedmia, cosine": {"name": "fedmia"},
+    "membership-lira": {"name": "membership-lira"},
+}
+METRICS = {"membership_auc": "AUC", "tpr_at_1_in_100": "TPR at 1 %"}
+
+
+def tables(changes: dict[str, Any], seed: int) -> dict[str, Any]:
+    """An experiment without attacks."""
+    found: dict[str, Any] = {
+        "data": {"name": "cifar100"},
+        "partition": {"name": "iid", "samples_per_client": EXAMPLES},
+        "model": {"name": "sme-cnn", "channels": [8, 16], "hidden": 64},
+        "training": {"local_epochs": 1, "batch_size": 10, "learning_rate": 0.1},
+        "federation": {
+            "clients": CLIENTS,
+            "rounds": 20,
+            "seed": seed,
+            "evaluate_every": 100,
+            "evaluate_examples": 1000,
+        },
+        "adversary": {"when": "never"},
+    }
+    for key, value in changes.items():
+        table, _, name = key.partition(".")
+        if name:
+            found[table][name] = value
+        else:
+            found[table] = value
+    return found
+
+
+def run(path: Path, experiment: dict[str, Any]) -> fedsim.Run:
+    """The run of `experiment`, which is made if it is not there."""
+    try:
+        return fedsim.open(path)
+    except ConfigError:
+        return fedsim.run(experiment, out=path)
+
+
+def attacked(made: fedsim.Run, others: str) -> list[dict[str, Any]]:
+    """The scores of all attacks on the first clients, in every fifth round."""
+    file = {
+        "adversary": {
+            "victims": list(range(VICTIMS)),
+            "rounds": [number for number in made.transcript.rounds if number % EVERY == 0],
+            "workers": 1,
+            "candidates": 2 * EXAMPLES,
+            "knowledge": {"candidates": others},
+        },
+        "attack": [table | {"label": f"{title}, {others}"} for title, table in ATTACKS.items()],
+    }
+    audit = open_audit(made.path, check(AttackFile, file, "attacks"), made.path)
+    if failures := audit.run():
+        raise SystemExit("\n".join(failures))
+    return [row for row in audit.score() if row["attack"].endswith(others) and row["metric"] in METRICS]
+
+
+def accuracy(made: fedsim.Run) -> float:
+    """Of the global model after the last round."""
+    rows = made.metrics
+    return float(rows[rows["client"] == "server"]["accuracy"].dropna().iloc[-1])
+
+
+def measured(out: Path) -> Iterator[dict[str, Any]]:
+    """The rows of results/membership.csv."""
+    for place, (case, changes) in enumerate(CASES.items()):
+        for seed in SEEDS:
+            made = run(out / f"{place}-{seed}", tables(changes, seed))
+            for others in OTHERS:
+                for row in attacked(made, others):
+                    yield {
+                        "case": case,
+                        "others": others,
+                        "attack": row["attack"].removesuffix(f", {others}"),
+                        "metric": row["metric"],
+                        "seed": seed,
+                        "client": row["victim"],
+                        "value": f"{row['value']:.4f}",
+                        "floor": f"{row['floor']:.4f}",
+                        "accuracy": f"{accuracy(made):.4f}",
+                    }
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table: means over clients and seeds with 95 % intervals."""
+    values: dict[tuple[str, ...], dict[tuple[str, str], float]] = defaultdict(dict)
+    for row in rows:
+        key = row["case"], row["others"], row["attack"], row["metric"]
+        values[key][str(row["client"]), str(row["seed"])] = float(row["value"])
+    for case in CASES:
+        known = {row["seed"]: float(row["accuracy"]) for row in rows if row["case"] == case}
+        print(f"\n{case}: the global model is right on {fmean(known.values()):.1%} of the test images\n")
+        print(f"| attack | {' | '.join(f'{name}, {others}' for others in OTHERS for name in METRICS.values())} |")
+        print(f"|---|{'---|' * len(OTHERS) * len(METRICS)}")
+        floors = {row["metric"]: float(row["floor"]) for row in rows}
+        print(f"| chance | {' | '.join(f'{floors[metric]:.3f}' for _ in OTHERS for metric in METRICS)} |")
+        for attack in ATTACKS:
+            cells = [mean_text(values[case, others, attack, metric]) for others in OTHERS for metric in METRICS]
+            print(f"| {attack} | {' | '.join(cells)} |")
+
+
+def speed(out: Path) -> None:
+    """Print how long each attack takes on one client."""
+    changes = {
+        "partition.samples_per_client": 500,
+        "model.channels": [16, 32],
+        "federation.clients": 5,
+        "federation.rounds": 50,
+    }
+    made = run(out / "speed", tables(changes, 0))
+    for title, table in ATTACKS.items():
+        settings = {name: value for name, value in table.items() if name != "name"}
+        start, own = time.monotonic(), time.process_time()
+        made.attack(table["name"], victim=0, round=range(1, 51), knowledge={"candidates": HELD_OUT}, **settings)
+        print(f"{title}: {time.process_time() - own:.0f} s of CPU, {time.monotonic() - start:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Measure, write and print; or only time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--speed", action="store_true")
+    given = parser.parse_args()
+    os.environ["FEDSIM_DATA"] = given.data_dir
+    torch.set_num_threads(1)
+    if given.speed:
+        speed(given.out)
+        return
+    rows = list(measured(given.out))
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()
