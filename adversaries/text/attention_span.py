@@ -52,8 +52,9 @@ class Span:
         A gradient is computed in the precision of the message, with an error below that times its largest singular
         value. Weights that were returned are rounded besides: each number by a uniform error, whose matrix has a
         largest singular value of about its deviation times the sum of the roots of both sides. In several local steps
-        the inputs themselves move a little, which adds directions of small singular values: as many orders of magnitude
-        below the largest one are left out as are needed for the rank to be possible, down to `_DRIFT`.
+        the inputs themselves move a little, which adds directions of small singular values: they do not count for the
+        rank, as long as it is possible without those below one of `_DRIFT`. In the basis they are kept, up to half of
+        the dimensions that so many texts leave, since words that moved are in both.
 
         Of a gradient, directions just below the rounding are kept in the basis as well, as many as so many texts can
         have: those of texts that the model is sure of are there, and what rounding makes of the others does no harm.
@@ -73,14 +74,15 @@ class Span:
             weights = torch.cat([states.before[name].double() for name in names])
             sides = sum(math.sqrt(side) for side in weights.shape)
             rounding = max(rounding, precision * float(weights.square().mean().sqrt()) * sides / math.sqrt(12))
+        above = int((sizes > rounding).sum())
         if states.gradient is None:
-            drifts = (share * float(sizes[0]) for share in _DRIFT if int((sizes > rounding).sum()) > most)
-            rounding = next(
-                (drift for drift in drifts if int((sizes > drift).sum()) <= most and drift > rounding), rounding
-            )
+            drifts = (share * float(sizes[0]) for share in _DRIFT if above > most)
+            rounding = next((drift for drift in drifts if int((sizes > drift).sum()) <= most), rounding)
+            kept = min(above, (most + basis.shape[1]) // 2)
+        else:
+            kept = min(int((sizes > rounding / _BELOW).sum()), most, basis.shape[1] - SPARE)
         rank = int((sizes > rounding).sum())
-        below = rank if states.gradient is None else int((sizes > rounding / _BELOW).sum())
-        kept = max(rank, min(below, most, basis.shape[1] - SPARE))
+        kept = max(rank, kept)
         return cls(gradient=gradient, basis=basis[:kept], rank=rank, rounding=rounding)
 
     def distances(self, inputs: Tensor) -> Tensor:
