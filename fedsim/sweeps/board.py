@@ -80,9 +80,7 @@ class Board:
             return "failed", self.failed[cell.key]
         if (marker := self.plan.done.get(cell.key)) is None:
             return "not done", ""
-        federation = self.plan.federations.get(cell.federation)
-        failures = [*(federation.failures if federation else ()), *marker.failures]
-        return ("failed" if failures else "done"), "; ".join(dict.fromkeys(failures))
+        return ("failed" if marker.failures else "done"), "; ".join(marker.failures)
 
     def _scores(self) -> Iterator[dict[str, Any]]:
         for cell in self.plan.cells:

@@ -1,34 +1,35 @@
 """The cells of a sweep, each with the hash of what it follows from, by which it is found again.
 
 A cell is one attack on one federation, and all cells of a federation share its recording. A hash covers settings,
-whose code is not fedsim's own, the files that settings name, and the versions of packages. Labels are not among them,
-nor where and how a federation runs: its engine does not change what it sends.
+whose code is not fedsim's own, the data, the files that settings name, and the versions of packages. Labels are not
+among them, nor where and how a federation runs: its engine does not change what it sends.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL
 from fedsim.auditing.plan import in_order
 from fedsim.auditing.threat_model import device_of
-from fedsim.errors import ConfigError
+from fedsim.datasets.cache import files_of
+from fedsim.errors import ConfigError, DataError, PluginError, what_it_said
 from fedsim.experiments.build import Experiment, build_attacks, data_folder, resolve
 from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
 from fedsim.experiments.reading import PATHS, config_of
 from fedsim.experiments.settings import LAUNCH, code_of, versions
 from fedsim.experiments.trust import check_trust
 from fedsim.metrics import LPIPS_FILE
+from fedsim.plugins import registry
 from fedsim.plugins.code import code_hash
-from fedsim.plugins.registry import load
+from fedsim.sweeps.file import SERIAL
 from fedsim.sweeps.grid import Grid, Point
-from fedsim.sweeps.hashes import hash_of, hash_of_folder, hash_of_parts
-
-_SERIAL = ("engine", "actors", "address", "gpus_per_actor", "supernodes", "port")
-"""Keys of [federation] that a cell does not have: it runs in one process, beside others."""
+from fedsim.sweeps.hashes import hash_of, hash_of_dataset, hash_of_folder, hash_of_parts
 
 _LENGTH = 16
 """Hexadecimal digits of a key."""
@@ -59,9 +60,7 @@ class Cell:
 
     @property
     def baseline(self) -> bool:
-        """Whether its attack is none, but something to compare attacks with: it reads a model as it was sent, or one
-        that only the evaluator has.
-        """
+        """Whether its attack counts as none: it reads a model as it was sent, or one that only the evaluator has."""
         return self.config.attack[-1].settings.get("source") in (GLOBAL, LAST_RETURNED, OPTIMAL)
 
     @property
@@ -88,8 +87,10 @@ def cells_of(grid: Grid, *, trust: bool) -> list[Cell | Unread]:
 
     Raises:
         ConfigError: such a mistake, or two cells have the same settings.
+        DataError: data are missing.
         PluginError: nobody registered a name, or a plug-in does not load.
     """
+    _data_in.cache_clear()  # files may have changed since
     found: list[Cell | Unread] = []
     for point in grid.points:
         try:
@@ -160,7 +161,7 @@ def _builds_on(table: Mapping[str, Any], where: str) -> str | None:
 
 def _in_one_process(config: Config) -> Config:
     """The same experiment as it runs beside other cells: on one core, without processes of its own."""
-    federation = config.federation.model_dump(exclude=set(_SERIAL), exclude_none=True)
+    federation = config.federation.model_dump(exclude=set(SERIAL), exclude_none=True)
     adversary = config.adversary.model_copy(update={"when": "at-end", "workers": 1})
     return config.model_copy(update={"federation": type(config.federation)(**federation), "adversary": adversary})
 
@@ -176,7 +177,9 @@ def _federation(config: Config) -> dict[str, Any]:
         if key != "evaluate_every":
             tables["federation"].pop(key, None)
     tables["recording"].pop("fsync")
-    return {"experiment": tables, "code": code_of(config), "files": _files(config), "versions": versions()}
+    return {"experiment": tables, "code": code_of(config), "data": _data(config), "files": _files(config)} | {
+        "versions": versions()
+    }
 
 
 def _attack(config: Config, title: str) -> dict[str, Any]:
@@ -187,25 +190,53 @@ def _attack(config: Config, title: str) -> dict[str, Any]:
         "adversary": adversary | {"device": str(device_of(config.adversary.device))},
         "attack": [table.model_dump(mode="json", exclude_none=True) for table in config.attack],
         "title": title,
-        "code": [code_hash(load("attacks", table.name)) for table in config.attack],
+        "code": [code_hash(registry.load("attacks", table.name)) for table in config.attack],
         "weights": hash_of(weights) if weights is not None and weights.is_file() else None,
     }
 
 
+def _data(config: Config) -> str:
+    """Hash of the files that the data set reads, or of its examples, where it comes in no file that fedsim knows of.
+
+    Raises:
+        DataError: a file is missing or cannot be read.
+        PluginError: the data set ended the program.
+    """
+    return _data_in(config.data.model_dump_json(), data_folder())
+
+
+@cache
+def _data_in(table: str, home: Path | None) -> str:
+    """The same for a [data] table, which all cells of a plan may share."""
+    config = Config(data=json.loads(table))
+    try:
+        files = files_of(registry.build("datasets", config.data.name, config.data.settings, "data"), home)
+        if not files:
+            return hash_of_dataset(Experiment(config).dataset)
+        return hash_of_parts([(_within(path, home), hash_of(path)) for path in sorted(files)])
+    except OSError as error:
+        raise DataError(f"data: {error.filename}: cannot be read ({error.strerror})") from error
+    except SystemExit as error:
+        raise PluginError(f"a plug-in ended the program ({what_it_said(error)})") from error
+
+
+def _within(path: Path, home: Path | None) -> str:
+    """What a file is called: by its place in the data folder, wherever that is."""
+    return str(path.relative_to(home) if home is not None and path.is_relative_to(home) else path)
+
+
 def _files(config: Config) -> dict[str, str]:
-    """Hashes of the files and folders that settings of data, partition and model name.
+    """Hashes of the files and folders that settings of partition and model name.
 
     Raises:
         ConfigError: one cannot be read.
     """
     found = {}
-    for name in ("data", "partition", "model"):
+    for name in ("partition", "model"):
         for key, value in getattr(config, name).model_dump(mode="json").items():
             if key not in PATHS or not isinstance(value, str) or not value:
                 continue
-            home = data_folder() or Path()
-            places = [home / Path(value).expanduser(), home / "leaf" / value]  # the first, where it is absolute
-            path = next((place for place in places if place.exists()), places[0])
+            path = (data_folder() or Path()) / Path(value).expanduser()
             try:
                 found[f"{name}.{key}"] = hash_of_folder(path) if path.is_dir() else hash_of(path)
             except OSError as error:

@@ -14,6 +14,11 @@ from fedsim.experiments.config import Config, Table, check
 from fedsim.experiments.reading import check_possible, make_absolute, put, read_toml
 from fedsim.experiments.trust import is_in_a_run
 
+SERIAL = ("engine", "actors", "address", "gpus_per_actor", "supernodes", "port")
+"""Keys of [federation] that a cell does not have: it runs in one process, beside others."""
+OVERRIDDEN = (*(f"federation.{key}" for key in SERIAL), "adversary.when", "adversary.workers")
+"""Keys of an experiment file whose values mean nothing in a cell, for that reason."""
+
 
 class SweepTable(Table):
     """[sweep]: which experiments.
@@ -117,6 +122,8 @@ def _check(sweep: SweepTable, where: str) -> None:
     """Raise ConfigError where the axes cannot be, whatever the experiment is."""
     for key, values in sweep.axes.items():
         _check_key(key, f"{where}.axes: '{key}'")
+        for full in {key, *(f"{key}.{inner}" for value in values if isinstance(value, dict) for inner in value)}:
+            _check_free(full, f"{where}.axes: '{key}'")
         if not values:
             raise ConfigError(f"{where}.axes: '{key}': the list is empty; name values, or leave the axis out")
     if sweep.seeds is not None:
@@ -139,12 +146,21 @@ def _check(sweep: SweepTable, where: str) -> None:
             raise ConfigError(f"{where}.zip: {told}; axes that go together have equally many")
 
 
+def _check_free(key: str, where: str) -> None:
+    """Raise ConfigError where the sweep itself says what `key` is in each cell."""
+    if key == "federation.seed":
+        raise ConfigError(f"{where}: write the values as seeds = [...] in [sweep]")
+    if key in OVERRIDDEN:
+        raise ConfigError(
+            f"{where}: '{key}' is the same in all cells, each of which runs in one process; leave it out, and say with "
+            "on and workers in [sweep] where cells run"
+        )
+
+
 def _check_key(key: str, where: str) -> None:
     """Raise ConfigError where `key` cannot be one of an experiment file."""
     first = key.split(".")[0].strip()
     if not all(word.strip() for word in key.split(".")):
         raise ConfigError(f"{where}: expected a key of an experiment file, such as 'training.local_epochs'")
-    if key == "federation.seed":
-        raise ConfigError(f"{where}: write the values as seeds = [...] in [sweep]")
     if first not in Config.model_fields:
         raise ConfigError(f"{where} names no key of an experiment file, {did_you_mean(first, Config.model_fields)}")

@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.auditing.plan import ADAPTIVE
 from fedsim.errors import ConfigError, did_you_mean
 from fedsim.experiments.config import Config
 from fedsim.experiments.reading import make_absolute, put
@@ -91,6 +92,7 @@ def grid_of(file: SweepFile) -> Grid:
     own = file.base.get(ATTACK, [])
     axes.setdefault(ATTACK, own if isinstance(own, list) else [own])
     _check_attacks(axes[ATTACK], file.where)
+    _check_titles([*axes[ATTACK], *(own if isinstance(own, list) else [own])], file.where)
     named = {axis: _labelled(axis, values, file.where) for axis, values in axes.items()}
     seeds = file.sweep.seeds if file.sweep.seeds is not None else [_seed(file)]
     points = [
@@ -120,6 +122,17 @@ def _check_attacks(values: Sequence[Any], where: str) -> None:
             raise ConfigError(
                 f"{where}: sweep.axes: 'attack': expected a table for each value, such as {{ name = \"sme\" }}, got "
                 f"{value!r}"
+            )
+
+
+def _check_titles(attacks: Sequence[Any], where: str) -> None:
+    """Raise ConfigError where an attack is called as another one is that knows the defenses."""
+    for attack in attacks:
+        label = str(attack.get("label", "")) if isinstance(attack, Mapping) else ""
+        if label.endswith(f" {ADAPTIVE}"):
+            raise ConfigError(
+                f"{where}: attack: '{label}' is what '{label.removesuffix(f' {ADAPTIVE}')}' is called where it knows "
+                "the defenses; choose another label"
             )
 
 

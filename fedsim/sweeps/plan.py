@@ -45,9 +45,10 @@ class Plan:
 
     @property
     def to_federate(self) -> list[Cell]:
-        """Of each federation that is not finished and is needed, the first cell."""
+        """Of each federation that is not finished, or crashed, and is needed, the first cell."""
         first = {cell.federation: cell for cell in reversed(self.to_do)}
-        return [cell for key, cell in reversed(first.items()) if key not in self.federations]
+        known = self.federations
+        return [cell for key, cell in reversed(first.items()) if key not in known or known[key].crashed]
 
     @property
     def sentence(self) -> str:

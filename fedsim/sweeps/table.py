@@ -20,8 +20,8 @@ from fedsim.files import write_text
 TABLE, CELLS = "sweep.csv", "cells.csv"
 _FIRST, _PLACE = ("cell", "federation"), ("seed", "attack")
 SCORES = (
-    "knows_defenses", "baseline", "victim", "round", "repeat", "metric", "value", "floor", "ceiling", "better", "accuracy",
-    "proved_epsilon", "measured_epsilon", "bytes", "seconds", "run",
+    "knows_defenses", "baseline", "victim", "round", "repeat", "metric", "value", "floor", "ceiling", "better",
+    "accuracy", "proved_epsilon", "measured_epsilon", "bytes", "seconds", "run",
 )  # fmt: skip
 """The columns of `sweep.csv` after those of the place.
 

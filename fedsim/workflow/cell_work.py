@@ -48,10 +48,11 @@ def doing(store: Store) -> Iterator[Callable[[Job, Follow], None]]:
 
 
 def _federate(store: Store, job: Job, teller: _Teller) -> None:
-    """Run a federation, unless it is there by now."""
+    """Run a federation, unless it is there by now; one that crashed is run again."""
     place = store.federation(job.cell.federation)
     with lock.held(place.folder.path, wait=True):
-        if place.finished() is not None:
+        before = place.finished()
+        if before is not None and not before.crashed:
             return
         with _measured() as used:
             done = _resumed(place) or _begun(place, job.cell.federated)
@@ -93,8 +94,12 @@ def _attack(store: Store, job: Job, teller: _Teller) -> None:
             if not kept.is_prepared(place, cell.config, recording):
                 kept.prepare(place, cell.config, federation)
             done = work.attack(place.folder.path, Adversary(), trust=True)
-        rows = rows_of(place.folder, cell.title)
-        place.finish(rows=rows, failures=done.failures, crashed=teller.crashed, **used)
+        place.finish(
+            rows=rows_of(place.folder, cell.title),
+            failures=list(dict.fromkeys([*recording.failures, *done.failures])),  # the federation may be removed
+            crashed=recording.crashed or teller.crashed,
+            **used,
+        )
 
 
 @contextmanager

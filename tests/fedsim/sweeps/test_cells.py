@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsim.errors import ConfigError, FedsimError, PluginError
+from fedsim.datasets import Dataset
+from fedsim.datasets.digits import Digits
+from fedsim.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.sweeps.cells import Cell, Unread, cells_of
 from fedsim.sweeps.file import sweep_of
 from fedsim.sweeps.grid import grid_of
@@ -156,14 +159,40 @@ def test_two_cells_with_the_same_settings_are_named() -> None:
     assert "model=mlp, attack=sme, seed=0; and model=mlp hidden=[200], attack=sme, seed=0" in str(error.value)
 
 
-def test_data_in_the_leaf_folder_are_found_where_the_data_set_reads_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        ({"name": "femnist", "folder": "mine"}, [f"leaf/mine/{part}/a.json" for part in ("train", "test")]),
+        (
+            {"name": "mnist"},
+            [f"MNIST/raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")],
+        ),
+    ],
+)
+def test_data_count_by_what_is_in_their_files_wherever_the_folder_is(
+    data: dict[str, Any], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
-    file = tmp_path / "leaf" / "femnist-digits" / "data" / "train" / "a.json"
-    file.parent.mkdir(parents=True)
-    file.write_text("{}")
-    data = {"name": "femnist", "folder": "femnist-digits"}
-    before = the_cell(data=data).federation
-    file.write_text("{ }")
-    assert the_cell(data=data).federation != before
+    keys = []
+    for folder, content in (("a", "{}"), ("b", "{}"), ("b", "{ }")):
+        for name in names:
+            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / name).write_text(content)
+        monkeypatch.setenv("FEDSIM_DATA", str(tmp_path / folder))
+        keys.append(the_cell(data=data).federation)
+    assert keys[0] == keys[1] != keys[2]
+    (tmp_path / "b" / names[-1]).unlink()
+    with pytest.raises(DataError, match="b/"):
+        the_cell(data=data)
+
+
+def test_data_that_come_in_no_file_count_by_their_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, load = the_cell().federation, Digits.load
+
+    def relabelled(self: Digits, folder: Path | None) -> Dataset:
+        found = load(self, folder)
+        return replace(found, train=replace(found.train, labels=found.train.labels.roll(1)))
+
+    monkeypatch.setattr(Digits, "load", relabelled)
+    assert the_cell().federation != before
+    monkeypatch.undo()
+    assert the_cell().federation == before

@@ -112,6 +112,8 @@ def test_a_single_table_stands_for_a_list_of_one() -> None:
         ({"axes": {"training.local_epochs": [1]}, "base": {}}, "no attack is named"),
         ({"axes": {"attack": [[SME, IG]]}}, "'attack': expected a table for each value"),
         ({"axes": {"attack": ["sme"]}}, "'attack': expected a table for each value"),
+        ({"axes": {"attack": [{**SME, "label": "sme adaptive"}]}}, "'sme adaptive' is what 'sme' is called"),
+        ({"axes": {}, "base": {"attack": [{**IG, "label": "x adaptive"}]}}, "'x adaptive' is what 'x' is called"),
         ({"axes": {"training.local_epochs": [1, 1]}}, "two values are called '1'"),
         ({"axes": {"defense": [[], []]}}, "two values are called 'none'"),
         ({"axes": {"model": [{}]}, "exclude": [{}]}, "sweep.exclude.0: the table is empty"),

@@ -281,6 +281,54 @@ def test_an_attack_that_crashed_is_tried_again(own: Path, expected: object, monk
     assert rows(plan_of(own)) == expected
 
 
+@pytest.fixture
+def failing(own: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | None], None]:
+    """A store without cells, whose next federation has a failure, one with this traceback, if any."""
+    shutil.rmtree(own)
+
+    def arrange(error: Exception | None) -> None:
+        def measured(*arguments: object) -> list[str]:
+            logging.getLogger("fedsim.test").error("no epsilon", exc_info=error)
+            return ["no epsilon"]
+
+        monkeypatch.setattr(work, "_measured", measured)
+
+    return arrange
+
+
+def test_what_failed_in_a_federation_is_told_of_its_cells_also_once_it_is_removed(
+    own: Path, failing: Callable[[Exception | None], None], tmp_path: Path
+) -> None:
+    failing(None)
+    assert work_off(own, plan_of(own)) == {}
+    for _ in range(2):
+        plan = plan_of(own)
+        assert plan.to_do == []
+        board = Board(tmp_path, Store(own), plan)
+        board.write()
+        assert board.failures == ["attack=sme, seed=0 and 1 more: no epsilon"]
+        assert [row["state"] for row in read_cells(tmp_path).rows] == ["failed", "failed"]
+        shutil.rmtree(own / "federations", ignore_errors=True)
+
+
+def test_a_federation_that_crashed_is_tried_again_and_so_are_its_cells(
+    own: Path,
+    failing: Callable[[Exception | None], None],
+    monkeypatch: pytest.MonkeyPatch,
+    expected: object,
+) -> None:
+    failing(MemoryError("none is left"))
+    assert work_off(own, plan_of(own)) == {}
+    again = plan_of(own)
+    assert len(again.to_federate) == 1
+    assert len(again.to_do) == 2
+    monkeypatch.undo()
+    assert work_off(own, again) == {}
+    assert plan_of(own).to_do == []
+    assert [marker.failures for marker in plan_of(own).done.values()] == [[], []]
+    assert rows(plan_of(own)) == expected
+
+
 def test_a_strangers_file_in_a_cell_is_not_removed(own: Path) -> None:
     place = cell(plan_of(own), own)
     place.forget()
