@@ -40,10 +40,10 @@ def _show_settings(comparison: Comparison) -> None:
     table = Table("setting", *map(escape, names), title="Settings that differ", box=SIMPLE_HEAD)
     for key, values in comparison.differing.items():
         table.add_row(escape(key), *("not set" if value is None else escape(str(value)) for value in values))
-    console.print(table if table.rows else "All settings are the same.")
-    for side in comparison.sides:
-        if side.settings is None:
-            _say(f"{side.name}: was recorded elsewhere, so its settings are not known")
+    if table.rows:
+        console.print(table)
+    for sentence in comparison.about_settings:
+        _say(sentence)
 
 
 def _show_quality(comparison: Comparison) -> None:
@@ -64,12 +64,14 @@ def _show_scores(comparison: Comparison, name: str, found: Sequence[Difference])
     for who, attacks in zip((base, name), comparison.alone(name), strict=True):
         if attacks:
             _say(f"Only {who} has scores of: {listed(attacks)}. In the other run each of them failed, or was not made.")
+    for sentence in comparison.unlike(name):
+        _say(sentence)
     if not found:
         _say(f"{name}: no attack has scores in {base}, too")
 
 
 def _table(attack: str, base: str, name: str, found: Sequence[Difference]) -> Table:
-    from fedsim.reporting.summary import interval_text
+    from fedsim.reporting.differences import difference_text
 
     runs = map(escape, (base, name))
     table = Table(
@@ -85,8 +87,8 @@ def _table(attack: str, base: str, name: str, found: Sequence[Difference]) -> Ta
         if item.base.missing or item.other.missing:
             missing.append(f"{item.base.metric}: {item.remark}")
             continue
-        difference = interval_text(item.mean, item.low, item.high).replace(" [", "\n[").replace(" ± ", "\n± ")
-        texts = item.base.metric, f"{item.base.mean:.4g}", f"{item.other.mean:.4g}", difference
+        difference = difference_text(item).replace(" [", "\n[").replace(" ± ", "\n± ")
+        texts = item.base.metric, f"{item.first:.4g}", f"{item.value:.4g}", difference
         table.add_row(*map(escape, texts), f"{escape(item.verdict)}\n[dim]{escape(item.remark)}[/]")
     table.caption = escape("; ".join(missing))
     return table

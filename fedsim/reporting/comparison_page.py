@@ -9,9 +9,8 @@ from typing import Any
 
 from fedsim.files import write_text
 from fedsim.reporting.charts import Curve, Look, curves
-from fedsim.reporting.differences import Difference
+from fedsim.reporting.differences import Difference, difference_text
 from fedsim.reporting.html import page
-from fedsim.reporting.summary import interval_text
 
 _MOST_SHOWN = 3
 """Updates whose pictures are shown of each attack."""
@@ -32,9 +31,9 @@ class Column:
 def write_comparison_page(
     path: Path,
     columns: Sequence[Column],
-    differing: Mapping[str, Sequence[Any]],
+    settings: tuple[Mapping[str, Sequence[Any]], Sequence[str]],
     found: Mapping[str, Sequence[Difference]],
-    alone: Mapping[str, tuple[list[str], list[str]]],
+    left: Mapping[str, tuple[list[str], list[str], list[str]]],
     failures: Sequence[str],
 ) -> Path:
     """Write the page.
@@ -42,9 +41,10 @@ def write_comparison_page(
     Args:
         path: the file.
         columns: the runs; the first is the one that the others are compared with.
-        differing: settings that are not the same in all, with a value for each run.
+        settings: those that are not the same in all, with a value for each run, and sentences that go with them.
         found: by the name of each run but the first, how its scores differ from the first one's.
-        alone: by the same, the attacks that only the first run scored, and those that only this run did.
+        left: by the same, the attacks that only the first run scored, those that only this run did, and sentences on
+            those that both scored, but in ways that are not compared.
         failures: a sentence for each run that could not be read.
 
     Raises:
@@ -54,13 +54,14 @@ def write_comparison_page(
         "comparison.html.j2",
         ("charts.js",),
         columns=columns,
-        differing=differing,
+        differing=settings[0],
+        about_settings=settings[1],
         quality=_quality(columns),
-        groups=[(name, _by_attack(some), alone[name]) for name, some in found.items()],
+        groups=[(name, _by_attack(some), left[name]) for name, some in found.items()],
         pictures=_side_by_side(columns),
         paired=all(item.paired for some in found.values() for item in some),
         failures=failures,
-        interval_text=interval_text,
+        difference_text=difference_text,
     )
     write_text(path, text)
     return path

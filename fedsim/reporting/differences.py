@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.evaluation import statistics
-from fedsim.reporting.summary import NO_LEAKAGE, Summary, difference_interval, summarise, units
+from fedsim.reporting.summary import (
+    NO_LEAKAGE,
+    UNDECIDED,
+    Summary,
+    difference_interval,
+    interval_text,
+    listed,
+    summarise,
+    units,
+)
 
 MORE, LESS, NOT_SHOWN = "leaks more", "leaks less", "no difference shown"
 SEEN_MORE, SEEN_LESS, MIXED = "more, as far as seen", "less, as far as seen", "neither, as far as seen"
@@ -29,9 +40,11 @@ class Difference:
     """One metric of one attack in two runs.
 
     Attributes:
-        attack: its name, as in both runs' reports.
+        attack: its name in the runs' reports; where these differ, the one that says more of its settings.
         base: the scores over all victims of the first run.
         other: those of the other run.
+        first: the mean of `base`, over the updates that both runs attacked where the difference is paired.
+        value: the same of `other`.
         paired: whether the difference is taken victim by victim.
         count: how many differences, one a victim (or a round, or a random start: see `Summary.unit`), or, where it is
             not paired, the smaller of the two numbers of victims.
@@ -46,6 +59,8 @@ class Difference:
     attack: str
     base: Summary
     other: Summary
+    first: float
+    value: float
     paired: bool
     count: int
     unit: str
@@ -54,6 +69,11 @@ class Difference:
     high: float
     verdict: str
     remark: str
+
+
+def difference_text(item: Difference) -> str:
+    """The mean and its interval, see `interval_text`; – where nothing can be subtracted, as of two infinite means."""
+    return "–" if math.isnan(item.mean) else interval_text(item.mean, item.low, item.high)
 
 
 def same_clients(base: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str:
@@ -71,20 +91,65 @@ def differences(base: Rows, other: Rows, why_not_paired: str = "") -> list[Diffe
         base, other: rows of `scores.csv`.
         why_not_paired: what `same_clients` says.
     """
-    ours, theirs = ({(item.attack, item.metric): item for item in summarise(rows)} for rows in (base, other))
-    return [_difference(one, theirs[key], base, other, why_not_paired) for key, one in ours.items() if key in theirs]
+    ours, theirs = summarise(base), summarise(other)
+    partners, others = _partners(ours, theirs), {(item.attack, item.metric): item for item in theirs}
+    keys = [(one, (partners.get(one.attack, ""), one.metric)) for one in ours]
+    return [_difference(one, others[key], base, other, why_not_paired) for one, key in keys if key in others]
 
 
 def alone(base: Rows, other: Rows) -> tuple[list[str], list[str]]:
     """The attacks that only `base` scored, and those that only `other` did: there they failed, or were not made."""
-    ours, theirs = (list(dict.fromkeys(item.attack for item in summarise(rows))) for rows in (base, other))
-    return [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
+    ours, theirs = _left(base, other)
+    return (
+        [name for name, title in ours.items() if title not in theirs.values()],
+        [name for name, title in theirs.items() if title not in ours.values()],
+    )
+
+
+def unlike(base: Rows, other: Rows) -> list[str]:
+    """A sentence for each attack of which both runs have scores that are not compared, as it was made otherwise."""
+    ours, theirs = _left(base, other)
+    return [
+        " is not compared with ".join(listed([name for name in some if some[name] == title]) for some in (ours, theirs))
+        + ": they are not known to be made with the same settings and granted facts."
+        for title in dict.fromkeys(ours.values())
+        if title in theirs.values()
+    ]
+
+
+def _left(base: Rows, other: Rows) -> tuple[dict[str, str], dict[str, str]]:
+    """The titles, by name, of the attacks of either run that are compared with none."""
+    ours, theirs = summarise(base), summarise(other)
+    partners = _partners(ours, theirs)
+    return (
+        {item.attack: item.made[0] for item in ours if item.attack not in partners},
+        {item.attack: item.made[0] for item in theirs if item.attack not in partners.values()},
+    )
+
+
+def _partners(ours: Sequence[Summary], theirs: Sequence[Summary]) -> dict[str, str]:
+    """By the name of an attack in the first run, its name in the other: the same or, of the rest, made in the same way.
+
+    A run names an attack by its title alone where it made it in one way, and by what differs where in several.
+    """
+    same = {item.attack for item in ours} & {item.attack for item in theirs}
+    one, two = (_by_making([item for item in some if item.attack not in same]) for some in (ours, theirs))
+    return {name: name for name in same} | {name: two[made] for made, name in one.items() if made in two}
+
+
+def _by_making(items: Iterable[Summary]) -> dict[tuple[str, str, frozenset[str]], str]:
+    """Names by title, settings and granted facts, where only one attack has these."""
+    found = defaultdict(set)
+    for item in items:
+        found[item.made[0], item.settings, item.granted].add(item.attack)
+    return {made: names.pop() for made, names in found.items() if len(names) == 1}
 
 
 def _difference(base: Summary, other: Summary, ours: Rows, theirs: Rows, why_not: str) -> Difference:
     missing = base.missing or other.missing
     found = _unpaired(base, other) if why_not else _paired(base, other, ours, theirs)
     verdict, remark = ("", missing) if missing else _reading(base, found, why_not)
+    left = f"{found.left} score{'s' * (found.left != 1)} that only one run has left out"
     changed = [
         f"its {what} differ"
         for what, one, two in (
@@ -94,9 +159,11 @@ def _difference(base: Summary, other: Summary, ours: Rows, theirs: Rows, why_not
         if one != two
     ]
     return Difference(
-        attack=base.attack,
+        attack=max(base.attack, other.attack, key=len),
         base=base,
         other=other,
+        first=found.first,
+        value=found.value,
         paired=not why_not,
         count=found.count,
         unit=found.unit,
@@ -104,14 +171,20 @@ def _difference(base: Summary, other: Summary, ours: Rows, theirs: Rows, why_not
         low=found.low,
         high=found.high,
         verdict=verdict,
-        remark="; ".join(filter(None, (remark, *changed))),
+        remark="; ".join(filter(None, (remark, left * bool(found.left and found.count), *changed))),
     )
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Differences in short; `ahead` and `behind` count those towards more and towards less leakage."""
+    """Differences in short.
 
+    `ahead` and `behind` count those towards more and towards less leakage, `left` the scores without a partner; `test`
+    is which way Mann and Whitney's test tells, 0 for neither.
+    """
+
+    first: float
+    value: float
     mean: float
     low: float
     high: float
@@ -119,6 +192,8 @@ class _Found:
     unit: str
     ahead: int = 0
     behind: int = 0
+    left: int = 0
+    test: int = 0
 
 
 def _paired(base: Summary, other: Summary, ours: Rows, theirs: Rows) -> _Found:
@@ -126,15 +201,28 @@ def _paired(base: Summary, other: Summary, ours: Rows, theirs: Rows) -> _Found:
     one, two = _by_update(base, ours), _by_update(other, theirs)
     shared = [key for key in one if key in two]
     # two perfect claims have the same score, though infinity less infinity is no number
-    values = {key: 0.0 if one[key] == two[key] else two[key] - one[key] for key in shared}
-    rows = [{"victim": v, "round": r, "value": value} for (v, r, _), value in values.items()]
-    unit, by_unit = units(rows, "value")
-    array = np.array(list(by_unit.values()))
+    unit, array = _units({key: 0.0 if one[key] == two[key] else two[key] - one[key] for key in shared})
+    first, value = (statistics.mean(_units({key: some[key] for key in shared})[1]) for some in (one, two))
     low, high = difference_interval(base.metric, array)
     towards = array if base.higher_is_better else -array
     return _Found(
-        statistics.mean(array), low, high, len(array), unit, int((towards > 0).sum()), int((towards < 0).sum())
+        first if shared else base.mean,
+        value if shared else other.mean,
+        statistics.mean(array),
+        low,
+        high,
+        len(array),
+        unit,
+        ahead=int((towards > 0).sum()),
+        behind=int((towards < 0).sum()),
+        left=len(one) + len(two) - 2 * len(shared),
     )
+
+
+def _units(values: Mapping[Update, float]) -> tuple[str, NDArray[np.float64]]:
+    """What is counted, and a mean for each, see `summary.units`."""
+    unit, by_unit = units([{"victim": v, "round": r, "value": value} for (v, r, _), value in values.items()], "value")
+    return unit, np.array(list(by_unit.values()))
 
 
 def _by_update(item: Summary, rows: Rows) -> dict[Update, float]:
@@ -147,37 +235,52 @@ def _by_update(item: Summary, rows: Rows) -> dict[Update, float]:
 
 
 def _unpaired(base: Summary, other: Summary) -> _Found:
-    """Welch's interval of the difference of two means."""
-    from scipy.stats import ttest_ind  # which takes a second to import
+    """Welch's interval of the difference of two means, and Mann and Whitney's test, which allows infinite scores."""
+    from scipy.stats import mannwhitneyu, ttest_ind  # which takes a second to import
 
     one, two = (np.array(list(item.values.values())) for item in (base, other))
     count = min(len(one), len(two))
     low = high = math.nan
     if count > 1 and np.isfinite([*one, *two]).all() and one.std() + two.std():
-        low, high = map(float, ttest_ind(two, one, equal_var=False).confidence_interval())
+        with warnings.catch_warnings():  # SciPy's, of equal scores in one of the runs, whose variance is just 0
+            warnings.simplefilter("ignore", RuntimeWarning)
+            low, high = map(float, ttest_ind(two, one, equal_var=False).confidence_interval())
+    test = 0
+    if count:
+        higher, chance = mannwhitneyu(two, one)
+        towards = float(np.sign(higher - len(one) * len(two) / 2))
+        test = int(towards if base.higher_is_better else -towards) if chance <= 2 * _EACH_SIDE else 0
     unit = base.unit if base.unit == other.unit else "start"
-    return _Found(other.mean - base.mean, low, high, count, unit)
+    return _Found(base.mean, other.mean, other.mean - base.mean, low, high, count, unit, test=test)
 
 
 def _reading(base: Summary, found: _Found, why_not: str) -> tuple[str, str]:
-    """A verdict, and the reason for it: a sign test over victims, or Welch's interval where they are not paired."""
+    """A verdict, and the reason for it: a sign test over victims, or Mann and Whitney's where they are not paired.
+
+    Unlike an interval of the mean, both hold for scores of any distribution, with infinite PSNR or all the same.
+    """
     if (about := NO_LEAKAGE.get(base.metric)) is not None:
         return "", about
-    if not found.count or math.isnan(found.mean):
+    if not found.count:
         return "", "no victim was attacked in both runs"
     told = f"{found.count} {found.unit}{'s' * (found.count != 1)}"
     enough = found.unit == "victim" and found.count >= FEWEST
     if why_not:
-        towards = [end if base.higher_is_better else -end for end in (found.low, found.high)]
-        verdict = MORE if min(towards) > 0 else LESS if max(towards) < 0 else NOT_SHOWN
-        return (
-            verdict if enough else ""
-        ), f"{told}, not paired, since {why_not}{'' if enough else '; too few to tell'}"
+        told = f"{told}, not paired, since {why_not}"
+        return (_by_ranks(base, found), told) if enough else ("", f"{told}; too few to tell")
     told = f"more in {found.ahead}, less in {found.behind} of {told}"
     if not enough:
         seen = {(True, False): SEEN_MORE, (False, True): SEEN_LESS}
         return seen.get((found.ahead > 0, found.behind > 0), MIXED), f"{told}, too few to tell"
     return _by_signs(found), told
+
+
+def _by_ranks(base: Summary, found: _Found) -> str:
+    """Mann and Whitney's test; undecided where the difference of the means points the other way."""
+    towards = found.mean if base.higher_is_better else -found.mean
+    if found.test * towards < 0:
+        return UNDECIDED
+    return {1: MORE, -1: LESS}.get(found.test, NOT_SHOWN)
 
 
 def _by_signs(found: _Found) -> str:

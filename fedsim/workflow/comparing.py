@@ -18,11 +18,13 @@ from fedsim.recording.finding_files import read_about
 from fedsim.recording.manifest import is_noted
 from fedsim.recording.transcript import the_run
 from fedsim.reporting.comparison_page import Column, Pictures, write_comparison_page
-from fedsim.reporting.differences import Difference, alone, differences, same_clients
+from fedsim.reporting.differences import Difference, alone, differences, same_clients, unlike
 from fedsim.reporting.evidence import scored
 from fedsim.workflow.runs import Report
 
 SERVER = "server"
+UNKNOWN = "unknown"
+"""Stands for each setting of a recording made elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +64,38 @@ class Comparison:
 
     @property
     def settings(self) -> pd.DataFrame:
-        """The settings that are not the same in all runs: a row each by `table.key`, a column a run."""
+        """The settings that are not the same in all runs that tell theirs: a row by `table.key`, a column a run."""
         names = [side.name for side in self.sides]
         return pd.DataFrame.from_dict(self.differing, orient="index", columns=names, dtype=object)
 
     @property
     def differing(self) -> Mapping[str, Sequence[Any]]:
-        """The same by `table.key`, with a value for each run; None where it is not set."""
-        known = [side.settings or {} for side in self.sides]
-        rows = {key: [each.get(key) for each in known] for key in sorted(set().union(*known))}
-        return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+        """The same by `table.key`, a value for each run: None if it is not set, `UNKNOWN` for a foreign recording."""
+        known = [side.settings for side in self.sides if side.settings is not None]
+        differ = [key for key in sorted(set().union(*known)) if any(one.get(key) != known[0].get(key) for one in known)]
+        return {
+            key: [UNKNOWN if side.settings is None else side.settings.get(key) for side in self.sides] for key in differ
+        }
+
+    @property
+    def about_settings(self) -> list[str]:
+        """Sentences beside `differing`: whose settings are not known, and whether all that are known are the same."""
+        unknown = [side.name for side in self.sides if side.settings is None]
+        told = [f"{name} was recorded elsewhere, so its settings are not known." for name in unknown]
+        if len(self.sides) - len(unknown) > 1 and not self.differing:
+            told.append("All other runs have the same settings." if unknown else "All settings are the same.")
+        return told
 
     def alone(self, name: str) -> tuple[list[str], list[str]]:
         """The attacks that only the first run scored, and those that only the run `name` did."""
-        side = next(side for side in self.sides if side.name == name)
-        return alone(self.sides[0].scores, side.scores)
+        return alone(self.sides[0].scores, self._side(name).scores)
+
+    def unlike(self, name: str) -> list[str]:
+        """Sentences: the attacks that the first run and the run `name` made in ways that are not compared."""
+        return unlike(self.sides[0].scores, self._side(name).scores)
+
+    def _side(self, name: str) -> Side:
+        return next(side for side in self.sides if side.name == name)
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -87,8 +106,8 @@ class Comparison:
                     "run": name,
                     "attack": item.attack,
                     "metric": item.base.metric,
-                    "first": item.base.mean,
-                    "value": item.other.mean,
+                    "first": item.first,
+                    "value": item.value,
                     "difference": item.mean,
                     "low": item.low,
                     "high": item.high,
@@ -121,8 +140,14 @@ class Comparison:
             Column(name=side.name, quality=side.quality, measured=side.measured, pictures=_pictures(side.path))
             for side in self.sides
         ]
-        alone = {name: self.alone(name) for name in self.found}
-        written = write_comparison_page(Path(path), columns, self.differing, self.found, alone, self.failures)
+        written = write_comparison_page(
+            Path(path),
+            columns,
+            (self.differing, self.about_settings),
+            self.found,
+            {name: (*self.alone(name), self.unlike(name)) for name in self.found},
+            self.failures,
+        )
         return Report(written, tuple(self.failures))
 
 

@@ -16,8 +16,10 @@ from fedsim.reporting.differences import (
     SEEN_LESS,
     Difference,
     alone,
+    difference_text,
     differences,
     same_clients,
+    unlike,
 )
 
 
@@ -84,6 +86,14 @@ def test_victims_that_one_run_lacks_are_left_out() -> None:
     assert math.isnan(nobody.mean)
 
 
+def test_means_are_of_what_both_runs_attacked() -> None:
+    base = dict.fromkeys(range(6), 10.0)
+    found = one(rows(base | {6: 80.0}), rows({v: value + 2 for v, value in base.items()} | {9: -40.0}))
+    assert (found.first, found.value, found.mean) == (10.0, 12.0, 2.0)
+    assert found.base.mean == 20.0
+    assert found.remark == "more in 6, less in 0 of 6 victims; 2 scores that only one run has left out"
+
+
 def test_two_perfect_claims_do_not_differ() -> None:
     base = dict.fromkeys(range(6), math.inf)
     found = one(rows(base), rows(base))
@@ -103,6 +113,32 @@ def test_other_clients_are_not_paired() -> None:
     assert found.remark == "8 victims, not paired, since federation.seed differs"
     near = one(rows(base), rows({v: value + 0.5 for v, value in base.items()}), "federation.seed differs")
     assert near.verdict == NOT_SHOWN
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "verdict"),
+    [
+        ([0.0] * 10, [1.0] * 10, MORE),
+        ([1.0] * 10, [0.0] * 10, LESS),
+        ([1.0] * 10, [1.0] * 10, NOT_SHOWN),
+        ([20.0] * 10, [math.inf] * 10, MORE),
+        ([20.0 + v for v in range(9)] + [math.inf], [20.5 + v for v in range(10)], NOT_SHOWN),
+        ([math.inf] * 10, [math.inf] * 10, NOT_SHOWN),
+        ([math.inf] * 9 + [20.0], [math.inf] + [20.0] * 9, LESS),
+        ([0.0] * 9 + [1000.0], [1.0] * 10, "undecided"),
+    ],
+)
+def test_without_an_interval_ranks_still_tell(base: list[float], other: list[float], verdict: str) -> None:
+    found = one(rows(dict(enumerate(base))), rows(dict(enumerate(other))), "federation.seed differs")
+    assert found.verdict == verdict
+    closer = (rows(dict(enumerate(values)), higher=False) for values in (other, base))
+    assert one(*closer, "federation.seed differs").verdict == verdict
+
+
+def test_two_infinite_means_have_no_difference_to_show() -> None:
+    base = rows(dict.fromkeys(range(6), math.inf))
+    assert difference_text(one(base, base, "federation.seed differs")) == "–"
+    assert difference_text(one(base, base)) == "0 ± 0"
 
 
 def test_settings_and_grants_of_an_attack_that_differ_are_told() -> None:
@@ -129,6 +165,26 @@ def test_attacks_of_one_run_alone_are_named() -> None:
     base = rows({0: 1.0}) + rows({0: 1.0}, attack="spear-ica")
     assert alone(base, rows({0: 1.0})) == (["spear-ica"], [])
     assert alone(rows({0: 1.0}), base) == ([], ["spear-ica"])
+
+
+def test_one_of_several_variants_is_compared_by_its_settings() -> None:
+    ten, twenty = ({"variant": str(count), "settings": f'{{"iterations": {count}}}'} for count in (10, 20))
+    base, other = rows({0: 1.0}, **ten), rows({0: 9.0}, **twenty) + rows({0: 3.0}, **ten)
+    for found, mean in ((differences(base, other), 2.0), (differences(other, base), -2.0)):
+        assert [(item.attack, item.mean) for item in found] == [("sme (iterations=10)", mean)]
+    assert alone(base, other) == ([], ["sme (iterations=20)"])
+    assert unlike(base, other) == []
+
+
+def test_variants_that_no_settings_tell_apart_are_not_compared_and_not_called_missing() -> None:
+    base = rows({0: 1.0}) + rows({0: 1.0}, attack="spear-ica")
+    other = [
+        row for count in ("10", "20") for row in rows({0: 1.0}, variant=count, settings=f'{{"iterations": {count}}}')
+    ]
+    assert differences(base, other) == []
+    assert alone(base, other) == (["spear-ica"], [])
+    (sentence,) = unlike(base, other)
+    assert sentence.startswith("sme is not compared with sme (iterations=10), sme (iterations=20): ")
 
 
 def test_who_holds_what_follows_from_data_partition_seed_and_count() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fedsim
+from fedsim.cli.compare import compare
 from fedsim.errors import ConfigError
 from fedsim.reporting.differences import SEEN_LESS
 
@@ -94,6 +95,38 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(folder: Path, tmp_path
     assert [side.name for side in found.sides] == [f"{folder.name}/plain", f"{tmp_path.name}/plain"]
     assert not found.differing
     assert (found.scores["difference"].dropna() == 0).all()
+
+
+def foreign(run: Path, copy: Path) -> Path:
+    """A copy of a run as if its recording had been made elsewhere."""
+    shutil.copytree(run, copy)
+    (copy / "experiment.toml").unlink()
+    return copy
+
+
+def test_settings_of_recordings_made_elsewhere_are_unknown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = (foreign(folder / "plain", tmp_path / name) for name in ("one", "two"))
+    both = fedsim.compare(one, two)
+    assert not both.differing
+    assert "All settings are the same" not in both.report(tmp_path / "page.html").path.read_text()
+    assert both.about_settings == [
+        f"{n} was recorded elsewhere, so its settings are not known." for n in ("one", "two")
+    ]
+
+    mixed = fedsim.compare(folder / "plain", one, folder / "noisy")
+    assert mixed.differing["defense.0.name"] == [None, "unknown", "update-noise"]
+    text = mixed.report(tmp_path / "page.html").path.read_text()
+    assert "<td>not set</td><td>unknown</td><td>update-noise</td>" in text
+    same = fedsim.compare(folder / "plain", one)
+    assert not same.differing
+    assert "one was recorded elsewhere" in same.report(tmp_path / "page.html").path.read_text()
+
+    compare([one, two])
+    printed = capsys.readouterr().out
+    assert "two was recorded elsewhere" in printed
+    assert "All settings are the same" not in printed
 
 
 @pytest.mark.parametrize(
