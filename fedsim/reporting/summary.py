@@ -424,15 +424,25 @@ def _array(by_unit: Mapping[str, float]) -> NDArray[np.float64]:
     return np.array(list(by_unit.values()))
 
 
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of something."""
+    return metric in _SHARES
+
+
+def value_range(metric: str) -> tuple[float, float]:
+    """The lowest and the highest value of a metric."""
+    return (0.0, 1.0) if is_share(metric) else _RANGES.get(metric, (-math.inf, math.inf))
+
+
 def interval(metric: str, values: NDArray[np.float64]) -> tuple[float, float]:
     """The 95 % confidence interval of a metric's mean, see `fedsim.evaluation.statistics.interval`."""
-    lowest, highest = _RANGES.get(metric, (-math.inf, math.inf))
-    return statistics.interval(values, share=metric in _SHARES, lowest=lowest, highest=highest)
+    lowest, highest = value_range(metric)
+    return statistics.interval(values, share=is_share(metric), lowest=lowest, highest=highest)
 
 
 def difference_interval(metric: str, values: NDArray[np.float64]) -> tuple[float, float]:
     """The same of the mean of paired differences of a metric."""
-    if metric not in _SHARES:
+    if not is_share(metric):
         return statistics.interval(values)
     low, high = statistics.interval((values + 1) / 2, share=True)  # differences of shares lie in [-1, 1]
     return 2 * low - 1, 2 * high - 1

@@ -4,68 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fedsim.auditing.plan import ADAPTIVE
 from fedsim.errors import RunError
-from fedsim.evaluation.statistics import mean_and_margin, mean_text
 from fedsim.files import write_text
 from fedsim.reporting.charts import Cell, Curve, Look, Point, curves, heat_map, points
 from fedsim.reporting.html import grouped, page
-from fedsim.reporting.summary import NO_LEAKAGE, metric_name
+from fedsim.reporting.summary import NO_LEAKAGE, interval_text, metric_name
+from fedsim.reporting.sweep_groups import Group, Labels, Row, accuracy, groups, report_of
 from fedsim.sweeps.table import read_cells, read_table
 
 PAGE, FILE = "sweep.html", "sweep.toml"
+"""In the folder of a sweep: its page, and the sweep file, with the experiment in it, by which the folder is known."""
 SCRIPTS = ("charts.js",)
 MOST_CHARTS = 12
 """Along one axis, by one metric; the values of all are in the map above them."""
-Labels = tuple[str, ...]
-Row = Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """The scores of one attack by one metric, of all victims and seeds of one setting.
-
-    Attributes:
-        attack: its label, followed by `adaptive` where it knows the defenses.
-        labels: of the axes, without attack and seed.
-        mean: over victims and seeds, each the mean over rounds and random starts; may be infinite.
-        margin: half the 95 % interval of the mean; 0 where there is one value, or where it is not finite.
-        floor: mean of what the best guess gets; NaN where there is none.
-        gain: mean advantage over the floor, towards leakage.
-        count: how many victims, and in how many seeds.
-        accuracy: of the model: mean over seeds, and half its interval; NaN where it was not measured.
-        href: of a run's report, the first seed's.
-    """
-
-    attack: str
-    labels: Labels
-    mean: float
-    margin: float
-    floor: float
-    gain: float
-    count: tuple[int, int]
-    accuracy: tuple[float, float]
-    href: str
-
-    @property
-    def text(self) -> str:
-        """Mean and margin, as everywhere on the page."""
-        return f"{self.mean:.4g}" + (f" ± {self.margin:.2g}" if self.margin else "")
-
-    @property
-    def told(self) -> str:
-        """What a tooltip adds."""
-        floor = "no floor to compare with" if math.isnan(self.floor) else f"the best guess gets {self.floor:.4g}"
-        victims, seeds = self.count
-        return f"{victims} victim{'s' * (victims != 1)}, {seeds} seed{'s' * (seeds != 1)}; {floor}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +36,8 @@ class Section:
         trade_off: leakage against accuracy; empty where no setting can be drawn.
         perfect: settings that are not in it, because the score is infinite.
         unmeasured: whether settings are not in it, because nobody measured the accuracy.
+        lacking: settings in it without scores of attacks that others there have, each with these attacks.
+        attacked: whether any scores are of attacks, not of baselines.
         heat: attacks by settings.
         along: curves.
     """
@@ -87,6 +47,8 @@ class Section:
     trade_off: Markup | str
     perfect: Sequence[str]
     unmeasured: bool
+    lacking: Sequence[str]
+    attacked: bool
     heat: Markup
     along: Sequence[Markup]
 
@@ -119,7 +81,7 @@ def write_sweep_page(folder: Path) -> Path:
         sections=[_section(metric, shown[metric][0], scores.axes, shown[metric][1]) for metric in order],
         states=_states(cells.rows),
         settings=_settings(scores.rows, scores.axes),
-        cells=[row | {"href": _report(row["run"])} for row in cells.rows],
+        cells=[row | {"href": report_of(row["run"])} for row in cells.rows],
         file=file,
     )
     write_text(folder / PAGE, text)
@@ -142,19 +104,21 @@ def _settings(rows: Sequence[Row], axes: Sequence[str]) -> list[dict[str, Any]]:
             "accuracy": _over_seeds(some),
             "proved": _range(row["proved_epsilon"] for row in some),
             "measured": _range(row["measured_epsilon"] for row in some),
-            "bytes": grouped(round(max(float(row["bytes"] or 0) for row in some))),
+            "bytes": _bytes(some),
         }
         for labels, some in found.items()
     ]
 
 
 def _over_seeds(rows: Sequence[Row]) -> str:
-    measured = _accuracies(rows)
-    return f"{mean_text(measured)} ({len(measured)} seed{'s' * (len(measured) != 1)})" if measured else ""
+    estimate, seeds = accuracy(rows)
+    return f"{interval_text(*estimate)} ({seeds} seed{'s' * (seeds != 1)})" if seeds else ""
 
 
-def _accuracies(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
-    return {("server", row["seed"]): float(row["accuracy"]) for row in rows if row["accuracy"]}
+def _bytes(rows: Sequence[Row]) -> str:
+    """The most that is known; empty where the server saw no single client."""
+    known = [float(row["bytes"]) for row in rows if row["bytes"]]
+    return grouped(round(max(known))) if known else ""
 
 
 def _range(texts: Iterable[str]) -> str:
@@ -164,78 +128,61 @@ def _range(texts: Iterable[str]) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-def groups(rows: Sequence[Row], axes: Sequence[str], metric: str) -> list[Group]:
-    """One for each attack and setting that have scores by `metric`, in the order of the table."""
-    found: dict[tuple[str, Labels], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["metric"] == metric and row["value"]:
-            found[_attack(row), tuple(row[axis] for axis in axes)].append(row)
-    return [_group(attack, labels, some) for (attack, labels), some in found.items()]
-
-
-def _attack(row: Row) -> str:
-    return f"{row['attack']} {ADAPTIVE}" if row["knows_defenses"] == "1" else row["attack"]
-
-
-def _group(attack: str, labels: Labels, rows: Sequence[Row]) -> Group:
-    values, floors = _by_victim(rows, "value"), _by_victim(rows, "floor")
-    finite = all(map(math.isfinite, values.values()))
-    mean, margin = mean_and_margin(values) if finite else (sum(values.values()) / len(values), 0.0)
-    floor = sum(floors.values()) / len(floors) if floors else math.nan
-    measured = _accuracies(rows)
-    return Group(
-        attack=attack,
-        labels=labels,
-        mean=mean,
-        margin=margin,
-        floor=floor,
-        gain=mean - floor if rows[0]["better"] == "higher" else floor - mean,
-        count=(len({victim for victim, _ in values}), len({seed for _, seed in values})),
-        accuracy=mean_and_margin(measured) if measured else (math.nan, 0.0),
-        href=_report(rows[0]["run"]),
-    )
-
-
-def _by_victim(rows: Iterable[Row], column: str) -> dict[tuple[str, str], float]:
-    """By victim and seed, the mean over rounds and random starts."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in rows:
-        if row[column]:
-            found[row["victim"], row["seed"]].append(float(row[column]))
-    return {key: sum(values) / len(values) for key, values in found.items()}
-
-
 def _section(metric: str, found: Sequence[Group], axes: Sequence[str], better: str) -> Section:
     name, sign = metric_name(metric), 1 if better == "higher" else -1
     names = Names.of(axes, found)
     strongest = _strongest(found, sign)
     measured = [one for one in strongest if math.isfinite(one.accuracy[0])]
+    drawn = [one for one in measured if math.isfinite(one.mean)]
+    attacks = _attacks(found)
+    made = dict.fromkeys(attack for one in drawn for attack in attacks[one.labels])
+    lacking = {one.labels: [attack for attack in made if attack not in attacks[one.labels]] for one in drawn}
+    lacking = {labels: some for labels, some in lacking.items() if some}
     return Section(
         name=name,
         direction=better,
-        trade_off=_trade_off(name, [one for one in measured if math.isfinite(one.mean)], names, sign),
+        trade_off=_trade_off(name, drawn, names, sign, attacks, lacking),
         perfect=[
-            f"{names(one.labels) or 'the only setting'} ({one.attack})" for one in strongest if math.isinf(one.mean)
+            f"{names(one.labels) or 'the only setting'} ({one.name})" for one in strongest if math.isinf(one.mean)
         ],
         unmeasured=len(measured) < len(strongest),
+        lacking=[f"{names(labels)} (no {', '.join(some)})" for labels, some in lacking.items()],
+        attacked=bool(strongest),
         heat=_heat(name, found, names),
         along=[chart for place in range(len(axes)) for chart in _along(name, found, names, place)],
     )
 
 
 def _strongest(found: Sequence[Group], sign: int) -> list[Group]:
-    """Of each setting, the attack that has the best mean."""
+    """Of each setting, the attack that has the best mean; baselines are no attacks."""
     by_setting: dict[Labels, list[Group]] = defaultdict(list)
     for one in found:
-        by_setting[one.labels].append(one)
+        if not one.baseline:
+            by_setting[one.labels].append(one)
     return [max(some, key=lambda one: sign * one.mean) for some in by_setting.values()]
 
 
-def _trade_off(name: str, found: Sequence[Group], names: Names, sign: int) -> Markup | str:
+def _attacks(found: Sequence[Group]) -> dict[Labels, set[str]]:
+    """By setting, the attacks that have scores; an adaptive form is none of its own, for it needs a defense."""
+    made: dict[Labels, set[str]] = defaultdict(set)
+    for one in found:
+        if not one.baseline:
+            made[one.labels].add(one.attack)
+    return made
+
+
+def _trade_off(
+    name: str,
+    found: Sequence[Group],
+    names: Names,
+    sign: int,
+    attacks: Mapping[Labels, set[str]],
+    lacking: Collection[Labels],
+) -> Markup | str:
     """Leakage by accuracy, colours by the first axis that varies; nothing where no setting can be drawn."""
     if not found:
         return ""
-    front = pareto([(one.accuracy[0], -sign * one.mean) for one in found])
+    front = pareto([(one.accuracy[0], -sign * one.mean) for one in found], [attacks[one.labels] for one in found])
     first = next((place for place, varies in enumerate(names.varying) if varies), 0)
 
     def kind(one: Group) -> str:
@@ -244,13 +191,13 @@ def _trade_off(name: str, found: Sequence[Group], names: Names, sign: int) -> Ma
     looks = {label: Look(at) for at, label in enumerate(dict.fromkeys(map(kind, found)))}
     shown = [
         Point(
-            name=f"{names(one.labels) or 'the only setting'}, {one.attack}",
+            name=f"{names(one.labels) or 'the only setting'}{'*' * (one.labels in lacking)}, {one.name}",
             look=looks[kind(one)],
             x=one.accuracy[0],
             y=one.mean,
-            x_interval=_ends(*one.accuracy),
-            y_interval=_ends(one.mean, one.margin),
-            label=names(one.labels, without=first),
+            x_interval=one.accuracy[1:],
+            y_interval=(one.low, one.high),
+            label=names(one.labels, without=first) + "*" * (one.labels in lacking),
             marked=on_front,
             href=one.href,
         )
@@ -262,57 +209,65 @@ def _trade_off(name: str, found: Sequence[Group], names: Names, sign: int) -> Ma
     )
 
 
-def pareto(values: Sequence[tuple[float, float]]) -> list[bool]:
-    """Of each pair, whether no other is at least as good in both and better in one; more is better."""
-    return [not any(other != own and other[0] >= own[0] and other[1] >= own[1] for other in values) for own in values]
+def pareto(values: Sequence[tuple[float, float]], attacks: Sequence[Collection[str]]) -> list[bool]:
+    """Of each pair, whether no other is at least as good in both and better in one; more is better.
 
-
-def _ends(mean: float, margin: float) -> tuple[float, float]:
-    return (mean - margin, mean + margin) if margin else (math.nan, math.nan)
+    Args:
+        values: accuracy and secrecy of each setting.
+        attacks: those that each was attacked by. Only what was attacked by at least the same can beat a setting, since
+            fewer attacks find less.
+    """
+    settings = [(value, set(some)) for value, some in zip(values, attacks, strict=True)]
+    return [
+        not any(
+            other != own and other[0] >= own[0] and other[1] >= own[1] and theirs >= ours for other, theirs in settings
+        )
+        for own, ours in settings
+    ]
 
 
 def _heat(name: str, found: Sequence[Group], names: Names) -> Markup:
-    """Attacks by settings; a darker cell leaks more, from the floor on."""
+    """Attacks by settings; a darker cell leaks more, from the floor on. Baselines are not coloured."""
     settings = list(dict.fromkeys(one.labels for one in found))
-    by_place = {(one.attack, one.labels): one for one in found}
-    most = max((one.gain for one in found if math.isfinite(one.gain)), default=0.0)
+    by_place = {(one.who, one.labels): one for one in found}
+    most = max((one.gain for one in found if math.isfinite(one.gain) and not one.baseline), default=0.0)
     attacks = _beside_naive(found)
-    cells = [[_cell(by_place.get((attack, labels)), most) for labels in settings] for attack in attacks]
+    cells = [[_cell(by_place.get((who, labels)), most) for labels in settings] for who in attacks]
     columns = [names(labels) or "score" for labels in settings]
     title = f"{name}: mean over victims and seeds; a darker cell is further beyond the best guess"
-    return heat_map(title, attacks, columns, cells, corner="attack")
+    if any(one.baseline for one in found):
+        title += "; baselines, which are no attacks, stay plain"
+    return heat_map(title, list(attacks.values()), columns, cells, corner="attack")
 
 
-def _beside_naive(found: Sequence[Group]) -> list[str]:
-    """The attacks, each with its adaptive form after it."""
-    names = list(dict.fromkeys(one.attack for one in found))
-    naive = list(dict.fromkeys(name.removesuffix(f" {ADAPTIVE}") for name in names))
-    return [name for base in naive for name in (base, f"{base} {ADAPTIVE}") if name in names]
+def _beside_naive(found: Sequence[Group]) -> dict[tuple[str, bool], str]:
+    """The names of the attacks, each with its adaptive form after it."""
+    names = {one.who: one.name for one in found}
+    labels = dict.fromkeys(attack for attack, _ in names)
+    return {who: names[who] for label in labels for who in ((label, False), (label, True)) if who in names}
 
 
 def _cell(one: Group | None, most: float) -> Cell:
     if one is None:
         return Cell(text="–", told="not made, or it failed")
     shade = 1.0 if one.gain == math.inf else one.gain / most if most > 0 else 0.0
-    return Cell(text=one.text, shade=shade, told=one.told, href=one.href)
+    return Cell(text=one.text, shade=0.0 if one.baseline else shade, told=one.told, href=one.href)
 
 
 def _along(name: str, found: Sequence[Group], names: Names, place: int) -> list[Markup]:
     """Charts along an axis whose labels are numbers, one for each other setting, with a curve an attack; else none."""
     if not names.varying[place] or not all(_is_number(one.labels[place]) for one in found):
         return []
-    attacks = _beside_naive(found)
-    values = [
-        value for one in found if math.isfinite(one.mean) for value in (one.mean - one.margin, one.mean + one.margin)
-    ]
-    others: dict[str, dict[str, list[Group]]] = defaultdict(lambda: defaultdict(list))
+    looks = {who: Look(at) for at, who in enumerate(_beside_naive(found))}
+    values = [value for one in found if math.isfinite(one.mean) for value in _band(one)]
+    others: dict[str, dict[tuple[str, bool], list[Group]]] = defaultdict(lambda: defaultdict(list))
     for one in found:
         if math.isfinite(one.mean):
-            others[names(one.labels, without=place)][one.attack].append(one)
+            others[names(one.labels, without=place)][one.who].append(one)
     return [
         curves(
             ", ".join(filter(None, (f"{name} along {names.axes[place]}", other))),
-            [_curve(attack, Look(attacks.index(attack)), some, place) for attack, some in by_attack.items()],
+            [_curve(looks[who], some, place) for who, some in by_attack.items()],
             xlabel=names.axes[place],
             ylabel=name,
             limits=(min(values), max(values)),
@@ -322,16 +277,22 @@ def _along(name: str, found: Sequence[Group], names: Names, place: int) -> list[
     ]
 
 
-def _curve(name: str, look: Look, found: Sequence[Group], place: int) -> Curve:
+def _curve(look: Look, found: Sequence[Group], place: int) -> Curve:
     ordered = sorted(found, key=lambda one: float(one.labels[place]))
+    low, high = zip(*map(_band, ordered), strict=True)
     return Curve(
-        name=name,
+        name=ordered[0].name,
         look=look,
         x=[float(one.labels[place]) for one in ordered],
         y=[one.mean for one in ordered],
-        low=[one.mean - one.margin for one in ordered],
-        high=[one.mean + one.margin for one in ordered],
+        low=low,
+        high=high,
     )
+
+
+def _band(one: Group) -> tuple[float, float]:
+    """The interval, without width where there is none."""
+    return (one.mean, one.mean) if math.isnan(one.low) else (one.low, one.high)
 
 
 @dataclass(frozen=True)
@@ -362,8 +323,3 @@ def _is_number(label: str) -> bool:
         return math.isfinite(float(label))
     except ValueError:
         return False
-
-
-def _report(run: str) -> str:
-    """The address of a run's report; empty where there is no run."""
-    return quote(f"{run}/report.html") if run else ""

@@ -9,10 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsim.errors import RunError
-from fedsim.reporting.sweep_page import groups, pareto, write_sweep_page
+from fedsim.reporting.summary import interval
+from fedsim.reporting.sweep_groups import Group, groups
+from fedsim.reporting.sweep_page import pareto, write_sweep_page
 from fedsim.sweeps.table import read_table, write_cells, write_table
 
 AXES = ("defense", "training.local_epochs")
@@ -23,9 +26,9 @@ def rows(scores: Mapping[tuple[str, str, int], float], accuracy: Mapping[str, fl
     for ((defense, epochs, seed), value), victim in product(scores.items(), (0, 1)):
         yield {
             "cell": f"{defense}-{epochs}-{seed}", "federation": "f", "defense": defense,
-            "training.local_epochs": epochs, "seed": seed, "attack": "sme", "knows_defenses": 0, "victim": victim,
-            "round": "1", "repeat": 0, "metric": "psnr", "value": value + 2 * victim, "floor": 10.0, "ceiling": "",
-            "better": "higher", "accuracy": accuracy[defense], "proved_epsilon": "", "measured_epsilon": "",
+            "training.local_epochs": epochs, "seed": seed, "attack": "sme", "knows_defenses": 0, "baseline": 0,
+            "victim": victim, "round": "1", "repeat": 0, "metric": "psnr", "value": value + 2 * victim,
+            "floor": 10.0, "ceiling": "", "better": "higher", "accuracy": accuracy[defense], "proved_epsilon": "", "measured_epsilon": "",
             "bytes": 100.0, "seconds": 1.0, "run": f"../cells/{defense}",
         }  # fmt: skip
 
@@ -55,13 +58,95 @@ def test_scores_are_grouped_by_attack_and_setting(grid: list[dict[str, Any]], tm
     first = found[0]
     assert first.mean == pytest.approx((21 + 23 + 22 + 24) / 4)
     assert (first.gain, first.count, first.accuracy[0]) == (pytest.approx(12.5), (2, 2), pytest.approx(0.9))
-    assert first.margin > 0
+    assert first.low < first.mean < first.high
+
+
+def shares(values: Mapping[tuple[int, int], float], metric: str = "recover_rate") -> Group:
+    """The group of one attack with these shares by victim and seed, and with accuracies of 0.99 and 0.7."""
+    (row, *_) = rows({("none", "1", 1): 0.0}, {"none": 0.99})
+    table = [
+        row | {"metric": metric, "value": value, "victim": victim, "seed": seed, "accuracy": 0.7 if seed else 0.99}
+        for (victim, seed), value in values.items()
+    ]
+    (found,) = groups([{key: str(value) for key, value in row.items()} for row in table], AXES, metric)
+    return found
+
+
+def test_intervals_stay_in_the_range_of_the_metric() -> None:
+    three = shares({(victim, 0): value for victim, value in enumerate((1.0, 1.0, 0.75))})
+    assert (three.low, three.high) == interval("recover_rate", np.array([1.0, 1.0, 0.75]))  # as in the run's report
+    uneven = {(victim, seed): 0.75 if victim == seed else 1.0 for victim in range(3) for seed in range(2)}
+    for metric in ("recover_rate", "membership_auc", "ssim"):
+        found = shares(uneven, metric)
+        assert 0 < found.low < found.mean < found.high <= 1
+    assert found.accuracy[0] == pytest.approx(0.845)
+    assert found.accuracy[1:] == (0.0, 1.0)  # Student's margin of two seeds is 1.8
+    assert shares(uneven, "psnr").high > 1
+
+
+def test_equal_shares_have_an_interval() -> None:
+    for seeds in (1, 2):
+        found = shares({(victim, seed): 1.0 for victim in range(5) for seed in range(seeds)})
+        assert 0.4 < found.low < 0.5
+        assert found.text == "1 [0.46, 1]"
+    assert shares({(0, 0): 1.0}).text == "1"
+
+
+def test_a_label_that_sounds_adaptive_is_not_averaged_with_an_adaptive_attack(grid: list[dict[str, Any]]) -> None:
+    own = [row | {"attack": "sme adaptive", "value": 0.0} for row in grid]
+    known = [row | {"knows_defenses": 1} for row in grid]
+    found = groups([{key: str(value) for key, value in row.items()} for row in own + known], AXES, "psnr")
+    assert [one.name for one in found] == ["sme adaptive"] * 12
+    assert sorted({one.mean for one in found}) == [0.0, 16.5, 20.5, 22.5]
 
 
 def test_settings_that_another_beats_in_both_are_not_on_the_front() -> None:
-    assert pareto([(0.9, -20), (0.8, -14), (0.7, -18)]) == [True, True, False]
-    assert pareto([(0.9, -20), (0.9, -20)]) == [True, True]
-    assert pareto([(0.9, -20), (0.9, -19)]) == [False, True]
+    same = [{"sme"}] * 3
+    assert pareto([(0.9, -20), (0.8, -14), (0.7, -18)], same) == [True, True, False]
+    assert pareto([(0.9, -20), (0.9, -20)], same[:2]) == [True, True]
+    assert pareto([(0.9, -20), (0.9, -19)], same[:2]) == [False, True]
+
+
+def test_only_what_was_attacked_as_much_beats_a_setting() -> None:
+    assert pareto([(0.9, -20), (0.9, -10)], [{"sme", "ig"}, {"sme"}]) == [True, True]
+    assert pareto([(0.9, -20), (0.9, -10)], [{"sme"}, {"sme", "ig"}]) == [False, True]
+    assert pareto([(0.9, -20), (0.9, -10)], [{"sme"}, {"ig"}]) == [True, True]
+
+
+def test_a_setting_that_lacks_an_attack_is_marked_and_named(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    strong = [
+        row | {"attack": "strong", "value": row["value"] + 9, "accuracy": 0.7}
+        for row in grid
+        if row["defense"] != "top-k"
+    ]
+    text = write(tmp_path, [row | {"accuracy": 0.7} for row in grid] + strong)
+    marked = re.findall(r'<g class="mark marked"[^>]*><title>([^:]*):', text)
+    assert {name.rpartition(",")[0] for name in marked} == {
+        f"{defense}, local_epochs {epochs}{star}"
+        for epochs in (1, 5)
+        for defense, star in (("noise", ""), ("top-k", "*"))
+    }
+    assert "may leak more than is drawn: top-k, local_epochs 1 (no strong); top-k, local_epochs 5 (no strong)." in text
+
+
+def test_baselines_are_shown_but_are_not_the_strongest_attack(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    optimal = [row | {"attack": "optimal", "baseline": 1, "value": 99.0} for row in grid if row["defense"] == "none"]
+    text = write(tmp_path, grid + optimal)
+    assert not re.search(r'class="mark[^>]*><title>[^<]*optimal', text)
+    assert "may leak more" not in text
+    heat = text[text.index('class="heat"') :]
+    (row,) = re.findall(r'<th scope="row">optimal \(baseline\)</th>(.*)', heat)
+    assert "--shade: 0.000" in row
+    assert "--shade: 1.000" not in row
+    assert "--shade: 1.000" in heat  # the strongest attack has the darkest cell
+    assert "all scores are of baselines" in write(tmp_path, optimal)
+
+
+def test_bytes_that_nobody_sees_are_not_zero(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert "<td>100</td></tr>" in write(tmp_path, grid)
+    text = write(tmp_path, [row | {"bytes": ""} for row in grid])
+    assert "<td>–</td></tr>" in text
+    assert "<td>0</td>" not in text
 
 
 def test_the_page_marks_the_front_and_links_the_runs(grid: list[dict[str, Any]], tmp_path: Path) -> None:
