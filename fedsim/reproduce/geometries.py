@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 
-from fedsim.experiments.build import Experiment
+from fedsim.experiments.build import Experiment, resolve
+from fedsim.experiments.config import Config
 from fedsim.experiments.reading import config_of, put
 from fedsim.experiments.run_folder import RunFolder, read_rows, write_rows
 from fedsim.progress import tracked
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.geometry import recorded
 from fedsim.reproduce.recipes import Made, ScaleName, Who, printed
+from fedsim.sweeps.cells import federation_key
 from fedsim.workflow import work
 
 FILE = "geometry.csv"
@@ -34,8 +36,8 @@ def geometries(
         FedsimError: a run failed.
     """
     found = {}
-    for place, row in enumerate(tracked(made.recipe.rows, "rows", len(made.recipe.rows))):
-        values = _measured(made, scale, row, folder / f"row-{place}", beside)
+    for row in tracked(made.recipe.rows, "rows", len(made.recipe.rows)):
+        values = _measured(_config(made, scale, row, beside), folder)
         found[row] = {
             name: printed(_by_client(values, what), decimals[name], made.recipe.spread)
             for name, what in made.recipe.geometry.items()
@@ -47,15 +49,19 @@ def _by_client(rows: Sequence[Mapping[str, str]], what: str) -> dict[Who, float]
     return {("", str(place), "", ""): float(row[what]) for place, row in enumerate(rows)}
 
 
-def _measured(made: Made, scale: ScaleName, row: str, run: Path, beside: Path) -> Sequence[Mapping[str, str]]:
-    """What `fedsim geometry` says of each client of a run."""
+def _config(made: Made, scale: ScaleName, row: str, beside: Path) -> Config:
+    """The experiment of a row."""
+    tables = deepcopy(made.at(scale))
+    for key, value in made.recipe.rows[row].items():
+        put(tables, key, value, made.where)
+    return resolve(config_of(tables, made.where, beside))
+
+
+def _measured(config: Config, folder: Path) -> Sequence[Mapping[str, str]]:
+    """What `fedsim geometry` says of each client of a run, whose folder is named by what it follows from."""
+    run = folder / federation_key(config)
     if not (run / FILE).exists():
-        tables = deepcopy(made.at(scale))
-        for key, value in made.recipe.rows[row].items():
-            put(tables, key, value, made.where)
-        work.run(config_of(tables, made.where, beside), RunFolder(run), overwrite=True)
-        config = RunFolder(run).read_experiment(trust=True)
-        assert config is not None
+        work.run(config, RunFolder(run), overwrite=True)
         every = [item.summary for _, _, item in recorded(Experiment(config), Transcript(run), [1])]
         write_rows(run / FILE, list(every[0]), every)
     return read_rows(run / FILE)

@@ -54,7 +54,7 @@ class Cell:
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        federation = _key(_federation(self.config))
+        federation = federation_key(self.config)
         object.__setattr__(self, "federation", federation)
         object.__setattr__(self, "key", _key({"federation": federation} | _attack(self.config, self.title)))
 
@@ -75,6 +75,15 @@ class Unread:
 
     point: Point
     reason: str
+
+
+def federation_key(config: Config) -> str:
+    """Hash of what a federation, its recording and its accuracy follow from.
+
+    Args:
+        config: with every setting written out, as by `resolve`.
+    """
+    return _key(_federation(config))
 
 
 def cells_of(grid: Grid, *, trust: bool) -> list[Cell | Unread]:
@@ -171,7 +180,6 @@ def _key(parts: Mapping[str, Any]) -> str:
 
 
 def _federation(config: Config) -> dict[str, Any]:
-    """What a federation, its recording and its accuracy follow from."""
     tables = config.model_dump(mode="json", exclude_none=True, exclude=set(AttackFile.model_fields))
     for key in LAUNCH:
         if key != "evaluate_every":

@@ -8,14 +8,18 @@ import tomllib
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from fedsim.cli import reproduce as command
 from fedsim.errors import ConfigError
+from fedsim.experiments.config import Config
+from fedsim.experiments.run_folder import RunFolder
 from fedsim.reproduce.figures import Verdict
 from fedsim.reproduce.papers import HERE
+from fedsim.reproduce.recipes import recipe_of
 from fedsim.reproduce.running import RESULT, reproduced
 from fedsim.workflow import work
 
@@ -45,8 +49,20 @@ def test_a_geometry_from_trained_states_is_measured_once(small_paper: Path, monk
     best, start = (outcome.kept.rows["trained"][name] for name in ("best", "start"))
     assert (len(best), len(start)) == (len("0.99 ± 0.01"), len("0.990 ± 0.010")), "digits are the paper's"
     assert outcome.kept.note == "Two clients. ± is the standard deviation over victims and seeds."
-    monkeypatch.setattr(work, "run", None)
+    runs = list[float]()
+
+    def run(config: Config, folder: RunFolder, *, overwrite: bool, real: Callable[..., Any] = work.run) -> None:
+        runs.append(config.training.learning_rate)
+        real(config, folder, overwrite=overwrite)
+
+    monkeypatch.setattr(work, "run", run)
     assert reproduced("p", "plane", "quick").kept.rows == outcome.kept.rows
+    assert runs == []
+    file = small_paper.parent / "package" / "sweeps" / "p-plane.toml"
+    file.write_text(file.read_text().replace("[training]", "[training]\nlearning_rate = 0.02"))
+    recipe_of.cache_clear()
+    assert reproduced("p", "plane", "quick").kept.rows != outcome.kept.rows, "other settings, so another run"
+    assert runs == [0.02, 0.02]
 
 
 @pytest.mark.slow
