@@ -19,7 +19,7 @@ from fedsim.errors import ConfigError
 from fedsim.experiments import lock
 from fedsim.files import write_text
 from fedsim.progress import tell
-from fedsim.reporting.sweep_page import write_sweep_page
+from fedsim.reporting.sweep_page import FILE, PAGE, write_sweep_page
 from fedsim.sweeps.board import Board
 from fedsim.sweeps.file import SweepFile, SweepTable, read_sweep, sweep_of
 from fedsim.sweeps.machine import cores, free_memory
@@ -33,8 +33,6 @@ from fedsim.workflow.objects import name_objects
 from fedsim.workflow.runs import Report, copied
 
 log = logging.getLogger(__name__)
-FILE = "sweep.toml"
-"""What the folder of a sweep is known by: the sweep file, with the experiment in it."""
 STORE = Path("runs") / "cells"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SELDOM = 100
@@ -156,14 +154,16 @@ def swept(file: SweepFile, folder: Path, store: Store, *, trust: bool = False) -
     with lock.held(folder), kept(folder / "log.txt"):
         store.open()
         plan = planned(file, store, trust=trust)
+        (folder / PAGE).unlink(missing_ok=True)  # it may tell of another sweep that was here
         write_text(folder / FILE, tomli_w.dumps(file.tables))
         board = Board(folder, store, plan)
+        board.write()
         log.info("%s", plan.sentence)
         try:
             _work(board, file.sweep)
         finally:
             board.write()
-        write_sweep_page(folder)
+            write_sweep_page(folder)
     return board
 
 
