@@ -149,7 +149,7 @@ def _difference(base: Summary, other: Summary, ours: Rows, theirs: Rows, why_not
     missing = base.missing or other.missing
     found = _unpaired(base, other) if why_not else _paired(base, other, ours, theirs)
     verdict, remark = ("", missing) if missing else _reading(base, found, why_not)
-    left = f"{found.left} score{'s' * (found.left != 1)} that only one run has left out"
+    left = f"without {found.left} score{'s' * (found.left != 1)} that only one run has"
     changed = [
         f"its {what} differ"
         for what, one, two in (

@@ -204,9 +204,9 @@ def _trade_off(
         for one, on_front in zip(found, front, strict=True)
     ]
     title = f"What the strongest attack gets, by {name}, and which accuracy is left"
-    return points(
-        title, shown, xlabel="accuracy (fraction correct)", ylabel=name, legend=[*looks.items()] if names.axes else []
-    )
+    starred = {kind(one) for one in found if one.labels in lacking}
+    legend = [(label + "*" * (label in starred), look) for label, look in looks.items()] if names.axes else []
+    return points(title, shown, xlabel="accuracy (fraction correct)", ylabel=name, legend=legend)
 
 
 def pareto(values: Sequence[tuple[float, float]], attacks: Sequence[Collection[str]]) -> list[bool]:

@@ -91,7 +91,7 @@ def test_means_are_of_what_both_runs_attacked() -> None:
     found = one(rows(base | {6: 80.0}), rows({v: value + 2 for v, value in base.items()} | {9: -40.0}))
     assert (found.first, found.value, found.mean) == (10.0, 12.0, 2.0)
     assert found.base.mean == 20.0
-    assert found.remark == "more in 6, less in 0 of 6 victims; 2 scores that only one run has left out"
+    assert found.remark == "more in 6, less in 0 of 6 victims; without 2 scores that only one run has"
 
 
 def test_two_perfect_claims_do_not_differ() -> None:

@@ -28,8 +28,8 @@ def rows(scores: Mapping[tuple[str, str, int], float], accuracy: Mapping[str, fl
             "cell": f"{defense}-{epochs}-{seed}", "federation": "f", "defense": defense,
             "training.local_epochs": epochs, "seed": seed, "attack": "sme", "knows_defenses": 0, "baseline": 0,
             "victim": victim, "round": "1", "repeat": 0, "metric": "psnr", "value": value + 2 * victim,
-            "floor": 10.0, "ceiling": "", "better": "higher", "accuracy": accuracy[defense], "proved_epsilon": "", "measured_epsilon": "",
-            "bytes": 100.0, "seconds": 1.0, "run": f"../cells/{defense}",
+            "floor": 10.0, "ceiling": "", "better": "higher", "accuracy": accuracy[defense], "proved_epsilon": "",
+            "measured_epsilon": "", "bytes": 100.0, "seconds": 1.0, "run": f"../cells/{defense}",
         }  # fmt: skip
 
 
@@ -126,6 +126,8 @@ def test_a_setting_that_lacks_an_attack_is_marked_and_named(grid: list[dict[str,
         for epochs in (1, 5)
         for defense, star in (("noise", ""), ("top-k", "*"))
     }
+    legend = text[text.index('<ul class="legend">') : text.index("</ul>")]
+    assert re.findall(r"</svg>([^<]*)", legend) == ["none", "noise", "top-k*"]  # the chart may lack room for stars
     assert "may leak more than is drawn: top-k, local_epochs 1 (no strong); top-k, local_epochs 5 (no strong)." in text
 
 
