@@ -1,0 +1,230 @@
+"""What DAGER reads from one gradient of a transformer, by number and length of texts: Reuters R8.
+
+`nice -n 10 python benchmarks/dager_study.py` runs what is not done yet, the cheapest first, on one core, for
+`--minutes` at most, and keeps it in benchmarks/results/dager.csv; `--tables` prints those of docs/dager.md. Data come
+from FEDSIM_DATA.
+
+One client sends the gradient of `b` texts of `length` words at most (FedSGD) of a network with fresh weights, or after
+`STEPS` steps of Adam on other texts. The width is the smallest of `WIDTHS` that is more than b x length + 8, or the
+largest. Floors are those of the evaluator, from the test texts. Large batches of decoders are measured
+once, encoders up to `SMALL` words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adversaries.text.dager import Dager
+from adversaries.text.texts import TextInvertingGradients
+from fedsim.attacks import Attack, Knowledge
+from fedsim.datasets import Dataset
+from fedsim.datasets.reuters import ReutersR8
+from fedsim.errors import AttackError
+from fedsim.evaluation import text_metrics
+from fedsim.evaluation.score import Public
+from fedsim.evaluation.scoring import score
+from fedsim.evaluation.truth import Truth
+from fedsim.experiments.build import data_folder
+from fedsim.findings import Texts
+from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
+from fedsim.randomness import generator, seeded
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
+
+RESULTS = Path(__file__).parent / "results" / "dager.csv"
+NETWORKS = {"encoder": TransformerEncoder, "decoder": TransformerDecoder}
+SIZES, LENGTHS, WIDTHS, SEEDS = (1, 2, 4, 8, 16), (8, 16, 32), (128, 256, 512), (1, 2)
+STEPS, BATCH = 100, 16
+SMALL = 64
+"""Most words of a batch for which encoders are measured."""
+METRICS = ("exact", "floor", "rouge_1", "rouge_2", "labels")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting."""
+
+    attack: str
+    network: str
+    weights: str
+    size: int
+    length: int
+    seed: int
+
+    @property
+    def words(self) -> int:
+        """Of all texts, at most."""
+        return self.size * self.length
+
+    @property
+    def cost(self) -> tuple[bool, bool, int]:
+        """What is measured first: decoders, then baselines, then encoders, each by their words."""
+        return self.network == "encoder", self.attack != "dager", self.words
+
+
+def cells() -> Iterator[Cell]:
+    """All of them, the cheapest first."""
+    yield from sorted(every_cell(), key=lambda cell: cell.cost)
+
+
+def every_cell() -> Iterator[Cell]:
+    """In any order."""
+    for seed, size, length in product(SEEDS, SIZES, LENGTHS):
+        for network, weights in product(NETWORKS, ("fresh", "trained")):
+            most = SMALL if network == "encoder" else 128 if weights == "trained" or seed > 1 else 512
+            if size * length <= most:
+                yield Cell("dager", network, weights, size, length, seed)
+        if length == LENGTHS[0] and size in (1, 4):
+            yield from (Cell("inverting-gradients-text", network, "fresh", size, length, seed) for network in NETWORKS)
+
+
+@cache
+def texts(length: int) -> Dataset:
+    """Reuters R8."""
+    if (folder := data_folder()) is None:
+        raise SystemExit("FEDSIM_DATA is not set; point it at the folder with the data sets")
+    return ReutersR8(length=length).load(folder)
+
+
+@cache
+def network(name: str, weights: str, length: int, dim: int, seed: int) -> nn.Module:
+    """One whose weights depend on these alone."""
+    data = texts(length)
+    with seeded("dager", seed):
+        model = NETWORKS[name](dim=dim).build(data.task)
+    if weights == "trained":
+        optimizer, rng = torch.optim.Adam(model.parameters(), 1e-3), generator("dager", seed, "train")
+        for _ in range(STEPS):
+            index = order(data, seed)[torch.randint(SIZES[-1], len(data.train), (BATCH,), generator=rng)]
+            optimizer.zero_grad()
+            cross_entropy(model(data.train.inputs(index)), data.train.labels[index]).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def order(data: Dataset, seed: int) -> Tensor:
+    """Of the training texts: the first ones are the client's, the others train the network."""
+    return torch.randperm(len(data.train), generator=generator("dager", seed, "who"))
+
+
+def measured(cell: Cell) -> dict[str, Any]:
+    """A row."""
+    data = texts(cell.length)
+    dim = next((width for width in WIDTHS if width > cell.words + 8), WIDTHS[-1])
+    model = network(cell.network, cell.weights, cell.length, dim, cell.seed)
+    mine = order(data, cell.seed)[: cell.size]
+    tokens, labels = data.train.inputs(mine), data.train.labels[mine]
+    slopes = torch.autograd.grad(cross_entropy(model(tokens), labels), list(model.parameters()))
+    names = [name for name, _ in model.named_parameters()]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    gradient = Payload.dense(dict(zip(names, slopes, strict=True)), "gradient")
+    known = Knowledge(model=lambda: model, loss=cross_entropy, input_shape=(cell.length,), num_classes=8)
+    attack: Attack = (
+        Dager(attempts=2) if cell.attack == "dager" else TextInvertingGradients(iterations=300, step_size=0.1)
+    )
+    row: dict[str, Any] = dict(zip(Cell.__dataclass_fields__, astuple(cell), strict=True)) | {"dim": dim}
+    with tempfile.TemporaryDirectory() as folder:
+        update = Update(round=1, client=0, before=before, payload=gradient, num_examples=cell.size)
+        Recorder(Path(folder) / "transcript").write(1, [update])
+        started = time.process_time()
+        try:
+            found = attack.run(Transcript(Path(folder) / "transcript"), known, victim=0, rng=generator(cell.seed))
+        except AttackError as error:
+            print(error)
+            return row | {"refused": 1, "seconds": round(time.process_time() - started, 2)}
+        seconds = time.process_time() - started
+    assert isinstance(found, Texts)
+    truth = Truth(data=tokens, labels=labels, padding=data.padding)
+    public = Public(data=data.test.inputs(), labels=data.test.labels)
+    scores = {s.metric: s for s in score(found, truth, public=public, rng=generator(0))}
+    paired = text_metrics.paired_texts(found.tokens, tokens, data.padding)
+    row |= {"refused": 0, "exact": scores["recovered"].value, "floor": scores["recovered"].floor}
+    row |= {f"rouge_{n}": float(text_metrics.rouge(paired, tokens, data.padding, n).mean()) for n in (1, 2)}
+    row["labels"] = scores["label_accuracy"].value
+    return row | {"seconds": round(seconds, 2)}
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """All rows of an earlier run."""
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, row: dict[str, Any]) -> None:
+    """Append a row."""
+    columns = [*Cell.__dataclass_fields__, "dim", "refused", *METRICS, "seconds"]
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow({name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()})
+
+
+def tables(rows: list[dict[str, str]]) -> Iterator[str]:
+    """Lines of the tables: exact share, ROUGE-1 and ROUGE-2 in percent, and CPU seconds, means over seeds."""
+    kinds = list(dict.fromkeys((r["attack"], r["network"], r["weights"]) for r in rows))
+    for attack, name, weights in sorted(kinds):
+        yield f"\n`{attack}`, {name}, {weights} weights:\n"
+        yield "| b | length | width | batches | exact % | floor % | ROUGE-1 | ROUGE-2 | labels % | seconds |"
+        yield "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+        for size, length in ((size, length) for length in LENGTHS for size in SIZES):
+            wanted = {"attack": attack, "network": name, "weights": weights, "size": str(size), "length": str(length)}
+            of = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+            if not of:
+                continue
+            told = [row for row in of if row["refused"] == "0"]
+            refused = f" ({len(of) - len(told)} refused)" if len(told) < len(of) else ""
+            # A batch that the attack refused counts as nothing found.
+            mean = {m: 100 * sum(float(row[m]) for row in told) / len(of) for m in METRICS}
+            seconds = statistics.fmean(float(row["seconds"]) for row in of)
+            figures = " | ".join(f"{mean[metric]:.0f}" for metric in METRICS)
+            yield f"| {size} | {length} | {of[0]['dim']} | {len(of)}{refused} | {figures} | {seconds:.1f} |"
+
+
+def main() -> None:
+    """Run what is not done yet, or show what is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=14.0)
+    parser.add_argument("--tables", action="store_true", help="show what was found")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    chosen = parser.parse_args()
+    rows = read(chosen.out)
+    if chosen.tables:
+        sys.stdout.write("\n".join(tables(rows)) + "\n")
+        return
+    torch.set_num_threads(1)
+    done = {tuple(row[name] for name in Cell.__dataclass_fields__) for row in rows}
+    started = time.monotonic()
+    for cell in cells():
+        if tuple(map(str, astuple(cell))) in done:
+            continue
+        if time.monotonic() - started > 60 * chosen.minutes:
+            print("time is up; run it again to go on")
+            return
+        row = measured(cell)
+        write(chosen.out, row)
+        print(*(f"{key} {value}" for key, value in row.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
