@@ -31,10 +31,10 @@ python benchmarks/angular_study.py measure --epochs 0 1 2 5 10 --batches 0 1 # e
 python benchmarks/angular_study.py floors  --batches 0 1                     # noise and mean colour
 """.strip()
 LAVP = """
-export FEDSIM_DATA=DIR OMP_NUM_THREADS=1 # for CIFAR-10 an hour and a half of one core
+export FEDSIM_DATA=DIR OMP_NUM_THREADS=1 # {told}
 python benchmarks/lavp_study.py train   --data {data}
-python benchmarks/lavp_study.py attack  --data {data}
-python benchmarks/lavp_study.py measure --data {data}
+python benchmarks/lavp_study.py attack  --data {data} --images {images}
+python benchmarks/lavp_study.py measure --data {data} --images {images}
 """.strip()
 LOCAL = """
 export FEDSIM_DATA=DIR OMP_NUM_THREADS=1 # after the above; ten minutes of one core
@@ -49,6 +49,11 @@ TGIAS = """
 # a minute of one core a victim and defense
 python benchmarks/tgias_defenses.py none noise mask --seeds 31 32 33 34 35 --data-dir DIR
 """.strip()
+LAVP_IMAGES = {
+    "cifar10": {"images": 50, "told": "an hour and a half of one core"},
+    "cifar100": {"images": 25, "told": "as long; then LeNet with 50"},
+    "photographs": {"images": 20, "told": "half a minute of one core an image and distance"},
+}
 LAVP_TABLES = {"cifar10": "table1-cifar10", "cifar100": "table1-cifar100", "photographs": "table2"}
 
 
@@ -77,7 +82,13 @@ def lavp_figures() -> Tables:
     """LAVP's Tables 1 to 4."""
     quality, measured = lavp.qualities(), lavp.measures()
     kept = [
-        _kept(f"{table}-{distance}", name, LAVP.format(data=data), rows, _images(data, distance, quality))
+        _kept(
+            f"{table}-{distance}",
+            name,
+            LAVP.format(data=data, **LAVP_IMAGES[data]),
+            rows,
+            _images(data, distance, quality),
+        )
         for data, table in LAVP_TABLES.items()
         for distance in lavp.DISTANCES
         for name, rows in lavp.figures(data, distance, quality, measured).items()
