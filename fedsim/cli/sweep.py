@@ -99,8 +99,8 @@ def _show_plan(plan: Plan, workers: int) -> None:
     _show_left_out(plan)
     shares = sorted(set(Counter(cell.federation for cell in plan.cells).values()))
     shared = number_of(shares[0], "cell") if len(shares) == 1 else f"{shares[0]} to {shares[-1]} cells"
-    console.print(f"{plan.sentence}; each federation is run once and shared by {shared}", highlight=False)
-    console.print(_estimate(plan, workers), highlight=False)
+    told = f"{plan.sentence}; each federation is run once and shared by {shared}", _estimate(plan, workers)
+    console.print(*told, sep="\n", highlight=False, soft_wrap=True)
 
 
 def _estimate(plan: Plan, workers: int) -> str:

@@ -205,7 +205,8 @@ def test_attacking_with_a_file_and_overrides(here: Call, run: Path, tmp_path: Pa
     assert {row["attack"] for row in read_rows(run / "scores.csv")} == {"sme", "ig"}
 
 
-def test_attacking_twice_skips_what_is_there(here: Call, run: Path) -> None:
+def test_attacking_twice_skips_what_is_there(here: Call, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # no path is broken into lines
     result = here("attack", run)
     assert result.returncode == 0
     assert result.stdout.count("already there") == 2

@@ -125,8 +125,8 @@ def test_a_page_without_truth_shows_the_claims_alone(
     elsewhere = Audit(folder=run, spec=spec, experiment=None, beside=tmp_path)
     html = write_report(run.path, elsewhere).read_text()
     assert "Only claimed texts are shown, because the true ones are not known here." in html
-    assert '<th scope="col">Claimed: words of all texts</th>' in html
-    assert ">True" not in html
+    assert '<span class="small">words of all texts</span>' in html
+    assert '<tr class="true">' not in html
 
 
 def test_an_attack_on_texts_says_that_images_are_none(tiny_config: Callable[..., Config], tmp_path: Path) -> None:
