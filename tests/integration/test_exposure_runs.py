@@ -143,6 +143,7 @@ def test_a_strategy_sees_nothing_of_it(tmp_path: Path) -> None:
     assert set(run.exposure["larger_means"]) == {"more"}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_measures_the_same(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     tables = ({**NORM, "label": "norm"}, {**NORM, "every": 2})

@@ -351,6 +351,7 @@ def test_clients_train_one_by_one_behind_a_gate(
     assert_same(alone, together)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_gates_are_the_same_on_ray(whole: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     assert_same(serial_run(many(tiny_config, engine="ray", actors=2), tmp_path / "run"), whole)
