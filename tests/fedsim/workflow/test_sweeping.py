@@ -19,6 +19,7 @@ import tomli_w
 import fedsim
 from fedsim.auditing.workers import Prepare
 from fedsim.cli.main import main
+from fedsim.cli.options import console
 from fedsim.errors import ConfigError, RunError
 from fedsim.sweeps.board import Board
 from fedsim.sweeps.file import read_sweep
@@ -91,7 +92,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp
     """`fedsim sweep study.toml` in an empty folder: exit code, standard output and standard error."""
     stay_here(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(console, "_width", 300)  # COLUMNS counts only until it is made, perhaps by an earlier test
 
     def call(*options: str, **changes: Any) -> tuple[int, str, str]:
         tables = deepcopy(SWEEP)
