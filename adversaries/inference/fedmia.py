@@ -53,10 +53,5 @@ class FedMia(Attack):
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
         candidates = Candidates(knowledge)
-        return beside_others(
-            transcript,
-            victim,
-            candidates.cosines if self.measure == "cosine" else lambda updates: -candidates.losses(updates),
-            progress,
-            score=torch.special.ndtr if self.probability else lambda deviations: deviations,
-        )
+        measure = candidates.cosines if self.measure == "cosine" else candidates.fits
+        return beside_others(transcript, victim, measure, progress, probability=self.probability)

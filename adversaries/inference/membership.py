@@ -65,13 +65,13 @@ class Candidates:
         self._inputs, self._labels = known(knowledge.candidates, knowledge.device)
         self._loss, self._network = knowledge.loss, Network(knowledge)
 
-    def losses(self, updates: Sequence[Update]) -> Tensor:
-        """`client candidate`, the loss of each on the model that each client returned."""
+    def fits(self, updates: Sequence[Update]) -> Tensor:
+        """`client candidate`, minus the loss of each on the model that each client returned."""
         loss = self._loss
         assert loss is not None
         # A loss is a mean by contract, so that of one record is the mean over it alone.
         each = vmap(lambda output, label: loss(output[None], label[None]))
-        return torch.stack([losses(each, made, self._labels, where) for made, where in self._answers(updates)])
+        return -torch.stack([losses(each, made, self._labels, where) for made, where in self._answers(updates)])
 
     def margins(self, updates: Sequence[Update]) -> Tensor:
         """`client candidate`, log p / (1 - p) of each one's class on the model that each client returned."""
@@ -153,16 +153,16 @@ def beside_others(
     progress: Progress,
     *,
     pooled: bool = False,
-    score: Callable[[Tensor], Tensor] = lambda deviations: deviations,
+    probability: bool = False,
 ) -> Membership:
-    """The mean, over the victim's rounds, of the `score` of how far it stands out from all other clients of a round.
+    """The mean, over the victim's rounds, of how far it stands out from all other clients of a round.
 
     What is measured of the victim is told in standard deviations from the mean of what is measured of the other
     clients, for the same candidate. Rounds in which fewer than two others took part are left out.
 
     Args:
         pooled: one deviation a round, the root mean square over candidates, instead of one a candidate.
-        score: of `candidate` deviations.
+        probability: the one-tailed probability of so many deviations under a normal distribution, in their place.
 
     Raises:
         AttackError: there is no such round.
@@ -179,7 +179,8 @@ def beside_others(
         found = measure([transcript.update(number, client) for client in (victim, *others)]).double()
         spread = found[1:].var(0)
         spread = (spread.mean() if pooled else spread).sqrt()
-        return score((found[0] - found[1:].mean(0)) / spread.clamp_min(torch.finfo(torch.float32).tiny))
+        deviations = (found[0] - found[1:].mean(0)) / spread.clamp_min(torch.finfo(torch.float32).tiny)
+        return torch.special.ndtr(deviations) if probability else deviations
 
     return _mean(rounds, of_round, progress)
 

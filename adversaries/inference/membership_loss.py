@@ -39,5 +39,4 @@ class MembershipLoss(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        candidates = Candidates(knowledge)
-        return of_victim(transcript, victim, lambda updates: -candidates.losses(updates), progress)
+        return of_victim(transcript, victim, Candidates(knowledge).fits, progress)

@@ -13,7 +13,7 @@ from fedsim.experiments.run_folder import RunFolder, read_rows, write_rows
 from fedsim.progress import tracked
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.geometry import recorded
-from fedsim.reproduce.recipes import Made, ScaleName, Who, printed
+from fedsim.reproduce.recipes import Made, ScaleName, Who, known, printed
 from fedsim.sweeps.cells import federation_key
 from fedsim.workflow import work
 
@@ -39,7 +39,7 @@ def geometries(
     for row in tracked(made.recipe.rows, "rows", len(made.recipe.rows)):
         values = _measured(_config(made, scale, row, beside), folder)
         found[row] = {
-            name: printed(_by_client(values, what), decimals[name], made.recipe.spread)
+            name: printed(known(_by_client(values, what)), decimals[name], made.recipe.spread)
             for name, what in made.recipe.geometry.items()
         }
     return found

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.errors import ConfigError, did_you_mean
-from fedsim.evaluation.statistics import Values, mean_and_margin
+from fedsim.evaluation.statistics import mean_and_margin
 from fedsim.experiments.config import Table, check
 from fedsim.reproduce.figures import REFUSED
 from fedsim.reproduce.papers import HERE, papers, read_toml
@@ -176,22 +176,23 @@ def _figure(reading: Reading, lines: Sequence[Mapping[str, str]], recipe: Recipe
         return ""
     if reading.minus is not None:
         found = {who: value - others.get(who, math.nan) for who, value in found.items()}
-    known = _known(found)
-    if not known.size or (reading.over is not None and not _known(others).size):
+    there, others = known(found), known(others)
+    if not there or (reading.over is not None and not others):
         return REFUSED
     if reading.over is not None:
-        return f"{known.mean() / _known(others).mean():.{decimals}f}"
-    text = printed(found, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
-    return text if known.size == len(found) else f"{text} ({known.size} of {len(found)})"
+        return f"{np.mean(list(there.values())) / np.mean(list(others.values())):.{decimals}f}"
+    text = printed(there, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
+    return text if len(there) == len(found) else f"{text} ({len(there)} of {len(found)})"
 
 
-def _known(found: Mapping[Who, float]) -> Values:
-    return np.array([value for value in found.values() if not math.isnan(value)])
+def known(found: Mapping[Who, float]) -> dict[Who, float]:
+    """The values that are not NaN."""
+    return {who: value for who, value in found.items() if not math.isnan(value)}
 
 
 def printed(found: Mapping[Who, float], decimals: int, spread: Spread, *, sign: str = "") -> str:
-    """Mean and spread of the values that are not NaN, as a figure; without a spread where one is infinite."""
-    values = _known(found)
+    """Mean and spread of `known` values, as a figure; without a spread where one is infinite."""
+    values = np.array(list(found.values()))
     text = f"{values.mean():{sign}.{decimals}f}"
     return text if len(values) < 2 or np.isinf(values).any() else f"{text} ± {_spread(found, spread):.{decimals}f}"
 
@@ -213,13 +214,12 @@ def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -
 
 
 def _spread(found: Mapping[Who, float], what: Spread) -> float:
-    values = _known(found)
     if what == "95 % interval":
         by: dict[tuple[str, str], list[float]] = {}
         for (seed, victim, _, _), value in found.items():
-            if not math.isnan(value):
-                by.setdefault((victim, seed), []).append(value)
+            by.setdefault((victim, seed), []).append(value)
         return mean_and_margin({who: float(np.mean(some)) for who, some in by.items()})[1]
+    values = np.array(list(found.values()))
     return float(values.std(ddof=1)) / (math.sqrt(len(values)) if what == "standard error" else 1.0)
 
 
