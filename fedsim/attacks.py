@@ -45,7 +45,7 @@ Progress = Callable[[int, int, Mapping[str, float]], None]
 CLIENT, GROUP, GROUPS = "client", "group", "groups"
 """Observations: the update of one client; the sum over a group, see `Update.members`; such sums over groups that change
 from round to round, in some of which the victim is."""
-GLOBAL, LAST_RETURNED, OPTIMAL = "global", "last-returned", "optimal"
+NO_ATTACKS = GLOBAL, LAST_RETURNED, OPTIMAL = "global", "last-returned", "optimal"
 """Model sources that are no attack: w_t of the last round, the victim's last w_T, and its optimal local model, which
 only the evaluator has. What reads one of them counts as no attack of its own in a report."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
-from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Attack
+from fedsim.attacks import NO_ATTACKS, OPTIMAL, Attack
 from fedsim.auditing.sight import Sight
 from fedsim.errors import AttackError, ConfigError, FedsimError, did_you_mean, some_of
 from fedsim.experiments.config import AdversaryTable, AttackTable
@@ -125,7 +125,7 @@ def in_order(builds_on: Mapping[str, str | None], *, known: bool) -> list[list[s
             others = [name for name in builds_on if name != title]
             raise ConfigError(
                 f"attack.{title}.source: there is no attack '{source}' in the file to take local models from, "
-                f"{did_you_mean(source, [*others, GLOBAL, LAST_RETURNED, OPTIMAL])}"
+                f"{did_you_mean(source, [*others, *NO_ATTACKS])}"
             )
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for title, source in builds_on.items():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL
+from fedsim.attacks import NO_ATTACKS, OPTIMAL
 from fedsim.auditing.variants import named
 from fedsim.evaluation import statistics
 from fedsim.evaluation.imputation import IMPUTED
@@ -192,10 +192,7 @@ class Kind:
         """Why this does not count as an attack; empty for an attack."""
         if self.source == OPTIMAL:
             return "no attack: it reads the victim's optimal local model, which only the evaluator has"
-        return f"a baseline: it reads the {self.source} model as it was sent" if self.source in _SENT else ""
-
-
-_SENT = (GLOBAL, LAST_RETURNED)
+        return f"a baseline: it reads the {self.source} model as it was sent" if self.source in NO_ATTACKS else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL
+from fedsim.attacks import NO_ATTACKS
 from fedsim.auditing.plan import in_order
 from fedsim.auditing.threat_model import device_of
 from fedsim.datasets.cache import files_of
@@ -61,7 +61,7 @@ class Cell:
     @property
     def baseline(self) -> bool:
         """Whether its attack counts as none: it reads a model as it was sent, or one that only the evaluator has."""
-        return self.config.attack[-1].settings.get("source") in (GLOBAL, LAST_RETURNED, OPTIMAL)
+        return self.config.attack[-1].settings.get("source") in NO_ATTACKS
 
     @property
     def federated(self) -> Config:
