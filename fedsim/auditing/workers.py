@@ -284,6 +284,10 @@ def serve(line: Connection, parent: int) -> None:
                 line.send(describe(error))
             else:
                 line.send(None)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as processes of `multiprocessing` do: to take apart all that torch loads lasts a second
 
 
 class _ToParent(QueueHandler):
