@@ -73,7 +73,11 @@ class Measure(ABC):
                 do not allow this measure.
             RunError: the measure gave other quantities than it names, or an infinite value.
         """
-        sent = Sent.of(model, loss, inputs, labels, training=training, order=order, budget=memory)
+        return self.of_sent(Sent.of(model, loss, inputs, labels, training=training, order=order, budget=memory))
+
+    @final
+    def of_sent(self, sent: Sent) -> dict[str, float]:
+        """As `of`, of what a client sends, which several measures may share with what they compute of it."""
         with seeded("measure"), one_thread():
             return self._checked(sent)
 
@@ -90,9 +94,13 @@ class Measure(ABC):
         memory: int = BUDGET,
     ) -> dict[str, Tensor]:
         """How exposed each example of a batch is if all the others are known: as `of`, `example` values by name."""
-        sent = Sent.of(model, loss, inputs, labels, training=training, order=order, budget=memory)
+        return self.each_of_sent(Sent.of(model, loss, inputs, labels, training=training, order=order, budget=memory))
+
+    @final
+    def each_of_sent(self, sent: Sent) -> dict[str, Tensor]:
+        """As `of_each`, of what a client sends."""
         with seeded("measure"), one_thread():
-            every = [self._checked(sent.alone(example)) for example in range(len(inputs))]
+            every = [self._checked(sent.alone(example)) for example in range(len(sent.inputs))]
         return {name: torch.tensor([values[name] for values in every]) for name in self.quantities}
 
     def _checked(self, sent: Sent) -> dict[str, float]:

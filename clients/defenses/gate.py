@@ -248,8 +248,7 @@ class Gate(Defense):
 
     def _of_all(self, local: LocalRound) -> Tensor:
         """The value of what the client would send, one number, in float64."""
-        batch = local.model, local.loss, local.inputs, local.labels
-        found = self._gauge.of(*batch, training=local.training, order=local.order, memory=self.memory << 20)
+        found = self._gauge.of_sent(local.sent(self.memory << 20))
         return torch.tensor([found[self._chosen]], dtype=torch.float64)
 
     def _of_each(self, local: LocalRound) -> Tensor:

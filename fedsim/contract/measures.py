@@ -46,18 +46,18 @@ def says_what_its_values_mean(subject: Subject) -> None:
 
 
 def is_a_pure_function(subject: Subject) -> None:
-    """It gives the same again, leaves the model and the batch as they were, and draws from no global generator."""
+    """It gives the same again, draws from no global generator, and leaves the model and the batch to other measures."""
     for task, model, inputs, labels in _batches(subject):
-        measure, copies = _measure(subject), (inputs.clone(), labels.clone())
-        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        measure, sent = _measure(subject), Sent.of(model, task.loss, inputs, labels)
+        weights = {name: tensor.clone() for name, tensor in sent.model.state_dict().items()}
         with common.global_generators_untouched():
-            first = measure.of(model, task.loss, inputs, labels)
+            first = measure.of_sent(sent)
         with common.other_global_generators(1):
-            again = measure.of(model, task.loss, inputs, labels)
-        expect(repr(first) == repr(again), "of the same batch it gives something else")
-        expect(torch.equal(inputs, copies[0]) and torch.equal(labels, copies[1]), "it changes the batch")
-        same = all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
-        expect(same and all(p.grad is None for p in model.parameters()), "it changes the model")
+            again = measure.of_sent(sent), measure.of(model, task.loss, inputs, labels)
+        expect(all(repr(first) == repr(one) for one in again), "of the same batch it gives something else")
+        expect(torch.equal(sent.inputs, inputs) and torch.equal(sent.labels, labels), "it changes the batch")
+        same = all(torch.equal(tensor, weights[name]) for name, tensor in sent.model.state_dict().items())
+        expect(same and all(p.grad is None for p in sent.model.parameters()), "it changes the model")
 
 
 def keeps_to_the_black_box(subject: Subject) -> None:

@@ -9,10 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.exposure.noises import OfNoises, felt, highest, rounding
+from fedsim.exposure.noises import Moves, OfNoises, highest
 from fedsim.measure import Meaning
 from fedsim.paper import Paper
-from fedsim.training.sent import Sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +42,8 @@ class AngularLipschitz(OfNoises):
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"max": "less", "q99": "less"}
 
-    def _change(self, sent: Sent, noises: Tensor, moved: Tensor) -> Tensor:
-        inputs = sent.unknown.double().flatten()
-        turned = one_minus_cosine(inputs + noises.double().flatten(1), inputs)
-        apart = felt(one_minus_cosine(moved, sent.vector), rounding(sent) ** 2 / 2)
-        return torch.where(turned > 0, apart.double() / turned, torch.nan)
+    def _change(self, moves: Moves) -> Tensor:
+        return torch.where(moves.turn > 0, moves.turn_sent / moves.turn, torch.nan)
 
     def _of_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
         return highest(changes)
-
-
-def one_minus_cosine(some: Tensor, one: Tensor) -> Tensor:
-    """1 - cos of each of `vector number` with `number`, accurate for small angles; NaN of a vector that is zero."""
-    chords: Tensor = (some / some.norm(dim=1, keepdim=True)).sub_(one / one.norm()).norm(dim=1)
-    return chords.square() / 2

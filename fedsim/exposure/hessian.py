@@ -75,16 +75,21 @@ class Hessian:
         Raises:
             RunError: the iteration did not converge.
         """
+        return self.sent.once(self._largest, self.distance)
+
+    @staticmethod
+    def _largest(sent: Sent, distance: Distance) -> float:
         from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh  # takes a second to import
 
-        if self.size == 1:
-            return float(self @ torch.ones(1, dtype=self.sent.vector.dtype))
-        start = self.start
-        operator = LinearOperator((self.size, self.size), matvec=self._numbers, dtype=np.float64)
+        hessian = Hessian(sent, distance)
+        if hessian.size == 1:
+            return float(hessian @ torch.ones(1, dtype=sent.vector.dtype))
+        start = hessian.start
+        operator = LinearOperator((hessian.size, hessian.size), matvec=hessian._numbers, dtype=np.float64)
         try:
             (value,) = eigsh(operator, k=1, which="LA", v0=start.numpy(), tol=1e-6, return_eigenvectors=False)
         except ArpackError as error:
-            if not (self @ start.to(self.sent.vector.dtype)).any():
+            if not (hessian @ start.to(sent.vector.dtype)).any():
                 return 0.0
             raise RunError(f"measure: the largest eigenvalue was not found: {error}") from error
         return max(float(value), 0.0)

@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsim.exposure.noises import OfNoises, felt, highest, rounding
+from fedsim.exposure.noises import Moves, OfNoises, highest
 from fedsim.measure import Meaning
 from fedsim.paper import Paper
-from fedsim.training.sent import Sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +40,8 @@ class Lipschitz(OfNoises):
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"max": "less", "q99": "less"}
 
-    def _change(self, sent: Sent, noises: Tensor, moved: Tensor) -> Tensor:
-        distances = felt((moved - sent.vector).norm(dim=1), rounding(sent) * sent.vector.norm())
-        ratios: Tensor = distances.double() / noises.double().flatten(1).norm(dim=1)
-        return ratios
+    def _change(self, moves: Moves) -> Tensor:
+        return moves.change / moves.noise
 
     def _of_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
         return highest(changes)

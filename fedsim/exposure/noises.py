@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -54,31 +54,67 @@ class OfNoises(Measure):
                 f"sigma: noise of {self.sigma} is lost in the rounding of {sent.inputs.dtype} inputs, expected at "
                 f"least {100 * resolution:.0e}; choose a larger sigma"
             )
-        drawn = (noise.to(sent.inputs.dtype) for noise in self._drawn(sent.unknown.shape))
-        return self._of_changes(torch.cat([self._change(sent, *block).double() for block in sent.around(drawn)]))
+        return self._of_changes(self._change(sent.once(self._moves, self.sigma, self.noises)))
 
-    def _drawn(self, shape: torch.Size) -> Iterator[Tensor]:
+    @staticmethod
+    def _moves(sent: Sent, sigma: float, noises: int) -> Moves:
         random = generator("measure", "noises")
-        for _ in range(self.noises):
-            yield self.sigma * torch.randn(shape, generator=random, dtype=torch.float64)
+        drawn = (torch.randn(sent.unknown.shape, generator=random, dtype=torch.float64) for _ in range(noises))
+        scaled = ((sigma * noise).to(sent.inputs.dtype) for noise in drawn)
+        return Moves.joined([Moves.of(sent, *block) for block in sent.around(scaled)])
 
     @abstractmethod
-    def _change(self, sent: Sent, noises: Tensor, moved: Tensor) -> Tensor:
-        """How much each of `noise example ...` changes what is sent, which is `moved`, `noise number`, then."""
+    def _change(self, moves: Moves) -> Tensor:
+        """How much each noise changes what is sent, `noise`."""
 
     @abstractmethod
     def _of_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
         """The values, of one change for each noise, in float64."""
 
 
-def felt(changes: Tensor, least: Tensor | float) -> Tensor:
-    """`changes`, with 0 for those that are not above `least`, as rounding alone makes them."""
-    return torch.where(changes <= least, 0, changes)
+@dataclass(frozen=True)
+class Moves:
+    """By how much several noises move and turn the inputs, as one vector, and what is sent; all `noise`, in float64.
+
+    Attributes:
+        noise: length of the noise.
+        turn: 1 - cos of the inputs with the noise and without; NaN where they are zero.
+        change: how far what is sent moves, and 0 where that is no more than rounding.
+        turn_sent: 1 - cos of what is sent with the noise and without, and 0 where that is no more than rounding.
+    """
+
+    noise: Tensor
+    turn: Tensor
+    change: Tensor
+    turn_sent: Tensor
+
+    @classmethod
+    def of(cls, sent: Sent, noises: Tensor, moved: Tensor) -> Self:
+        """Of `noise example ...`, with which `moved`, `noise number`, is sent."""
+        inputs, flat = sent.unknown.double().flatten(), noises.double().flatten(1)
+        rounding = _ROUNDING * torch.finfo(sent.vector.dtype).eps
+        return cls(
+            noise=flat.norm(dim=1),
+            turn=one_minus_cosine(inputs + flat, inputs),
+            change=_felt((moved - sent.vector).norm(dim=1), rounding * sent.vector.norm()),
+            turn_sent=_felt(one_minus_cosine(moved, sent.vector), rounding**2 / 2),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """One after the other."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
-def rounding(sent: Sent) -> float:
-    """By how much what is sent may differ though nothing changed, beside its length."""
-    return _ROUNDING * torch.finfo(sent.vector.dtype).eps
+def one_minus_cosine(some: Tensor, one: Tensor) -> Tensor:
+    """1 - cos of each of `vector number` with `number`, accurate for small angles; NaN of a vector that is zero."""
+    chords: Tensor = (some / some.norm(dim=1, keepdim=True)).sub_(one / one.norm()).norm(dim=1)
+    return chords.square() / 2
+
+
+def _felt(changes: Tensor, least: Tensor | float) -> Tensor:
+    """`changes` in float64, with 0 for those that are not above `least`, as rounding alone makes them."""
+    return torch.where(changes <= least, 0, changes).double()
 
 
 def highest(changes: Tensor) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from fedsim.measure import Measure
 from fedsim.task import Loss
 from fedsim.training.cohort import Share
 from fedsim.training.local_round import LocalRound
+from fedsim.training.sent import Sent
 from fedsim.training.settings import LocalTraining
 
 log = logging.getLogger(__name__)
@@ -60,23 +62,19 @@ class Gauge:
         Raises:
             FedsimError: the measure does not apply to this task, model or training.
         """
-        (self.apart if self.each else self.together)(local)
+        self.apart(local.sent, local.places) if self.each else self.together(local.sent)
 
-    def together(self, local: LocalRound) -> dict[Any, dict[str, float]]:
-        """The values of all examples together, under the name of no example."""
-        return {"": self.measure.of(*_batch(local), training=local.training, order=local.order, memory=self.memory)}
+    def together(self, sent: Callable[[int], Sent]) -> dict[Any, dict[str, float]]:
+        """The values of all examples together, under the name of no example; `sent` is as `LocalRound.sent`."""
+        return {"": self.measure.of_sent(sent(self.memory))}
 
-    def apart(self, local: LocalRound) -> dict[Any, dict[str, float]]:
-        """The values of each example by its place."""
-        found = self.measure.of_each(*_batch(local), training=local.training, order=local.order, memory=self.memory)
+    def apart(self, sent: Callable[[int], Sent], places: Tensor) -> dict[Any, dict[str, float]]:
+        """The values of each example by its place, `example`."""
+        found = self.measure.each_of_sent(sent(self.memory))
         return {
             example: {name: float(values[place]) for name, values in found.items()}
-            for place, example in enumerate(local.places.tolist())
+            for place, example in enumerate(places.tolist())
         }
-
-
-def _batch(local: LocalRound) -> tuple[nn.Module, Loss, Tensor, Tensor]:
-    return local.model, local.loss, local.inputs, local.labels
 
 
 def rows_of(
@@ -91,18 +89,17 @@ def rows_of(
         loss: of the task, before labels are smoothed.
     """
     local = LocalRound.of(model, share, training, loss)
+    sent = cache(local.sent)  # shared by the gauges, with what they have computed of it
     for gauge in gauges:
-        yield from _told(gauge, gauge.together, local)
+        yield from _told(gauge, partial(gauge.together, sent))
         if gauge.each:
-            yield from _told(gauge, gauge.apart, local)
+            yield from _told(gauge, partial(gauge.apart, sent, local.places))
 
 
-def _told(
-    gauge: Gauge, compute: Callable[[LocalRound], Mapping[Any, Mapping[str, float]]], local: LocalRound
-) -> list[dict[str, Any]]:
-    """A row for each example and quantity that `compute` returns of `local`, or one that says why it failed."""
+def _told(gauge: Gauge, compute: Callable[[], Mapping[Any, Mapping[str, float]]]) -> list[dict[str, Any]]:
+    """A row for each example and quantity that `compute` returns, or one that says why it failed."""
     try:
-        found = compute(local)
+        found = compute()
     except (Exception, SystemExit) as error:  # a stranger's measure may raise anything, and the client has to go on
         log.debug("%s failed", gauge.title, exc_info=error)
         return [{"measure": gauge.title, "failure": reason(error)}]

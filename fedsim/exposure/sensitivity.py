@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsim.exposure.noises import OfNoises, felt, rounding
+from fedsim.exposure.noises import Moves, OfNoises
 from fedsim.measure import Meaning
 from fedsim.paper import Paper
-from fedsim.training.sent import Sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +38,8 @@ class Sensitivity(OfNoises):
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"mean": "more"}
 
-    def _change(self, sent: Sent, noises: Tensor, moved: Tensor) -> Tensor:
-        del noises
-        return felt((moved - sent.vector).norm(dim=1), rounding(sent) * sent.vector.norm())
+    def _change(self, moves: Moves) -> Tensor:
+        return moves.change
 
     def _of_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
         return {"mean": changes.mean()}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.task import Loss
+from fedsim.training.sent import Sent
 from fedsim.training.settings import LocalTraining
 
 if TYPE_CHECKING:
@@ -55,4 +56,14 @@ class LocalRound:
             training=training,
             order=order,
             places=index,
+        )
+
+    def sent(self, memory: int) -> Sent:
+        """What it sends, as a function of its inputs; computing with it may take `memory` bytes at once.
+
+        Raises:
+            ConfigError: it is not measured, see `Sent.of`.
+        """
+        return Sent.of(
+            self.model, self.loss, self.inputs, self.labels, training=self.training, order=self.order, budget=memory
         )

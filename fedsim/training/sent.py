@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from fedsim.training.optimizers import sgd_direction
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 
+Value = TypeVar("Value")
 Slopes = Callable[[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]], dict[str, Tensor]]
 """How a gradient is made: from a function of named tensors and their values."""
 log = logging.getLogger("fedsim." + __name__)
@@ -70,6 +71,7 @@ class Sent:
     budget: int = BUDGET
     weight: float = 1.0
     rest: Tensor | None = None
+    _found: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -150,6 +152,13 @@ class Sent:
             weight=1 / len(self.inputs),
         )
         return replace(one, rest=self.vector - one.vector)
+
+    def once(self, compute: Callable[..., Value], *arguments: Hashable) -> Value:
+        """`compute(self, *arguments)`, which is kept for all measures that ask for the same; let it be small."""
+        if (compute, arguments) not in self._found:
+            self._found[compute, arguments] = compute(self, *arguments)
+        found: Value = self._found[compute, arguments]
+        return found
 
     @property
     def unknown(self) -> Tensor:

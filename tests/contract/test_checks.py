@@ -477,7 +477,12 @@ class Mean(Measure):
         if self.way == "changing":
             _SEEN.append(1)
             return {"mean": torch.tensor(float(len(_SEEN)))}
-        return {"high" if self.way == "text" else "mean": sent.unknown.mean()}
+        value = sent.unknown.mean()
+        if self.way == "moving":
+            sent.inputs.add_(1)
+        if self.way == "training":
+            next(sent.model.parameters()).data.add_(1)
+        return {"high" if self.way == "text" else "mean": value if self.way != "moving" else torch.tensor(1.0)}
 
 
 class Peeks(Mean):
@@ -608,6 +613,8 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (measures.says_something, "measures", Mean, {"way": "text"}, "expected the quantities mean, got high"),
     (measures.says_what_its_values_mean, "measures", Mute, {}, "each with 'more' or 'less'"),
     (measures.is_a_pure_function, "measures", Mean, {"way": "changing"}, "of the same batch it gives something else"),
+    (measures.is_a_pure_function, "measures", Mean, {"way": "moving"}, "it changes the batch"),
+    (measures.is_a_pure_function, "measures", Mean, {"way": "training"}, "it changes the model"),
     (kinds.is_an_evaluator, "findings", Odd, {}, "'judge' cannot be called as judge"),
     (kinds.is_of_a_finding, "findings", Odd, {}, "the kind of Reconstruction is 'reconstruction', expected '.*:Odd'"),
     (attacks.refuses_before_any_work, "attacks", ChecksNothing, {}, "without input_shape it runs"),

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.errors import ConfigError
-from fedsim.exposure.angular_lipschitz import AngularLipschitz, one_minus_cosine
+from fedsim.exposure.angular_lipschitz import AngularLipschitz
 from fedsim.exposure.lipschitz import Lipschitz
-from fedsim.exposure.noises import OfNoises
+from fedsim.exposure.noises import OfNoises, one_minus_cosine
 from fedsim.exposure.sensitivity import Sensitivity
 from fedsim.randomness import generator
 from fedsim.training.settings import LocalTraining

@@ -1,0 +1,61 @@
+"""What the measures of one client share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from fedsim.exposure.angular_lipschitz import AngularLipschitz
+from fedsim.exposure.expected_error import ExpectedError
+from fedsim.exposure.lavp import Lavp
+from fedsim.exposure.lipschitz import Lipschitz
+from fedsim.exposure.of_clients import Gauge, rows_of
+from fedsim.exposure.spectrum import Spectrum
+from fedsim.measure import Measure
+from fedsim.training.cohort import Share
+from fedsim.training.sent import Sent
+from fedsim.training.settings import LocalTraining
+
+MEASURES: list[Measure] = [
+    AngularLipschitz(noises=20),
+    Lipschitz(noises=20),
+    Lipschitz(noises=20, sigma=0.01),
+    Lipschitz(noises=10),
+    Spectrum(),
+    Lavp(steps=5),
+    ExpectedError(),
+]
+
+
+def measured(measures: list[Measure]) -> list[dict[str, Any]]:
+    """The rows of a client with three examples, whose update is that of two local steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    inputs = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    share = Share(inputs=inputs, labels=torch.tensor([0, 1, 2]), key=("one",))
+    training = LocalTraining(local_steps=2, batch_size=2, learning_rate=0.1)
+    gauges = [
+        Gauge(title=str(place), measure=measure, each=True, every=1, memory=1 << 29)
+        for place, measure in enumerate(measures)
+    ]
+    loss: Any = nn.functional.cross_entropy
+    return list(rows_of(gauges, model, share, training, loss))
+
+
+def test_what_measures_share_changes_no_value() -> None:
+    together = [row["value"] for row in measured(MEASURES)]
+    alone = [row["value"] for measure in MEASURES for row in measured([measure])]
+    assert together == alone
+    assert all(math.isfinite(value) for value in together)
+
+
+def test_noises_of_the_same_size_are_sent_once() -> None:
+    with patch.object(Sent, "around", autospec=True, side_effect=Sent.around) as around:
+        measured([AngularLipschitz(noises=20), Lipschitz(noises=20)])
+        both = around.call_count
+        measured([Lipschitz(noises=20)])
+    assert both == around.call_count - both + 3  # of each example, which is another thing to send, apart
