@@ -155,6 +155,12 @@ class Knowledge:
     input_shape: tuple[int, ...] | None = _fact(
         "shape of one example, as channel, height and width of an image", list[int], _SIZES
     )
+    columns: tuple[int, ...] | None = _fact(
+        "how many features each column of a table became, in their order: 1 is a number, more are the categories of "
+        "one column",
+        list[int],
+        _SIZES,
+    )
     num_classes: int | None = _fact("number of classes", int, (lambda count: count >= 2, "at least 2"))
     value_range: tuple[Sequence[float], Sequence[float]] | None = _fact(
         "lowest and highest possible value of an input, in the units that the model is fed with: one pair, or one "

@@ -115,7 +115,9 @@ def _numbers(scene: Scene) -> tuple[Any, ...]:
 
 
 def _with_tensors(scene: Scene, tensors: dict[str, Any]) -> Scene:
-    return dataclasses.replace(scene, **{**tensors, "units": Units(*tensors["units"])})
+    names = [item.name for item in dataclasses.fields(Units)]
+    units = dataclasses.replace(scene.units, **dict(zip(names, tensors["units"], strict=True)))
+    return dataclasses.replace(scene, **{**tensors, "units": units})
 
 
 def _shapes(tree: Any) -> tuple[Any, ...]:

@@ -113,13 +113,23 @@ class GradientInversion(Attack):
         Raises:
             AttackError: the update cannot be matched, or all restarts diverged.
         """
-        best, trial = self._matched(update, knowledge, rng, progress)
+        return self._concluded(self._ended(update, knowledge, rng, progress))
+
+    def _concluded(self, ends: Sequence[tuple[Restart, Trial]]) -> Reconstruction:
+        """The finding, out of the restarts that did not diverge; by default that of the one that matches best."""
+        best, trial = best_of(ends)
         return best.finding(trial, self._merged)
 
     def _matched(
         self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress
     ) -> tuple[Restart, Trial]:
         """The restart that matches best, at its end."""
+        return best_of(self._ended(update, knowledge, rng, progress))
+
+    def _ended(
+        self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress
+    ) -> list[tuple[Restart, Trial]]:
+        """The restarts that did not diverge, at their ends."""
         scene = self._scene(update, knowledge)
         recipe = self._recipe(scene)
         self._warn(recipe, scene, update, knowledge)
@@ -137,7 +147,7 @@ class GradientInversion(Attack):
                 f"{knowledge.num_classes}; grant the right one"
             )
         restarts = [Restart(recipe, scene, shape, tuple(classes), self.iterations, rng) for _ in range(self.restarts)]
-        return self._best(restarts, self._evaluator(recipe, scene, restarts[0]), progress, scene.where)
+        return self._descended(restarts, self._evaluator(recipe, scene, restarts[0]), progress, scene.where)
 
     def _warn(self, recipe: Recipe, scene: Scene, update: Update, knowledge: Knowledge) -> None:
         """Say so where the client trained otherwise than the attack assumes."""
@@ -168,10 +178,10 @@ class GradientInversion(Attack):
             labels = labels[torch.randperm(len(labels), generator=rng).to(labels.device)]
         return replace(scene, labels=labels.repeat(recipe.epochs))
 
-    def _best(
+    def _descended(
         self, restarts: Sequence[Restart], evaluate: Evaluate, progress: Progress, where: str
-    ) -> tuple[Restart, Trial]:
-        """Move all restarts together; the one with the smallest objective in the end."""
+    ) -> list[tuple[Restart, Trial]]:
+        """Move all restarts together; those that did not diverge."""
         consensus = torch.empty_like(restarts[0].dummy)
         trials = {restart.trial(evaluate, consensus): restart for restart in restarts}
 
@@ -190,8 +200,7 @@ class GradientInversion(Attack):
         )
         if not left:
             raise diverged(list(trials), where, "step_size")
-        best = min(left, key=lambda trial: trial.objective)
-        return trials[best], best
+        return [(trials[trial], trial) for trial in left]
 
     def _merged(self, data: Tensor, scene: Scene) -> Tensor:
         """One image an example, out of `epochs` of them; by default they are one already."""
@@ -224,6 +233,11 @@ class GradientInversion(Attack):
             return graphs[moving](values, around)
 
         return by_graph
+
+
+def best_of(ends: Sequence[tuple[Restart, Trial]]) -> tuple[Restart, Trial]:
+    """The restart with the smallest objective in the end."""
+    return min(ends, key=lambda end: end[1].objective)
 
 
 def _of_mixtures(recipe: Recipe, scene: Scene, classes: tuple[int, ...]) -> tuple[Recipe, Scene]:

@@ -52,7 +52,11 @@ def labels_of(recipe: Recipe, scene: Scene, values: Mapping[str, Tensor]) -> Ten
 
 
 class Restart:
-    """One restart: the values that are optimised, and their optimizer."""
+    """One restart: the values that are optimised, and their optimizer.
+
+    Attributes:
+        scene: what it is matched in.
+    """
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class Restart:
         iterations: int,
         rng: torch.Generator,
     ) -> None:
-        self._recipe, self._scene, self._iterations, self._rng = recipe, scene, iterations, rng
+        self._recipe, self.scene, self._iterations, self._rng = recipe, scene, iterations, rng
         like = scene.before[0]
         self.dummy = torch.randn(shape, generator=rng).to(like)
         if recipe.bounded:
@@ -105,7 +109,7 @@ class Restart:
                 project=self._project,
             ),
             point=lambda: self.dummy,
-            shown=self._scene.units.to_unit_range,
+            shown=self.scene.units.to_unit_range,
         )
 
     def _project(self) -> None:
@@ -114,15 +118,15 @@ class Restart:
             noise = torch.randn(self.dummy.shape, generator=self._rng).to(self.dummy)
             self.dummy.add_(noise, alpha=self._recipe.noise * float(self._optimizer.param_groups[0]["lr"]))
         if self._recipe.bounded:
-            self._scene.units.clamp_(self.dummy)
+            self.scene.units.clamp_(self.dummy)
         for name, variable in self._variables.items():
             self._own[name].clamp_(variable.low, variable.high)
 
     def finding(self, trial: Trial, merged: Callable[[Tensor, Scene], Tensor]) -> Reconstruction:
         """What was reconstructed."""
-        data = [merged(images, self._scene) for images in trial.snapshots.values()]
+        data = [merged(images, self.scene) for images in trial.snapshots.values()]
         logits = self._own.get("label_logits")
-        labels = self._scene.labels[: self._scene.num_examples] if logits is None else logits.argmax(1)
+        labels = self.scene.labels[: self.scene.num_examples] if logits is None else logits.argmax(1)
         return Reconstruction(
             data=data[-1],
             labels=labels.cpu(),

@@ -75,7 +75,6 @@ class DataLeakage(GradientInversion):
         check_not_negative(self, "tv_weight", "bounds_weight", "order_weight")
 
     def _recipe(self, scene: Scene) -> Recipe:
-        assert scene.batch_size is not None
         first, last = self.emphasis
 
         def emphasis(iteration: int, iterations: int) -> float:
@@ -94,15 +93,25 @@ class DataLeakage(GradientInversion):
             schedule=lambda iteration, iterations: float(self.decay ** (iteration / 10)),
             emphasis=emphasis,
             bounded=False,
-            epochs=math.ceil(scene.steps / math.ceil(scene.num_examples / scene.batch_size)),
+            epochs=epochs_of(scene),
         )
 
     def _merged(self, data: Tensor, scene: Scene) -> Tensor:
-        """The mean of the epochs' images, each assigned to those of the first epoch by least squared error."""
-        assert scene.batch_size is not None
-        whole = max(1, scene.steps // math.ceil(scene.num_examples / scene.batch_size))
-        first, *others = torch.split(data, scene.num_examples)[:whole]  # of a pass cut short some images were not used
-        return torch.stack([first, *(epoch[match(epoch, first)] for epoch in others)]).mean(0)
+        return mean_of_epochs(data, scene)
+
+
+def mean_of_epochs(data: Tensor, scene: Scene) -> Tensor:
+    """The mean of the epochs' examples, each assigned to those of the first epoch by least squared error."""
+    assert scene.batch_size is not None
+    whole = max(1, scene.steps // math.ceil(scene.num_examples / scene.batch_size))
+    first, *others = torch.split(data, scene.num_examples)[:whole]  # of a pass cut short some examples were not used
+    return torch.stack([first, *(epoch[match(epoch, first)] for epoch in others)]).mean(0)
+
+
+def epochs_of(scene: Scene) -> int:
+    """How many passes the client took over its examples, the last one perhaps cut short."""
+    assert scene.batch_size is not None
+    return math.ceil(scene.steps / math.ceil(scene.num_examples / scene.batch_size))
 
 
 def _layer_weights(scene: Scene) -> list[float]:

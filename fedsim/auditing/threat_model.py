@@ -341,6 +341,8 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
     return inputs | known | about_the_task | _settings(experiment)
 
 
+    if columns := experiment.dataset.columns:
+        inputs["columns"] = tuple(column.width for column in columns)
 def _settings(experiment: Experiment) -> dict[str, Any]:
     """The settings of local training; a gradient is one step on one batch, which the server takes."""
     settings = {name: getattr(experiment.training, name) for name in _SETTINGS}
@@ -369,7 +371,7 @@ def _written_out(name: str, setting: Any, beside: Path) -> Any:
         return [setting[0]], [setting[1]]
     if name == "optimizer":
         return setting.lower()
-    return tuple(setting) if name == "input_shape" else setting
+    return tuple(setting) if name in ("input_shape", "columns") else setting
 
 
 def device_of(name: str) -> torch.device:

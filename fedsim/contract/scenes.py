@@ -24,6 +24,7 @@ from fedsim.wire.payloads import Payload
 VICTIM, OTHER, THIRD = 5, 6, 4
 _RATE = 0.1
 _IMAGES, _TEXTS, _TABLE = Task((1, 8, 8), 10), Task((6,), 10, 20), Task((4,), 0)
+_ROWS, _COLUMNS = Task((6,), 10), (1, 3, 2)
 _LABELS = torch.tensor([1, 4, 4])
 _WEIGHTS, _GRADIENTS = [1, 2], [3, 4]
 """Rounds in which clients send weights, and gradients."""
@@ -51,6 +52,9 @@ def scenes_for(attack: Attack, folder: Path) -> Iterator[Scene]:
     if attack.texts:
         yield from _chosen(attack, "texts", _texts(folder / "texts", _network_of_texts))
         yield from _chosen(attack, "texts for a transformer", _texts(folder / "attention", _transformer))
+        return
+    if "columns" in attack.needs:
+        yield from _chosen(attack, "rows of a table", _rows(folder / "rows"))
         return
     if "partial_records" not in attack.needs:
         yield from _chosen(attack, "images", _images(folder / "images", 3))
@@ -116,6 +120,11 @@ def _transformer() -> nn.Module:
 
 
 def _network_of_rows() -> nn.Module:
+def _network_of_columns() -> nn.Module:
+    with seeded("contract", "model"):
+        return Mlp(hidden=(12,)).build(_ROWS)
+
+
     with seeded("contract", "model"):
         return nn.Linear(4, 1, bias=False)
 
@@ -128,6 +137,14 @@ def _images(folder: Path, count: int) -> Scene:
 
 
 def _texts(folder: Path, network: Callable[[], nn.Module]) -> Scene:
+def _rows(folder: Path) -> Scene:
+    kinds = torch.tensor([[0, 1], [2, 0], [1, 1]])
+    inputs = torch.cat([torch.tensor([[0.2], [0.9], [0.4]]), torch.eye(3)[kinds[:, 0]], torch.eye(2)[kinds[:, 1]]], 1)
+    known = replace(_known(_network_of_columns, _ROWS, inputs, _LABELS), columns=_COLUMNS)
+    known = replace(known, value_range=([0.0], [1.0]), input_mean=[0.4] * 6, input_std=[0.4] * 6)
+    return Scene(about="", transcript=_recorded(folder, known), knowledge=known, task=_ROWS)
+
+
     inputs = torch.randint(20, (3, 6), generator=generator("tokens"))
     known = _known(network, _TEXTS, inputs, _LABELS)
     return Scene(about="", transcript=_recorded(folder, known), knowledge=known, task=_TEXTS)

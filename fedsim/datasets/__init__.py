@@ -68,9 +68,14 @@ class Column:
     high: float = 1.0
 
     @property
+    def width(self) -> int:
+        """How many features it became."""
+        return max(1, len(self.categories))
+
+    @property
     def features(self) -> slice:
         """Its features."""
-        return slice(self.start, self.start + max(1, len(self.categories)))
+        return slice(self.start, self.start + self.width)
 
     def values(self, inputs: Tensor) -> Tensor:
         """`example`: indices into `categories`, or the numbers of the file."""

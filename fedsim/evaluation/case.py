@@ -134,12 +134,17 @@ class OwnRun(Case):
         return Public(data=data, labels=test.labels[:_PUBLIC])
 
     def check_kind(self, title: str, attack: Attack) -> None:
-        """Raise KnowledgeError where the data are texts and the attack is not for them, or the other way round."""
+        """Raise KnowledgeError where the attack is for texts, tables, numbers or classes and the data are not."""
         dataset = self.own.dataset
         if dataset.vocabulary and not attack.texts and "value_range" in attack.needs:
             raise KnowledgeError(
                 f"{title} needs a value range, which the tokens of '{dataset.name}' do not have; choose an attack on "
                 "texts, as tgias-ro-text, or data of numbers"
+            )
+        if "columns" in attack.needs and not dataset.columns:
+            raise KnowledgeError(
+                f"{title} is an attack on tables, and '{dataset.name}' has no columns; choose an attack on "
+                "images, as sme, or a table"
             )
         if "num_classes" in attack.needs and not dataset.task.num_classes:
             raise KnowledgeError(

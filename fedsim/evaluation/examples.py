@@ -65,6 +65,7 @@ def judged(finding: Reconstruction | Texts, about: About, bench: Bench, message:
         weights=bench.weights,
         labels_granted="labels" in about["granted"],
         message=message,
+        columns=bench.knowledge.columns or (),
     )
     return Judgement(scores=scores, examples=len(truth.labels))
 
@@ -77,7 +78,8 @@ def shown(finding: Reconstruction, truth: Truth | None) -> Shown:
     claimed, true = _at(finding.data, places), truth.data if truth else None
     about: dict[str, Any] = {"examples": len(claimed), "known": known, "typical": typical}
     if claimed.ndim == 2:
-        return Shown(rows=Rows(claimed=claimed, true=true), **about)
+        unsure = finding.entropy if finding.entropy is None or places is None else finding.entropy[places.clamp_min(0)]
+        return Shown(rows=Rows(claimed=claimed, true=true, entropy=unsure), **about)
     if claimed.ndim != 4:
         return Shown(**about)
     steps, iterations = _steps(finding, places)

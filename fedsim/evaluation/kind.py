@@ -148,10 +148,14 @@ class Sheet:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of a table to show: claimed ones, `row feature` in [0, 1], and the true ones that they are assigned to."""
+    """Rows of a table to show: claimed ones, `row feature` in [0, 1], and the true ones that they are assigned to.
+
+    `entropy` is `row column`, how unsure the attack is of what is claimed; None where it never says.
+    """
 
     claimed: Tensor
     true: Tensor | None = None
+    entropy: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ No attack may import this module; import-linter checks it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from fedsim.errors import DataError, FedsimError, first_line
 from fedsim.evaluation import text_metrics
 from fedsim.evaluation.score import Public, Score
 from fedsim.evaluation.similarity import AT_BROADCAST, ON_LINE, Message
+from fedsim.evaluation.table_scores import columns_score
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction, Texts
 
@@ -47,6 +48,7 @@ def score(
     weights: Path | None = None,
     labels_granted: bool = False,
     message: Message | None = None,
+    columns: Sequence[int] = (),
 ) -> list[Score]:
     """Judge a finding against the truth, next to what guessing would have got.
 
@@ -66,6 +68,7 @@ def score(
         weights: folder with network weights for LPIPS.
         labels_granted: the labels were given to the attack, so they are not scored.
         message: what the finding was read from; None where it is not known, or is several messages.
+        columns: how many features each column of a table has, see `fedsim.table_metrics`; empty where nobody says.
 
     Raises:
         DataError: the finding and the truth differ in kind or in shape.
@@ -81,25 +84,28 @@ def score(
             f"truth: the victim held examples of shape {tuple(truth.data.shape[1:])}, "
             f"the attack claims {tuple(data.shape[1:])}; check input_shape and the truth file"
         )
-    count = max(len(data), len(truth.data))
+    count, more = max(len(data), len(truth.data)), list[Score]()
     if isinstance(finding, Texts):
         claimed, nearest = text_metrics_of(finding.tokens, truth), _nearest_texts(truth, public) if public else {}
         guesses = {
             name: text_metrics_of(g, truth) for name, g in _text_guesses(finding, count, truth, public, rng).items()
         }
     else:
+        made = guesses_of(finding, count, public, rng)
         claimed = image_metrics(data, truth, weights) | _similarities(data, finding.labels, message)
         guesses = {
             name: image_metrics(g, truth, weights) | _similarities(g[: len(data)], finding.labels, message)
-            for name, g in guesses_of(finding, count, public, rng).items()
+            for name, g in made.items()
         }
         nearest = paired_metrics(_nearest(truth, public), truth, weights) if public else {}
+        more += _certificates(finding, truth)
+        if columns and public is not None:
+            more.append(columns_score(data, truth, columns, public, made, rng))
     scores = [
         _metric_score(name, value, {g: v[name] for g, v in guesses.items() if name in v}, nearest.get(name))
         for name, value in claimed.items()
     ]
-    if isinstance(finding, Reconstruction):
-        scores += _certificates(finding, truth)
+    scores += more
     if not (labels_granted or truth.labels.is_floating_point()):
         scores.append(_label_score(finding.labels, truth.labels, public))
     return scores

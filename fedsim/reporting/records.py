@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,10 +19,11 @@ CLOSE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A value, and whether it is the true one; true where nobody knows."""
+    """A value, whether it is the true one (true where nobody knows), and how unsure the attack is (empty if unsaid)."""
 
     text: str
     right: bool = True
+    entropy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,11 @@ class Records:
     records: Sequence[Record]
     left_rows: int
     left_columns: int
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the attack says how sure it is."""
+        return any(cell.entropy for record in self.records for cell in record.claimed)
 
     @property
     def true(self) -> list[Sequence[str]]:
@@ -77,6 +83,10 @@ def records(rows: Rows, dataset: Dataset | None, places: Sequence[int] | None = 
     chosen = list(range(min(RECORDS, len(rows.claimed)))) if places is None else list(places)
     claimed, true = rows.claimed[chosen], None if rows.true is None else rows.true[chosen]
     cells = [_column(column, claimed, true, (low, high)) for column in shown]
+    if rows.entropy is not None and rows.entropy.shape[1] == len(columns):
+        told = rows.entropy[chosen, : len(shown)].T.tolist()
+        pairs = (zip(*pair, strict=True) for pair in zip(cells, told, strict=True))
+        cells = [[replace(cell, entropy=f"{value:.2f}") for cell, value in pair] for pair in pairs]
     texts = [_texts(column, low + true * (high - low)) for column in shown] if true is not None else []
     return Records(
         columns=[column.name for column in shown],

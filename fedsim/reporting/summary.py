@@ -28,7 +28,7 @@ FEWEST = 5
 _SHARES = {
     "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
     "attribute_balanced_accuracy", "local_accuracy", "recovered",
-    "exact", "certified", "false_certificates",
+    "exact", "certified", "false_certificates", "columns_right",
     "tpr_at_1_in_100", "tpr_at_1_in_1000",
 }  # fmt: skip
 """Metrics that are shares of something, in [0, 1]."""
