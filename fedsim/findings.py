@@ -77,10 +77,10 @@ class Reconstruction(Finding):
         snapshot_iterations: `step`, the iteration after which each snapshot was taken.
         claims: whose examples they are, see `Claims`; of `Representatives` always the victim's.
         certified: `example`, whether the attack is sure that this example is exact; None where it cannot tell.
-    """
-
         entropy: `example column`, of tables, how unsure the attack is of each value: of a category from 0 to 1, of a
             number in nats, where its standard deviation is 1; None where it cannot tell.
+    """
+
     kind = "reconstruction"
     data: Tensor
     labels: Tensor
@@ -88,9 +88,9 @@ class Reconstruction(Finding):
     snapshot_iterations: Tensor | None = None
     claims: Claims = "update"
     certified: Tensor | None = None
+    entropy: Tensor | None = None
 
     def __post_init__(self) -> None:
-    entropy: Tensor | None = None
         _check_unit_range("data", self.data)
         if self.data.ndim < 2:
             raise _wrong("data", self.data, "example by its axes, two or more in all")
@@ -100,14 +100,14 @@ class Reconstruction(Finding):
             _check_tensor("certified", sure)
             if sure.dtype != torch.bool or sure.shape != (len(self.data),):
                 raise _wrong("certified", sure, f"true or false for each of {len(self.data)} examples")
-        super().__post_init__()
-        _check_claims(self.claims)
         if (unsure := self.entropy) is not None:
             _check_tensor("entropy", unsure)
             if unsure.ndim != 2 or len(unsure) != len(self.data) or not unsure.is_floating_point():
                 raise _wrong("entropy", unsure, f"floating point numbers, {len(self.data)} examples by column")
             if not unsure.isfinite().all():
                 raise AttackError("the attack claims an entropy that is NaN or infinite")
+        super().__post_init__()
+        _check_claims(self.claims)
 
     def _check_snapshots(self) -> None:
         taken, at = self.snapshots, self.snapshot_iterations
@@ -128,10 +128,10 @@ class Reconstruction(Finding):
             own |= {"snapshots": self.snapshots, "snapshot_iterations": self.snapshot_iterations}
         if self.certified is not None:
             own["certified"] = self.certified
-        return own
-
         if self.entropy is not None:
             own["entropy"] = self.entropy
+        return own
+
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
         """The inverse of `own_tensors`."""
@@ -143,9 +143,9 @@ class Reconstruction(Finding):
             snapshot_iterations=tensors.get("snapshot_iterations"),
             claims=_claims_in(tensors),
             certified=tensors.get("certified"),
+            entropy=tensors.get("entropy"),
         )
 
-            entropy=tensors.get("entropy"),
 
 @dataclass(frozen=True, kw_only=True)
 class Texts(Finding):

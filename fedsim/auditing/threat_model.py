@@ -333,6 +333,8 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
         inputs["value_range"] = data.value_range()
         if data.standardise:
             inputs["input_mean"], inputs["input_std"] = data.moments()
+    if columns := experiment.dataset.columns:
+        inputs["columns"] = tuple(column.width for column in columns)
     architecture = Architecture(
         model.name, model.settings, task, seed_for(experiment.seed, "model"), experiment.training.dropout
     )
@@ -341,8 +343,6 @@ def _protocol(experiment: Experiment) -> dict[str, Any]:
     return inputs | known | about_the_task | _settings(experiment)
 
 
-    if columns := experiment.dataset.columns:
-        inputs["columns"] = tuple(column.width for column in columns)
 def _settings(experiment: Experiment) -> dict[str, Any]:
     """The settings of local training; a gradient is one step on one batch, which the server takes."""
     settings = {name: getattr(experiment.training, name) for name in _SETTINGS}

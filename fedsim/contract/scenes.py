@@ -119,12 +119,12 @@ def _transformer() -> nn.Module:
         return TransformerDecoder(dim=32, heads=2).build(_TEXTS).eval()
 
 
-def _network_of_rows() -> nn.Module:
 def _network_of_columns() -> nn.Module:
     with seeded("contract", "model"):
         return Mlp(hidden=(12,)).build(_ROWS)
 
 
+def _network_of_rows() -> nn.Module:
     with seeded("contract", "model"):
         return nn.Linear(4, 1, bias=False)
 
@@ -136,7 +136,6 @@ def _images(folder: Path, count: int) -> Scene:
     return Scene(about="", transcript=_recorded(folder, known), knowledge=known, task=_IMAGES)
 
 
-def _texts(folder: Path, network: Callable[[], nn.Module]) -> Scene:
 def _rows(folder: Path) -> Scene:
     kinds = torch.tensor([[0, 1], [2, 0], [1, 1]])
     inputs = torch.cat([torch.tensor([[0.2], [0.9], [0.4]]), torch.eye(3)[kinds[:, 0]], torch.eye(2)[kinds[:, 1]]], 1)
@@ -145,6 +144,7 @@ def _rows(folder: Path) -> Scene:
     return Scene(about="", transcript=_recorded(folder, known), knowledge=known, task=_ROWS)
 
 
+def _texts(folder: Path, network: Callable[[], nn.Module]) -> Scene:
     inputs = torch.randint(20, (3, 6), generator=generator("tokens"))
     known = _known(network, _TEXTS, inputs, _LABELS)
     return Scene(about="", transcript=_recorded(folder, known), knowledge=known, task=_TEXTS)
