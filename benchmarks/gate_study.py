@@ -7,7 +7,12 @@ a client is the mean, over all its examples, of how far the PSNR of the claim is
 of what was not sent. Silence and noise at random leak what they leak on average over all choices, which is known
 exactly from the attacks on all clients; left out examples are drawn once.
 
-`python benchmarks/gate_study.py --data-dir DIR` takes about 15 minutes of one core for each seed, keeps what is done in
+`withhold by quantile` follows each client's own past instead: it is to be silent in that share of its rounds
+(`strength` is 1 - quantile). What leaks is then the mean over all rounds, and the most of any round (`most`), of a
+client that alone has a gate: its values and what leaks of it are those of a federation without gates, attacked in each
+round. Its twin is silent as often, in any round.
+
+`python benchmarks/gate_study.py --data-dir DIR` takes about 20 minutes of one core for each seed, keeps what is done in
 benchmarks/results/gate.csv and goes on from it; `--table` shows what was found.
 """
 
@@ -19,7 +24,8 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -48,7 +54,10 @@ MEASURES: Mapping[str, dict[str, Any]] = {
     "angular-lipschitz": {"noises": 20},
     "expected-error": {"steps": 8},
 }
-ACTIONS = ("withhold", "noise", "drop-examples")
+BY_QUANTILE = "withhold by quantile"
+MOST = "-most"
+"""After the name of an attack: what leaks in the round that leaks most."""
+ACTIONS = ("withhold", BY_QUANTILE, "noise", "drop-examples")
 HOW = {"iterations": 100, "step_size": 0.1, "tv_weight": 0.001}
 ATTACKS = [{"name": "sme", **HOW}, {"name": "inverting-gradients", "label": "ig", **HOW}]
 COLUMNS = ("seed", "action", "measure", "strength", "arm", "closed", "accuracy", "attack", "client", "leak")
@@ -100,7 +109,7 @@ class Cell:
     """A federation with gates of one kind, or with what does the same at random.
 
     Attributes:
-        action: of the gate; empty without any.
+        action: of the gate; empty without any, but where all rounds are attacked.
         measure: its name; empty where nothing is measured.
         strength: the share of clients, or of examples, that it is to act on in round 1.
         arm: `none`, `gate` or `random`.
@@ -118,18 +127,20 @@ class Cell:
 
 
 class Study:
-    """All cells of one seed."""
+    """The cells of one seed and of some actions."""
 
-    def __init__(self, seed: int, done: Sequence[Row]) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, done: Sequence[Row], actions: Sequence[str] = ACTIONS) -> None:
+        self.seed, self.actions = seed, actions
         self._done = {tuple(row[name] for name in ("action", "measure", "strength", "arm")) for row in done}
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
         """Of each cell that is not done, a row for each attack and client."""
-        if Cell().key not in self._done:
-            accuracy, _ = self.federated([])
-            yield self._told(Cell(), 0.0, accuracy, self.plain)
-        for action in ACTIONS:
+        for cell in (Cell(), Cell(BY_QUANTILE)):
+            if cell.key not in self._done and cell.action in ("", *self.actions):
+                accuracy, _ = self.federated([])
+                leak = _over_rounds(self.open_rounds) if cell.action else self.plain
+                yield self._told(cell, 0.0, accuracy, leak)
+        for action in self.actions:
             for strength in STRENGTHS:
                 for measure in MEASURES:
                     gate, twin = (Cell(action, measure, strength, arm) for arm in ("gate", "random"))
@@ -137,7 +148,7 @@ class Study:
                         twin = Cell(action, "", strength, "random")
                         yield from self._dropping(gate, twin)
                     elif not {gate.key, twin.key} <= self._done:
-                        yield from self._closing(gate, twin)
+                        yield from (self._following if action == BY_QUANTILE else self._closing)(gate, twin)
 
     def _closing(self, gate: Cell, twin: Cell) -> Iterator[list[dict[str, Any]]]:
         """A gate that withholds or adds noise, and its twin."""
@@ -154,6 +165,42 @@ class Study:
         leak = {name: rates[0] * protected[name] + (1 - rates[0]) * self.plain[name] for name in self.plain}
         yield self._told(twin, rates.mean(), accuracy, leak)
 
+    def _following(self, gate: Cell, twin: Cell) -> Iterator[list[dict[str, Any]]]:
+        """A gate whose limit follows the client's own past, and its twin; accuracy is that where all have it."""
+        measure = {"name": gate.measure, **MEASURES[gate.measure]}
+        table = {"name": "gate", "measure": measure, "quantile": 1 - gate.strength}
+        accuracy, closed = self.federated([table])
+        alone = self.alone(Gate(measure=measure, quantile=1 - gate.strength))
+        sent = {name: np.where(alone, 0, leaks) for name, leaks in self.open_rounds.items()}
+        yield self._told(gate, alone.mean(), accuracy, _over_rounds(sent))
+        settings = {"name": "gate_study:AtRandom", "action": "withhold", "rates": [float(closed.mean())] * ROUNDS}
+        accuracy, _ = self.federated([settings])
+        yield self._told(twin, closed.mean(), accuracy, _over_rounds(self.open_rounds, silent=float(alone.mean())))
+
+    def alone(self, gate: Gate) -> NDArray[np.bool_]:
+        """In which rounds a client would be silent that alone has `gate`, `round client`."""
+        values = self.values
+        of = values[(values["measure"] == gate._named) & (values["quantity"] == gate._chosen)]
+        by_round = of.pivot(index="round", columns="client", values="value").astype(float)
+        closed = np.zeros((ROUNDS, CLIENTS), dtype=bool)
+        for client in range(CLIENTS):
+            memory: Memory = {}
+            for place, value in enumerate(by_round[client]):
+                closed[place, client] = bool(gate._past_limit(torch.tensor([value], dtype=torch.float64), memory))
+        return closed
+
+    @cached_property
+    def values(self) -> pd.DataFrame:
+        """What clients measure in each round where nothing defends."""
+        measures = [{"name": name, **settings} for name, settings in MEASURES.items()]
+        with tempfile.TemporaryDirectory() as folder:
+            return fedsim.run(self.tables([]) | {"measure": measures}, out=Path(folder) / "run").exposure
+
+    @cached_property
+    def open_rounds(self) -> dict[str, Numbers]:
+        """By attack, what leaks in each round where nothing defends, `round client`."""
+        return self.leaks([], rounds=ROUNDS)
+
     def _dropping(self, *cells: Cell) -> Iterator[list[dict[str, Any]]]:
         """A gate that leaves examples out, and its twin, which all measures share."""
         for cell in cells:
@@ -165,7 +212,7 @@ class Study:
                 table["measure"] = {"name": cell.measure, **MEASURES[cell.measure]}
             accuracy, _ = self.federated([table])
             self._done.add(cell.key)
-            yield self._told(cell, cell.strength, accuracy, self.leaks([table]))
+            yield self._told(cell, cell.strength, accuracy, _first(self.leaks([table])))
 
     @property
     def plain(self) -> dict[str, Numbers]:
@@ -180,7 +227,7 @@ class Study:
     @cache  # noqa: B019
     def _leaks_of(self, which: str) -> dict[str, Numbers]:
         gate = {"name": "gate", "measure": "gradient-norm", "above": 0.0, "action": "noise", "noise": NOISE}
-        return self.leaks([] if which == "plain" else [gate])
+        return _first(self.leaks([] if which == "plain" else [gate]))
 
     @cache  # noqa: B019
     def limit(self, measure: str, strength: float) -> tuple[str, float]:
@@ -195,8 +242,8 @@ class Study:
         place = round(CLIENTS * (1 - strength if more else strength))
         return "above" if more else "below", float(values[place - 1 : place + 1].mean())
 
-    def tables(self, defense: list[dict[str, Any]], *, rounds: int = ROUNDS) -> dict[str, Any]:
-        """An experiment."""
+    def tables(self, defense: list[dict[str, Any]], *, rounds: int = ROUNDS, recorded: int = 1) -> dict[str, Any]:
+        """An experiment that records its first rounds."""
         return {
             "data": {"name": "mnist"},
             "partition": {"name": "iid", "samples_per_client": 8},
@@ -210,7 +257,7 @@ class Study:
                 "evaluate_every": rounds,
                 "vectorise": False,
             },
-            "recording": {"rounds": [1]},
+            "recording": {"rounds": list(range(1, recorded + 1))},
             "adversary": {"when": "never"},
             "defense": defense,
         }
@@ -232,24 +279,25 @@ class Study:
         accuracy = float(metrics[metrics["client"] == "server"]["accuracy"].dropna().iloc[-1])
         return accuracy, np.array(closed[tried:]).reshape(-1, CLIENTS)
 
-    def leaks(self, defense: list[dict[str, Any]]) -> dict[str, Numbers]:
-        """By attack, what leaks of each client in round 1, in dB."""
+    def leaks(self, defense: list[dict[str, Any]], *, rounds: int = 1) -> dict[str, Numbers]:
+        """By attack, what leaks of each client in the first rounds, `round client`, in dB."""
         with tempfile.TemporaryDirectory() as folder, without_slow_metrics():
-            run = fedsim.run(self.tables(defense, rounds=1), out=Path(folder) / "run")
-            adversary = {"victims": "all", "rounds": [1], "workers": 1}
+            run = fedsim.run(self.tables(defense, rounds=rounds, recorded=rounds), out=Path(folder) / "run")
+            adversary = {"victims": "all", "rounds": list(range(1, rounds + 1)), "workers": 1}
             spec = check(AttackFile, {"adversary": adversary, "attack": ATTACKS}, "gate")
             audit = open_audit(run.path, spec, trust=True)  # `AtRandom` is code that the run folder names
             if failures := audit.run():
                 raise RuntimeError("; ".join(failures))
             scored = audit.score()
             every = pd.read_csv(audit.folder.images)
-        found = {name: np.zeros(CLIENTS) for name in ("sme", "ig")}
+        each = every[every["metric"] == "psnr"].groupby(["attack", "round", "victim"])["value"]
+        found = {name: np.zeros((rounds, CLIENTS)) for name in ("sme", "ig")}
         for row in scored:
             if row["metric"] == "psnr":
-                of = (every["attack"] == row["attack"]) & (every["victim"] == row["victim"])
-                values = every[of & (every["metric"] == "psnr")]["value"].to_numpy(dtype=float)
+                number, client = int(row["round"]), int(row["victim"])
+                values = each.get_group((row["attack"], number, client)).to_numpy(dtype=float)
                 assert len(values) == 8
-                found[row["attack"]][int(row["victim"])] = np.maximum(values - row["floor"], 0).mean()
+                found[row["attack"]][number - 1, client] = np.maximum(values - row["floor"], 0).mean()
         return found
 
     def _told(self, cell: Cell, closed: float, accuracy: float, leaks: Mapping[str, Numbers]) -> list[dict[str, Any]]:
@@ -266,6 +314,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("FEDSIM_DATA"))
     parser.add_argument("--seeds", nargs="*", type=int, default=[1])
+    parser.add_argument("--actions", nargs="*", choices=ACTIONS, default=ACTIONS)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
@@ -276,10 +325,24 @@ def main() -> None:
     os.environ["FEDSIM_DATA"] = str(chosen.data_dir)
     for seed in chosen.seeds:
         done = [row for row in read(chosen.out) if row["seed"] == str(seed)]
-        for rows in Study(seed, done).rows():
+        for rows in Study(seed, done, chosen.actions).rows():
             write(chosen.out, rows)
             print(rows[0]["action"], rows[0]["measure"], rows[0]["strength"], rows[0]["arm"], rows[0]["closed"],
                   rows[0]["accuracy"], flush=True)  # fmt: skip
+
+
+def _first(leaks: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    """Those of round 1, `client`."""
+    return {name: of[0] for name, of in leaks.items()}
+
+
+def _over_rounds(leaks: Mapping[str, Numbers], *, silent: float = 0.0) -> dict[str, Numbers]:
+    """The mean over rounds and the most of any, `client`; on average, if silence has that probability."""
+    found = {name: (1 - silent) * of.mean(0) for name, of in leaks.items()}
+    for name, of in leaks.items():
+        first = (1 - silent) * silent ** np.arange(len(of))  # that the round that leaks k-th most is the first one sent
+        found[f"{name}{MOST}"] = first @ -np.sort(-of, axis=0)
+    return found
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -308,24 +371,33 @@ def table(rows: Sequence[Row]) -> str:
         "IG (random) | difference |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    plain = [row for row in rows if row["arm"] == "none"]
-    sme, ig = (np.mean([float(row["leak"]) for row in plain if row["attack"] == name]) for name in ("sme", "ig"))
-    lines.append(f"| none | | | {len(plain) // 2} | 0 | {_mean(plain, 'accuracy'):.3f} | {sme:.2f} | | {ig:.2f} | |")
-    for action in ACTIONS:
-        for measure in MEASURES:
-            for strength in STRENGTHS:
-                same = [row for row in rows if row["action"] == action and row["strength"] == str(strength)]
-                gate = [row for row in same if row["arm"] == "gate" and row["measure"] == measure]
-                twin = [row for row in same if row["arm"] == "random" and row["measure"] in ("", measure)]
-                seeds = {row["seed"] for row in gate} & {row["seed"] for row in twin}
-                gate, twin = ([row for row in rows if row["seed"] in seeds] for rows in (gate, twin))
-                if seeds:
-                    told = " | ".join(_compared(gate, twin, attack) for attack in ("sme", "ig"))
-                    lines.append(
-                        f"| {action} | {measure} | {strength} | {len(seeds) * CLIENTS} | {_mean(gate, 'closed'):.2f} | "
-                        f"{_mean(gate, 'accuracy'):.3f} ({_mean(twin, 'accuracy'):.3f}) | {told} |"
-                    )
+    for action in ("", *ACTIONS):
+        same = [row for row in rows if row["action"] == action]
+        lines += _lines(same, action or "none")
+        if action == BY_QUANTILE:
+            lines += _lines(same, f"{action}, most", MOST)
     return "\n".join(lines)
+
+
+def _lines(rows: Sequence[Row], title: str, suffix: str = "") -> Iterator[str]:
+    """Of one action, by the attacks whose names end in `suffix`."""
+    attacks = [f"{name}{suffix}" for name in ("sme", "ig")]
+    if plain := [row for row in rows if row["arm"] == "none"]:
+        sme, ig = (np.mean([float(row["leak"]) for row in plain if row["attack"] == name]) for name in attacks)
+        about = f"{title} |{'' if title == 'none' else ' none'} | | {len({(r['seed'], r['client']) for r in plain})}"
+        yield f"| {about} | 0 | {_mean(plain, 'accuracy'):.3f} | {sme:.2f} | | {ig:.2f} | |"
+    for measure, strength in product(MEASURES, STRENGTHS):
+        same = [row for row in rows if row["strength"] == str(strength)]
+        gate = [row for row in same if row["arm"] == "gate" and row["measure"] == measure]
+        twin = [row for row in same if row["arm"] == "random" and row["measure"] in ("", measure)]
+        seeds = {row["seed"] for row in gate} & {row["seed"] for row in twin}
+        gate, twin = ([row for row in rows if row["seed"] in seeds] for rows in (gate, twin))
+        if seeds:
+            told = " | ".join(_compared(gate, twin, attack) for attack in attacks)
+            yield (
+                f"| {title} | {measure} | {strength} | {len(seeds) * CLIENTS} | {_mean(gate, 'closed'):.2f} | "
+                f"{_mean(gate, 'accuracy'):.3f} ({_mean(twin, 'accuracy'):.3f}) | {told} |"
+            )
 
 
 def _mean(rows: Sequence[Row], column: str) -> float:
