@@ -58,6 +58,7 @@ ROWS: list[tuple[str, Mapping[str, Any], tuple[str, Task], str]] = [
     ("shufflenet-v2", {}, IMAGENET, LAVP),
     ("vit-april", {}, FEMNIST, SME),
     ("vit-april", {"patch": 4}, FEMNIST, NOBODY),
+    ("vit", {}, CIFAR10, NOBODY),
     ("text-cnn", {}, R8, TGIAS),
     ("text-cnn", {"kernels": (3,)}, R8, TGIAS),
     ("lstm", {}, SHAKESPEARE, "LEAF"),

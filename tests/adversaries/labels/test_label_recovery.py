@@ -142,7 +142,7 @@ def test_whether_features_may_be_negative_is_seen(activation: nn.Module) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["lenet", "tgias-lenet", "sme-cnn", "alexnet", "resnet8", "mlp", "vit-april", "linear"]
+    "name", ["lenet", "tgias-lenet", "sme-cnn", "alexnet", "resnet8", "mlp", "vit-april", "vit", "linear"]
 )
 def test_the_last_layer_of_our_networks_is_found(name: str) -> None:
     task = Task(input_shape=(3, 32, 32), num_classes=7)

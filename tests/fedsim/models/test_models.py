@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fedsim.models.text_cnn import TextCnn
 from fedsim.models.torchvision import TorchVision
 from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
 from fedsim.models.vgg import Vgg9
-from fedsim.models.vit import VitApril
+from fedsim.models.vit import Vit, VitApril
 from fedsim.plugins import registry
 from fedsim.randomness import generator, seeded
 from fedsim.task import Task
@@ -37,6 +38,7 @@ from fedsim.task import Task
 FEMNIST, MNIST = Task((1, 28, 28), 62), Task((1, 28, 28), 10)
 CIFAR10, CIFAR100 = Task((3, 32, 32), 10), Task((3, 32, 32), 100)
 IMAGENET, TEXTS, TABLE = Task((3, 224, 224), 1000), Task((20,), 8, vocabulary=1000), Task((12,), 7)
+PARTS = ("weight", "bias")
 
 HE8 = ResNet8(channels=(16, 32, 64), pool="global", hidden=0)
 
@@ -64,6 +66,7 @@ ALL: list[tuple[ModelPlugin, Task]] = [
     (ShuffleNetV2(width=0.5), Task((3, 64, 64), 10)),
     (VitApril(), FEMNIST),
     (VitApril(patch=4), FEMNIST),
+    (Vit(dim=32), CIFAR10),
     (TextCnn(), TEXTS),
     (TextCnn(kernels=(3,)), TEXTS),
     (TransformerEncoder(dim=32), TEXTS),
@@ -297,6 +300,35 @@ def test_with_torchvisions_weights_the_logits_are_torchvisions(
         torch.testing.assert_close(ours.eval()(images), reference.eval()(images))
 
 
+def test_the_vision_transformer_is_torchvisions() -> None:
+    """Which embeds patches by a convolution, and has one matrix for queries, keys and values."""
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    ours: Any = built(Vit(patch=8, dim=16, blocks=2), CIFAR10).double()
+    norm = partial(nn.LayerNorm, eps=1e-5)
+    theirs = VisionTransformer(32, 8, 2, 4, 16, 64, num_classes=10, norm_layer=norm).double()
+    state = {
+        "class_token": ours.tokens.class_token,
+        "conv_proj.weight": ours.tokens.embedding.weight.reshape(16, 3, 8, 8),
+        "conv_proj.bias": ours.tokens.embedding.bias,
+        "encoder.pos_embedding": ours.tokens.positions,
+        **{f"encoder.ln.{key}": value for key, value in ours.norm.state_dict().items()},
+        **{f"heads.head.{key}": value for key, value in ours.linear.state_dict().items()},
+    }
+    for number, block in enumerate(ours.blocks):
+        projections = (block.attention.query, block.attention.key, block.attention.value)
+        parts = {"ln_1": block.norm1, "ln_2": block.norm2, "self_attention.out_proj": block.attention.output}
+        parts |= {"mlp.0": block.perceptron[0], "mlp.3": block.perceptron[2]}
+        of = {f"{part}.{key}": value for part, module in parts.items() for key, value in module.state_dict().items()}
+        of |= {f"self_attention.in_proj_{key}": torch.cat([getattr(p, key) for p in projections]) for key in PARTS}
+        state |= {f"encoder.layers.encoder_layer_{number}.{key}": value for key, value in of.items()}
+    theirs.load_state_dict(state)
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=generator("images"))
+    assert ours.tokens.positions.std().item() == pytest.approx(0.02, rel=0.1)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(images), theirs.eval()(images))
+
+
 def test_attention_is_torchs() -> None:
     from fedsim.models.vit import _Attention
 
@@ -418,6 +450,7 @@ SMOOTH = [
     (LeNet(layout="dlg", activation="tanh"), CIFAR10),
     (VitApril(), FEMNIST),
     (VitApril(patch=7, blocks=2), FEMNIST),
+    (Vit(patch=8, dim=32, blocks=2), CIFAR10),
     (TextCnn(), TEXTS),
     (TextCnn(kernels=(3,)), TEXTS),
 ]
@@ -465,13 +498,14 @@ SMALLEST = [
     (ConvNet(width=4), 9),
     (ShuffleNetV2(width=0.5), 32),
     (VitApril(patch=5, blocks=1), 5),
+    (Vit(patch=5, dim=8, blocks=1), 5),
 ]
 
 
 @pytest.mark.parametrize(("plugin", "smallest"), SMALLEST)
 def test_images_of_any_size_and_depth_are_taken_down_to_the_smallest(plugin: ModelPlugin, smallest: int) -> None:
     sizes = [(smallest, smallest), (smallest * 2, smallest * 3)]
-    sizes += [] if isinstance(plugin, VitApril) else [(smallest, smallest + 5), (smallest + 18, smallest + 1)]
+    sizes += [] if isinstance(plugin, Vit | VitApril) else [(smallest, smallest + 5), (smallest + 18, smallest + 1)]
     for channels, (height, width) in zip((1, 3, 2, 4), sizes, strict=False):
         for task in (Task((channels, height, width), 3), Task((channels, height, width), 0)):
             outputs = built(plugin, task).eval()(torch.rand(2, channels, height, width))
@@ -529,6 +563,12 @@ def test_alexnets_shapes_fit_on_both_sides_of_the_change_of_stride(height: int) 
             VitApril(patch=5),
             FEMNIST,
             "model: vit-april takes images whose sides are multiples of 5, got inputs of shape 1 x 28 x 28; "
+            "choose another patch",
+        ),
+        (
+            Vit(),
+            Task((3, 30, 32), 10),
+            "model: vit takes images whose sides are multiples of 4, got inputs of shape 3 x 30 x 32; "
             "choose another patch",
         ),
         (
@@ -611,6 +651,8 @@ def test_a_network_of_torchvision_that_cannot_take_an_image_says_why(name: str, 
             {"blocks": 0},
             "dim, heads, blocks and mlp_ratio: expected at least 1 each, got 384, 4, 0 and 2",
         ),
+        ("vit", {"heads": 3}, "dim: expected a multiple of heads (3), got 128"),
+        ("vit", {"mlp_ratio": 0}, "dim, heads, blocks and mlp_ratio: expected at least 1 each, got 128, 4, 4 and 0"),
         ("text-cnn", {"kernels": []}, "kernels: expected one or more sizes of at least 1, got []"),
         ("text-cnn", {"channels": 0}, "channels and dimension: expected at least 1 each, got 0 and 300"),
         ("text-cnn", {"dropout": 1.0}, "dropout: expected a value in [0, 1), got 1.0"),

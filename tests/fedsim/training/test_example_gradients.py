@@ -39,6 +39,7 @@ FAMILIES: dict[str, tuple[Task, dict[str, Any], int]] = {
     "transformer-encoder": (TEXTS, {"dim": 8, "heads": 2}, 5),
     "transformer-decoder": (TEXTS, {"dim": 8, "heads": 2}, 5),
     "vit-april": (IMAGES, {"patch": 8, "dim": 24, "heads": 2, "blocks": 2}, 3),
+    "vit": (IMAGES, {"patch": 8, "dim": 24, "heads": 2, "blocks": 2}, 3),
     "resnet8": (IMAGES, {}, 3),
 }
 
