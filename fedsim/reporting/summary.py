@@ -281,7 +281,7 @@ def headline(found: Sequence[Line]) -> str:
     if baselines := [line for line in found if line.baseline and line.verdict]:
         sentences += ["Baselines are not counted as attacks.", *_told(_firsts(baselines))]
     if silent := [title for title in _titles(attacks) if not any(_judged(attacks, title))]:
-        sentences.append(f"Not judged: {listed(silent)}.")
+        sentences.append(f"There is no verdict on {_all_of(silent)}.")
     if sentences and (most := most_victims(found)) < FEWEST:
         only = "one victim was" if most <= 1 else f"{most} victims were"
         sentences.append(f"Only {only} attacked, too few to conclude from.")
@@ -331,18 +331,39 @@ def _besides(attacks: Sequence[Line]) -> list[list[Line]]:
 
 
 def _told(claims: Iterable[Sequence[Line]]) -> list[str]:
-    """`By METRICS, VERDICT: attacks.` of lines of one attack and verdict each; attacks of which it is so together."""
+    """`By METRICS, ATTACKS leak.` of lines of one attack and verdict each; attacks of which it is so together."""
     groups: dict[tuple[str, str], list[str]] = {}
     for some in claims:
         metrics = _enumerated(list(dict.fromkeys(line.summary.name.split(",")[0] for line in some)))
         groups.setdefault((metrics, some[0].verdict), []).append(some[0].summary.attack)
     order = list(dict.fromkeys(metrics for metrics, _ in groups))
     return [
-        f"By {metrics}, {verdict}: {listed(groups[metrics, verdict])}."
+        f"By {metrics}, {_claim(groups[metrics, verdict], verdict)}."
         for metrics in order
-        for verdict in (LEAKS, BEYOND, UNDECIDED, GUESSING, NOT_BEYOND, LESS_THAN_PUBLIC)
+        for verdict in _CLAIMS
         if (metrics, verdict) in groups
     ]
+
+
+_CLAIMS = {
+    LEAKS: ("leaks", "leak"),
+    BEYOND: (f"is {BEYOND}", f"are {BEYOND}"),
+    UNDECIDED: (f"is {UNDECIDED}", f"are {UNDECIDED}"),
+    GUESSING: (f"is {GUESSING}", f"are {GUESSING}"),
+    NOT_BEYOND: (f"is {NOT_BEYOND}", f"are {NOT_BEYOND}"),
+    LESS_THAN_PUBLIC: (f"tells {LESS_THAN_PUBLIC}", f"tell {LESS_THAN_PUBLIC}"),
+}
+"""What a sentence says of one attack, and of several, by verdict."""
+
+
+def _claim(titles: Sequence[str], verdict: str) -> str:
+    """`sme and spear-ica leak`."""
+    return f"{_all_of(titles)} {_CLAIMS[verdict][len(titles) > 1]}"
+
+
+def _all_of(titles: Sequence[str]) -> str:
+    """Titles of attacks within a sentence, in quotes where one contains a comma."""
+    return _enumerated([f"'{title}'" for title in titles] if any("," in title for title in titles) else titles)
 
 
 def _enumerated(words: Sequence[str]) -> str:

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import fedsim
+from fedsim.datasets import Examples
 
 SHEET = 700
 """CSS pixels between the margins of a sheet of A4."""
@@ -34,6 +36,23 @@ TABLE = RUN | {
     "attack": [{"name": "inverting-gradients", "iterations": 4}],
 }
 
+TEXT = RUN | {
+    "defense": [],
+    "measure": [],
+    "partition": {"name": "iid", "samples_per_client": 2},
+    "model": {"name": "text-cnn", "kernels": [3], "channels": 8, "dimension": 8, "pool": 2},
+    "training": {"local_epochs": None, "local_steps": 1, "batch_size": 2, "dropout": False},
+    "strategy": {"name": "fedsgd", "learning_rate": 0.01},
+    "federation": {"engine": "serial", "clients": 2, "rounds": 1},
+    "attack": [
+        {"name": "tgias-ro-text", "gradients": 1, "optimizer": "adam", "distance": "cosine", "layers": "equal",
+         "step_size": 0.1, "iterations": 4, "labels": "bias"},
+        {"name": "embedding-rows"},
+    ],
+}  # fmt: skip
+WORDS = ("<pad>", *(f"<b>&word{place}" for place in range(48)))
+"""Words that HTML would trip over."""
+
 
 @pytest.fixture(scope="module")
 def images(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,12 +66,40 @@ def table(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fedsim.run(TABLE, out=tmp_path_factory.mktemp("table") / "run").path / "report.html"
 
 
+@pytest.fixture(scope="module")
+def texts(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of attacks on texts: whole ones, and the words that occur."""
+    raw = [1 + torch.randperm(48, generator=torch.Generator().manual_seed(seed)).reshape(8, 6) for seed in (0, 1)]
+    train, test = (Examples(raw=part, labels=torch.arange(8) % 2, scale=None) for part in raw)
+    data = fedsim.Dataset(
+        name="texts", train=train, test=test, num_classes=2, vocabulary=49, source="here", licence="any", tokens=WORDS
+    )
+    run = fedsim.run(TEXT | {"data": data}, out=tmp_path_factory.mktemp("texts") / "run")
+    return run.path / "report.html"
+
+
 def test_the_page_of_attacks_on_images_is_for_everybody(images, is_for_everybody):
     is_for_everybody(images)
 
 
 def test_the_page_of_an_attack_on_a_table_is_for_everybody(table, is_for_everybody):
     is_for_everybody(table)
+
+
+def test_the_page_of_attacks_on_texts_is_for_everybody(texts, is_for_everybody):
+    is_for_everybody(texts)
+
+
+def test_texts_are_shown_word_by_word(texts, look):
+    page = look(texts).page
+    whole = page.locator("#texts .true", has=page.get_by_text("true", exact=True)).first
+    true = whole.locator("td").inner_text().split()
+    assert len(true) == 6
+    assert all(word.startswith("<b>&word") for word in true)
+    claimed = page.locator("#texts .texts").locator("mark, del").all_text_contents()
+    assert len(claimed) > len(true)
+    assert {*claimed} <= {*WORDS}
+    assert page.locator("#texts b").count() == 0
 
 
 def test_on_a_phone_rows_of_records_keep_their_names(table, look):
@@ -62,14 +109,24 @@ def test_on_a_phone_rows_of_records_keep_their_names(table, look):
     assert 80 < min(widths) <= max(widths) < 130
 
 
-def test_on_paper_nothing_is_cut_off(images, table, look):
-    for path in (images, table):
+def test_on_paper_nothing_is_cut_off(images, table, texts, look):
+    for path in (images, table, texts):
         page = look(path, width=SHEET).page
         page.emulate_media(media="print")
         wide = "width => [...document.querySelectorAll('.tile, td, th, .card')]"
         wide += ".filter(one => one.getBoundingClientRect().right > width).map(one => one.outerHTML)"
         assert page.evaluate(wide, SHEET) == []
         assert page.locator(".tools:visible, nav:visible").count() == 0
+
+
+def test_on_paper_the_victims_that_are_folded_are_shown(images, look):
+    page = look(images).page
+    page.evaluate("for (const one of document.querySelectorAll('.victim')) one.open = false")
+    folded = page.locator(".victim .grid").last
+    shown = "one => one.checkVisibility({ contentVisibilityAuto: true }) && one.getBoundingClientRect().height > 0"
+    assert not folded.evaluate(shown)
+    page.emulate_media(media="print")
+    assert folded.evaluate(shown)
 
 
 def test_without_javascript_the_page_says_the_same(images, look):

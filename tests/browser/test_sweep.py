@@ -52,6 +52,14 @@ def test_the_page_of_a_sweep_is_for_everybody(sweep, is_for_everybody):
     is_for_everybody(sweep)
 
 
+def test_on_paper_the_further_metrics_are_shown(sweep, look):
+    page = look(sweep).page
+    folded = page.locator(".metric:not([open]) .heat table").last
+    assert not folded.evaluate("one => one.checkVisibility()")
+    page.emulate_media(media="print")
+    assert folded.evaluate("one => one.checkVisibility()")
+
+
 def test_the_page_of_a_comparison_is_for_everybody(browser, tmp_path, is_for_everybody):
     fedsim.run(RUN, out=tmp_path / "plain")
     fedsim.run(RUN | {"defense": [{"name": "top-k", "fraction": 0.2}]}, out=tmp_path / "top-k")

@@ -207,7 +207,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     text = text_of(html)
     assert png.is_file()
     for words in (
-        "By PSNR, beyond the floor: sme. Only one victim was attacked, too few to conclude from.",
+        "By PSNR, sme is beyond the floor. Only one victim was attacked, too few to conclude from.",
         "Nothing is concluded from fewer than 5 victims",
         "mlp (hidden [4]): 310 parameters",
         "2 clients, 3 rounds, fedavg",
@@ -244,7 +244,7 @@ def test_each_attack_is_judged_by_its_main_metric(folder):
     judge(folder, words + texts)
     text = text_of(page(folder))
     assert (
-        "By words found, beyond the floor: embedding-rows. By recover rate, beyond the floor: dlg-text. "
+        "By words found, embedding-rows is beyond the floor. By recover rate, dlg-text is beyond the floor. "
         "Only 3 victims were attacked, too few to conclude from."
     ) in text
     assert "embedding-rows words found 0.901" in text
@@ -255,7 +255,7 @@ def test_a_main_metric_that_could_not_be_computed_leaves_the_others(folder):
     record(folder)
     claim_texts(folder, [[1, 2]], attack="embedding-rows")
     judge(folder, [("embedding-rows", "tokens_found", 0.6, 0.5, "frequent words")])
-    assert "By tokens found, beyond the floor: embedding-rows." in text_of(page(folder))
+    assert "By tokens found, embedding-rows is beyond the floor." in text_of(page(folder))
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ def test_the_page_quotes_one_reading_everywhere(folder):
         ("no better than guessing", "0 of 6 victims beyond the floor"),
         ("leaks", "6 of 6 victims"),
     ]
-    assert "By PSNR, no better than guessing: sme. Besides, by label accuracy, leaks: sme." in text_of(html)
+    assert "By PSNR, sme is no better than guessing. Besides, by label accuracy, sme leaks." in text_of(html)
     assert "did better" not in html
     assert "0.9025 [" in text_of(html)
 
@@ -402,7 +402,7 @@ def test_baselines_and_models_of_the_evaluator_are_told_apart_on_the_page(folder
         claim(folder, torch.rand(3, 1, 2, 2), attack=title, settings={"source": source})
     judge(folder, [(title, "zest", 0.9, 0.5, "global model") for title in ("lmra", "proxy", "best")], victims=6)
     text = text_of(page(folder))
-    assert "By Zest, leaks: lmra. Baselines are not counted as attacks. By Zest, leaks: proxy." in text
+    assert "By Zest, lmra leaks. Baselines are not counted as attacks. By Zest, proxy leaks." in text
     assert "no attack: it reads the victim's optimal local model" in text
     assert "higher, 1 by the optimal local model" in text
     assert "ceiling" not in text
@@ -525,7 +525,7 @@ def test_pictures_of_classes_are_not_said_to_be_matched(folder, held):
 def test_titles_with_commas_stay_apart(folder):
     record(folder)
     judge(folder, [(title, "class_ssim", 0.9, 0.5, "mean image") for title in ("sra, global", "sra, optimal")])
-    assert "By class SSIM, beyond the floor: sra, global; sra, optimal." in text_of(page(folder))
+    assert "By class SSIM, 'sra, global' and 'sra, optimal' are beyond the floor." in text_of(page(folder))
 
 
 def test_legends_name_only_what_is_drawn(folder):

@@ -236,8 +236,8 @@ def test_the_headline_is_made_of_the_readings_in_the_table() -> None:
     rows = rows_of("ig", "psnr", -0.1) + rows_of("ig", "label_accuracy", 0.2) + rows_of("sme", "psnr", 0.3)
     found = lines(rows + rows_of("dlg", "psnr", math.nan, missing="x"), {"ig": Kind(main_metric="psnr")})
     assert headline(found) == (
-        "By PSNR, leaks: sme. By PSNR, no better than guessing: ig. "
-        "Besides, by label accuracy, leaks: ig. Not judged: dlg."
+        "By PSNR, sme leaks. By PSNR, ig is no better than guessing. "
+        "Besides, by label accuracy, ig leaks. There is no verdict on dlg."
     )
     told = {line.summary.attack for line in found if line.verdict == "leaks"}
     assert told == {"ig", "sme"}
@@ -249,23 +249,28 @@ def test_an_attack_is_named_with_all_metrics_by_which_it_leaks_beside_the_first(
     ]
     rows += rows_of("ig adaptive", "ssim", 0.1) + rows_of("ig adaptive", "recovered", 0.1)
     assert headline(lines(rows, {})) == (
-        "By PSNR, no better than guessing: ig, ig adaptive. Besides, by label accuracy, leaks: ig. "
-        "Besides, by label accuracy, SSIM and recovered, leaks: ig adaptive."
+        "By PSNR, ig and ig adaptive are no better than guessing. Besides, by label accuracy, ig leaks. "
+        "Besides, by label accuracy, SSIM and recovered, ig adaptive leaks."
     )
 
 
 def test_too_few_victims_are_told_in_the_headline() -> None:
     assert headline(lines(rows_of("sme", "psnr", 0.3, count=3), {})) == (
-        "By PSNR, beyond the floor: sme. Only 3 victims were attacked, too few to conclude from."
+        "By PSNR, sme is beyond the floor. Only 3 victims were attacked, too few to conclude from."
     )
     assert headline([]) == ""
+
+
+def test_attacks_whose_titles_have_commas_are_told_apart_in_the_headline() -> None:
+    rows = [r for name in ("aia, best", "sme", "ig") for r in rows_of(name, "psnr", 0.3)]
+    assert headline(lines(rows, {})) == "By PSNR, 'aia, best', 'sme' and 'ig' leak."
 
 
 def test_baselines_are_not_counted_as_attacks() -> None:
     rows = [r for name in ("lmra", "shared-model", "aia, best") for r in rows_of(name, "zest", 0.2)]
     found = lines(rows, {("shared-model", "0a1b"): Kind(source=GLOBAL), ("aia, best", "0a1b"): Kind(source=OPTIMAL)})
     assert headline(found) == (
-        "By Zest, leaks: lmra. Baselines are not counted as attacks. By Zest, leaks: shared-model."
+        "By Zest, lmra leaks. Baselines are not counted as attacks. By Zest, shared-model leaks."
     )
     assert [line.verdict for line in found] == ["leaks", "leaks", ""]
     assert "a baseline: it reads the global model as it was sent" in found[1].remark
