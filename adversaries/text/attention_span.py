@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from adversaries.named_states import NamedStates, named_states
@@ -18,6 +18,7 @@ from fedsim.errors import AttackError
 from fedsim.models.transformer import Block, TransformerModule
 from fedsim.wire.messages import Update
 
+MATCHING = "choose 'inverting-gradients-text'"
 INSTEAD = "choose 'embedding-rows' for the words alone, or 'inverting-gradients-text'"
 """What an error says where the span gives nothing away."""
 SPARE = 8
@@ -27,6 +28,8 @@ _DRIFT = 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2
 _BELOW, _TINY, _LEFT = 8, 1e-9, 1e-4
 _AT_ONCE = 1 << 13
 """Places of texts that a block is computed for at once, so that memory stays small."""
+_POSSIBLE = 0.1
+"""Distance from the first span up to which a word is tried where the embedding does not say which ones occur."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Span:
     rounding: float
 
     @classmethod
-    def of(cls, block: str, states: NamedStates, most: int, at_least: float = 0.0) -> Span:
+    def of(cls, names: Sequence[str], states: NamedStates, most: int, at_least: float = 0.0) -> Span:
         """With directions whose singular value stands out of the rounding of the message.
 
         A gradient is computed in the precision of the message, with an error below that times its largest singular
@@ -60,12 +63,11 @@ class Span:
         have: those of texts that the model is sure of are there, and what rounding makes of the others does no harm.
 
         Args:
-            block: its name.
+            names: of the weights, see `weights_of`.
             states: the message.
             most: rank that so many texts of this length have at most.
             at_least: rounding of a message that this is a part of.
         """
-        names = [f"{block}.attention.{what}.weight" for what in ("query", "key", "value")]
         gradient = torch.cat([states.direction(name, torch.float64) for name in names])
         _, sizes, basis = torch.linalg.svd(gradient, full_matrices=False)
         precision = torch.finfo(states.before[names[0]].dtype).eps
@@ -107,7 +109,8 @@ class Blocks:
     Attributes:
         model: the network, at the weights that the server broadcast.
         states: the message under its names.
-        words: `word`, tokens that may be claimed: those whose row of the embedding moved, ascending, without padding.
+        words: `word`, tokens that may be claimed, ascending, without padding: those whose row of the embedding moved.
+            Where it is held (LoRA), those whose vector is near to the first span at any place.
         spans: of the first and of the second block.
         length: places of a text.
         padding: the token that fills texts up, or None.
@@ -135,62 +138,76 @@ class Blocks:
             TranscriptError: the update is not one of this model, as where the vocabularies differ.
         """
         where = f"round {update.round}, client {update.client}"
-        model = reads_tokens(knowledge)[0]
-        if not isinstance(model, TransformerModule):
-            raise AttackError(
-                f"{where}: the model is a {type(model).__name__}, expected one of transformer-encoder and "
-                f"transformer-decoder, whose blocks are read; {INSTEAD}"
-            )
-        if len(model.blocks) < (needed := 3 if model.causal else 2):
-            raise AttackError(
-                f"{where}: the transformer has {len(model.blocks)} blocks, and {needed} are needed for the second one "
-                f"to have a gradient at all places; {INSTEAD}"
-            )
+        model = _readable(reads_tokens(knowledge)[0], knowledge, where)
         states = named_states(update, model, where)
         model.load_state_dict({**model.state_dict(), **states.before})
         model = model.double().requires_grad_(False)
-        padding = model.embedding.padding_idx
-        touched = (states.direction("embedding.weight") != 0).any(1)
-        if padding is not None:
-            touched[padding] = False
         assert knowledge.input_shape is not None
         assert knowledge.loss is not None
         most = update.num_examples * knowledge.input_shape[0]
-        spans = (Span.of("blocks.0", states, most), Span.of("blocks.1", states, most))
+        spans = (Span.of(weights_of(model, 0), states, most), Span.of(weights_of(model, 1), states, most))
         blocks = cls(
             model=model,
             states=states,
-            words=touched.nonzero()[:, 0],
+            words=torch.empty(0, dtype=torch.int64),
             spans=spans,
             length=knowledge.input_shape[0],
-            padding=padding,
+            padding=model.embedding.padding_idx,
             loss=knowledge.loss,
             texts=update.num_examples,
             where=where,
         )
         blocks._check()
+        blocks = replace(blocks, words=blocks._possible())
+        if not len(blocks.words):
+            raise AttackError(
+                f"{where}: no word's vector lies in the span of the first block's gradients; choose another round or "
+                "attack"
+            )
         return blocks
 
+    def _possible(self) -> Tensor:
+        """`word`, tokens that may occur: whose row moved, or where the embedding is held, those near to the span."""
+        if not self.model.lora_rank:
+            possible = (self.states.direction("embedding.weight") != 0).any(1)
+        else:
+            every = torch.arange(self.model.embedding.num_embeddings)
+            parts = (replace(self, words=some) for some in torch.split(every, _AT_ONCE // self.length or 1))
+            near = [part.spans[0].distances(part.block(0).norm1(part.vectors)).amin(1) < _POSSIBLE for part in parts]
+            possible = torch.cat(near)
+        if self.padding is not None:
+            possible[self.padding] = False
+        return possible.nonzero()[:, 0]
+
     def _check(self) -> None:
-        dim, texts = self.spans[0].basis.shape[1], self.texts
-        rank = max(span.rank for span in self.spans)
-        if not len(self.words) or not rank:
+        rows, dim = self.spans[0].gradient.shape
+        texts, rank = self.texts, max(span.rank for span in self.spans)
+        lora, readable = self.model.lora_rank, min(dim - SPARE, rows - 1)
+        if not min(span.rank for span in self.spans):
+            why = ", as those of LoRA do not while their second matrices are 0" if lora else ""
             raise AttackError(
-                f"{self.where}: the embedding or the attention of the first two blocks did not move, so nothing says "
-                "which words there are; choose another round or attack"
+                f"{self.where}: the weights by which attention takes its inputs did not move in both of the first two "
+                f"blocks{why}, so nothing says which words there are; choose another round or attack"
             )
         if rank > self.most:
             raise AttackError(
                 f"{self.where}: the gradients of the attention span {rank} dimensions, but {texts} texts of "
                 f"{self.length} words span {self.most} at most: noise, compression, weight decay, long local training "
-                f"or an optimizer such as Adam has made of the update what is not low-rank; {INSTEAD}"
+                f"or an optimizer such as Adam has made of the update what is not low-rank; {self.instead}"
             )
-        if rank > dim - SPARE:
+        if rank > readable:
+            of = f"{rows} dimensions, of adapters of rank {lora}" if readable < dim - SPARE else f"{dim} dimensions"
+            fewer = f"about {readable // self.length} would not be" if readable >= self.length else "and even one is"
             raise AttackError(
-                f"{self.where}: the gradients of the attention span {rank} of {dim} dimensions, and those of up to "
-                f"{dim - SPARE} can be read: {texts} texts of {self.length} words are too many for this model, about "
-                f"{max(1, (dim - SPARE) // self.length)} would not be; {INSTEAD}"
+                f"{self.where}: the gradients of the attention span {rank} of {of}, and those of up to "
+                f"{readable} can be read: {texts} texts of {self.length} words are too many for this model, {fewer}, "
+                f"unless a defense has added what is not of texts; {self.instead}"
             )
+
+    @property
+    def instead(self) -> str:
+        """What an error says where the span gives nothing away."""
+        return MATCHING if self.model.lora_rank else INSTEAD
 
     def coarse(self) -> Blocks:
         """The same in float32, in which a search takes half the time."""
@@ -252,7 +269,7 @@ class Blocks:
                 slopes = torch.autograd.grad(self.loss(network(text[None]), torch.tensor([label])), weights)
             rest = {name: sent[name].double() - slope / self.texts for name, slope in zip(names, slopes, strict=True)}
             states = self.states._replace(gradient=rest)
-            span = Span.of("blocks.1", states, self.most, self.spans[1].rounding)
+            span = Span.of(weights_of(network, 1), states, self.most, self.spans[1].rounding)
             if span.rank < least.rank:
                 least, chosen = span, states
         if chosen is None:
@@ -261,7 +278,7 @@ class Blocks:
             states.direction("embedding.weight", torch.float64).norm(dim=1) for states in (chosen, self.states)
         )
         left = (rows > _LEFT * before)[self.words]
-        spans = (Span.of("blocks.0", chosen, self.most, self.spans[0].rounding), least)
+        spans = (Span.of(weights_of(network, 0), chosen, self.most, self.spans[0].rounding), least)
         return replace(self, states=chosen, words=self.words[left], spans=spans)
 
     def labels(self, tokens: Tensor) -> Tensor:
@@ -280,3 +297,43 @@ class Blocks:
         given = torch.cat([features[0], torch.ones_like(features[0][:, :1])], 1)
         slopes: Tensor = torch.linalg.lstsq(given.T, moved.T, driver="gelsd").solution
         return slopes.argmin(1)
+
+
+def weights_of(model: TransformerModule, block: int) -> list[str]:
+    """Names of the weights of a block by which its attention takes its inputs: theirs are the gradients' rows."""
+    which = "down.weight" if model.lora_rank else "weight"
+    return [f"blocks.{block}.attention.{what}.{which}" for what in ("query", "key", "value")]
+
+
+def _readable(model: nn.Module, knowledge: Knowledge, where: str) -> TransformerModule:
+    """`model`, if its form is one whose blocks are read.
+
+    Raises:
+        AttackError: it is not.
+    """
+    if not isinstance(model, TransformerModule):
+        raise AttackError(
+            f"{where}: the model is a {type(model).__name__}, expected one of transformer-encoder and "
+            f"transformer-decoder, whose blocks are read; {INSTEAD}"
+        )
+    if len(model.blocks) < (needed := 3 if model.causal else 2):
+        raise AttackError(
+            f"{where}: the transformer has {len(model.blocks)} blocks, and {needed} are needed for the second one "
+            f"to have a gradient at all places; {INSTEAD}"
+        )
+    if model.lora_rank and not model.causal:
+        raise AttackError(
+            f"{where}: an encoder's texts are searched for from the gradient of its embedding, which is held where "
+            f"adapters are trained; {MATCHING}"
+        )
+    if (length := len(model.positions)) != (knowledge.input_shape or ())[0]:
+        raise AttackError(
+            f"{where}: the model takes texts of {length} tokens, and input_shape is {knowledge.input_shape}; grant the "
+            "federation's input_shape"
+        )
+    if model.linear.out_features < 2:
+        raise AttackError(
+            f"{where}: the model predicts one number, expected a logit for each class, from which labels are read; "
+            f"{INSTEAD}"
+        )
+    return model

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adversaries.scene import warn_of_dropout
-from adversaries.text.attention_span import INSTEAD, Blocks
+from adversaries.text.attention_span import Blocks
 from adversaries.text.causal_search import CausalSearch
 from adversaries.text.whole_search import whole_texts
 from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
@@ -94,7 +94,7 @@ class Dager(Attack):
             if not len(tokens):
                 raise AttackError(
                     f"{blocks.where}: no text fits the gradients of the second block, whose inputs have moved too far "
-                    f"in local training, or which has no gradient of all places; {INSTEAD}"
+                    f"in local training, or which has no gradient of all places; {blocks.instead}"
                 )
             if len(tokens) < update.num_examples:
                 log.warning(
@@ -128,6 +128,11 @@ class Dager(Attack):
             progress(next(steps), total, {"objective": 1 - found / texts})
 
         tokens = whole_texts(blocks, most, total - 1, tell)
+        if unfit := int((blocks.misfits(tokens) > most).sum()):
+            log.warning(
+                "%s on %s: %d of %d texts do not fit the gradients of the second block; they only come nearest",
+                self.called, blocks.where, unfit, len(tokens),
+            )  # fmt: skip
         progress(total, total, {"objective": blocks.unexplained(tokens)})
         return tokens
 

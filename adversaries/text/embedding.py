@@ -127,18 +127,19 @@ def embedding_of(update: Update, model: nn.Module, layer: str) -> Embedding:
         TranscriptError: the update is not one of this model.
     """
     known = named(update, model)
-    vectors = known.before[f"{layer}.weight"]
+    module, name = model.get_submodule(layer), f"{layer}.weight"
+    assert isinstance(module, nn.Embedding)
+    held = name not in known.before  # the same for everybody, neither trained nor sent
+    vectors = module.weight.detach() if held else known.before[name]
     if not vectors.isfinite().all():
         raise AttackError(
             f"round {update.round}, client {update.client}: {layer}.weight holds NaN or infinite values; choose "
             "another round"
         )
-    module = model.get_submodule(layer)
-    assert isinstance(module, nn.Embedding)
     return Embedding(
         name=layer,
         vectors=vectors,
-        moved=known.pseudo_gradient[f"{layer}.weight"],
+        moved=torch.zeros_like(vectors) if held else known.pseudo_gradient[name],
         padding=module.padding_idx,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from fedsim.errors import ConfigError
 from fedsim.models import text_shape
+from fedsim.models.lora import Adapted, hold
+from fedsim.randomness import seeded
 from fedsim.task import Task
 
 
@@ -22,6 +25,7 @@ class _Transformer:
     blocks: int = 2
     mlp_ratio: int = 4
     dropout: float = 0.0
+    lora_rank: int = 0
 
     name: ClassVar[str]
     causal: ClassVar[bool]
@@ -34,18 +38,24 @@ class _Transformer:
             raise ConfigError(f"dim: expected a multiple of heads ({self.heads}), got {self.dim}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
+        if not 0 <= self.lora_rank <= self.dim:
+            raise ConfigError(f"lora_rank: expected a value from 0 to dim ({self.dim}), got {self.lora_rank}")
 
     def build(self, task: Task) -> TransformerModule:
         """See `ModelPlugin`. Texts of any length."""
         length, vocabulary = text_shape(task, self.name, smallest=1)
-        return TransformerModule(
-            length=length,
-            vocabulary=vocabulary,
-            outputs=task.outputs,
-            padding=task.padding,
-            causal=self.causal,
-            **{name: getattr(self, name) for name in ("dim", "heads", "blocks", "mlp_ratio", "dropout")},
-        )
+        with seeded("transformer that everybody has") if self.lora_rank else nullcontext():
+            network = TransformerModule(
+                length=length,
+                vocabulary=vocabulary,
+                outputs=task.outputs,
+                padding=task.padding,
+                causal=self.causal,
+                **{name: getattr(self, name) for name in ("dim", "heads", "blocks", "mlp_ratio", "dropout")},
+            )
+        if self.lora_rank:
+            network.adapt(self.lora_rank)
+        return network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +72,9 @@ class TransformerEncoder(_Transformer):
         blocks: how many.
         mlp_ratio: hidden units of each block's perceptron, as a multiple of `dim`.        [BERT, GPT-2: 4]
         dropout: probability of dropping a number of what each block adds, in [0, 1).      [BERT, GPT-2: 0.1]
+        lora_rank: of adapters (LoRA) on queries, keys, values and outputs of every attention; only these and the last
+            layer are then trained and sent. The rest is the same network for everybody, with random weights, where in
+            practice it would be a trained one. 0 trains and sends everything.                 [Hu et al.: 1 to 64]
 
     References:
         Vaswani et al.: Attention Is All You Need, NeurIPS 2017. Devlin et al.: BERT, NAACL 2019. Radford et al.:
@@ -87,6 +100,9 @@ class TransformerDecoder(_Transformer):
         blocks: how many.
         mlp_ratio: hidden units of each block's perceptron, as a multiple of `dim`.        [GPT-2: 4]
         dropout: probability of dropping a number of what each block adds, in [0, 1).      [GPT-2: 0.1]
+        lora_rank: of adapters (LoRA) on queries, keys, values and outputs of every attention; only these and the last
+            layer are then trained and sent. The rest is the same network for everybody, with random weights, where in
+            practice it would be a trained one. 0 trains and sends everything.                 [Hu et al.: 1 to 64]
 
     References:
         Radford et al.: Language Models are Unsupervised Multitask Learners, 2019. Radford et al.: Improving Language
@@ -107,6 +123,7 @@ class TransformerModule(nn.Module):
         positions: `place dim`, what is added at each place.
         blocks: of attention and perceptron.
         causal: each place attends to itself and to those before it alone.
+        lora_rank: of the adapters; 0 where there are none.
     """
 
     def __init__(
@@ -115,6 +132,7 @@ class TransformerModule(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.causal = causal
+        self.lora_rank = 0
         self.embedding = nn.Embedding(vocabulary, dim, padding_idx=padding)
         self.positions = nn.Parameter(torch.zeros(length, dim))
         self.blocks = nn.ModuleList(Block(dim, **how) for _ in range(blocks))
@@ -124,6 +142,16 @@ class TransformerModule(nn.Module):
             nn.init.normal_(weight, std=0.02)  # GPT-2's and BERT's
         if padding is not None:
             nn.init.zeros_(self.embedding.weight[padding])
+
+    def adapt(self, rank: int) -> None:
+        """Hold all weights, and train adapters of each attention and a new last layer instead."""
+        hold(self)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for name in ("query", "key", "value", "output"):
+                setattr(block.attention, name, Adapted(getattr(block.attention, name), rank))
+        self.linear = nn.Linear(self.linear.in_features, self.linear.out_features)
+        self.lora_rank = rank
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`example output` for `example place` tokens or `example place dim` embeddings."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.named_states import named_states
-from adversaries.text.attention_span import Blocks, Span
+from adversaries.text.attention_span import Blocks, Span, weights_of
 from adversaries.text.causal_search import CausalSearch
 from adversaries.text.dager import Dager
 from adversaries.text.texts import EmbeddingRows, TextInvertingGradients
@@ -159,7 +159,7 @@ def test_what_is_left_without_a_text_is_the_gradient_of_the_others() -> None:
 def test_directions_that_rounding_makes_are_not_counted() -> None:
     update = sent(DECODER, steps=1, rate=1e-4)
     model = build(DECODER)
-    span = Span.of("blocks.0", named_states(update, model, "here"), most=18)
+    span = Span.of(weights_of(model, 0), named_states(update, model, "here"), most=18)
     assert 0 < span.rank <= int((TRUE != 0).sum())
 
 
@@ -171,7 +171,7 @@ def test_more_words_than_the_model_tells_apart_are_refused(run: Any) -> None:
     with pytest.raises(
         AttackError,
         match=r"span 47 of 48 dimensions, and those of up to 40 can be read: 12 texts of 6 words are too many for this "
-        r"model, about 6 would not be; choose 'embedding-rows'",
+        r"model, about 6 would not be, unless a defense has added what is not of texts; choose 'embedding-rows'",
     ):
         run(sent(DECODER, many, torch.arange(12) % 4), known(DECODER))
 
@@ -217,6 +217,21 @@ def test_a_client_that_does_not_say_how_many_texts_it_has_is_refused(run: Any) -
         run(dataclasses.replace(sent(DECODER), num_examples=0), known(DECODER))
 
 
+def test_texts_of_an_encoder_that_do_not_fit_are_said_to_be_guesses(run: Any, caplog: Any) -> None:
+    run(sent(ENCODER), known(ENCODER))
+    assert "do not fit" not in caplog.text
+    run(sent(DECODER), known(TransformerEncoder(dim=48, heads=2, blocks=3)), Dager(attempts=1))  # of the same shapes
+    assert " of 3 texts do not fit the gradients of the second block" in caplog.text
+
+
+def test_a_length_or_an_output_of_another_task_is_refused(run: Any) -> None:
+    with pytest.raises(AttackError, match=r"takes texts of 6 tokens, and input_shape is \(4,\); grant"):
+        run(sent(DECODER), known(DECODER, input_shape=(4,)))
+    one: Any = type("One", (), {"build": lambda self, _: DECODER.build(dataclasses.replace(TASK, num_classes=1))})()
+    with pytest.raises(AttackError, match="the model predicts one number, expected a logit for each class"):
+        run(sent(one, labels=torch.zeros(3, dtype=torch.int64)), known(one))
+
+
 @pytest.mark.parametrize("settings", [{"tolerances": ()}, {"tolerances": (0.0,)}, {"attempts": 0}])
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^(tolerances|attempts): expected "):
@@ -239,3 +254,58 @@ def test_rouge_counts_the_words_and_pairs_that_both_texts_hold() -> None:
     assert text_metrics.rouge(claimed, true, 0, 1).tolist() == pytest.approx([2 * 3 / 7, 0])
     assert text_metrics.rouge(claimed, true, 0, 2).tolist() == pytest.approx([2 * 2 / 5, 0])
     assert text_metrics.rouge(true, true, 0, 2).tolist() == [1, 1]
+
+
+# Adapters (LoRA): the base is held, and A's gradient spans the inputs once B is not 0.
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """A decoder whose adapters have been trained a little: B is not 0 any more."""
+
+    rank: int
+
+    def build(self, task: Task) -> nn.Module:
+        model = TransformerDecoder(dim=48, heads=2, lora_rank=self.rank).build(task)
+        for name, parameter in model.named_parameters():
+            if name.endswith("up.weight"):
+                nn.init.normal_(parameter, std=0.1)
+        return model
+
+
+def test_adapters_that_have_been_trained_give_texts_and_labels_away(run: Any) -> None:
+    update = sent(Begun(8))
+    assert all("embedding" not in name and "base" not in name for name in update.before)
+    assert held(run(update, known(Begun(8)))) == EXACT
+    assert held(run(sent(Begun(8), steps=1, rate=0.1), known(Begun(8)))) == EXACT
+
+
+def test_words_that_adapters_may_show_are_those_of_the_texts_and_few_others() -> None:
+    task = dataclasses.replace(TASK, vocabulary=2000)
+    network: Any = type("Large", (), {"build": lambda self, _: Begun(8).build(task)})()
+    words = set(Blocks.of(sent(network), known(network)).words.tolist())
+    assert set(TRUE.flatten().tolist()) - {0} <= words
+    assert len(words) < 100
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (
+            TransformerDecoder(dim=48, heads=2, lora_rank=8),
+            "the weights by which attention takes its inputs did not move in both of the first two blocks, as those of "
+            "LoRA do not while their second matrices are 0, so nothing",
+        ),
+        (Begun(4), r"span 12 of 12 dimensions, of adapters of rank 4, and those of up to 11 can be read: 3 texts of 6"),
+        (
+            TransformerEncoder(dim=48, heads=2, lora_rank=8),
+            "an encoder's texts are searched for from the gradient of its embedding, which is held",
+        ),
+    ],
+)
+def test_adapters_that_say_too_little_are_refused_and_matching_goes_on(run: Any, network: Any, message: str) -> None:
+    with pytest.raises(AttackError, match=message):
+        run(sent(network), known(network))
+    with pytest.raises(AttackError, match="the embedding did not move, so it says nothing of words"):
+        run(sent(network), known(network), EmbeddingRows())
+    assert run(sent(network), known(network), TextInvertingGradients(iterations=3)).tokens.shape == TRUE.shape

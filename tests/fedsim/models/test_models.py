@@ -22,6 +22,7 @@ from fedsim.models.alexnet import AlexNet
 from fedsim.models.convnet import ConvNet
 from fedsim.models.lenet import LeNet, TgiasLeNet
 from fedsim.models.linear import Linear
+from fedsim.models.lora import Adapted
 from fedsim.models.mlp import Mlp
 from fedsim.models.resnet import ResNet8, ResNet18
 from fedsim.models.shufflenet import ShuffleNetV2
@@ -34,6 +35,7 @@ from fedsim.models.vit import Vit, VitApril
 from fedsim.plugins import registry
 from fedsim.randomness import generator, seeded
 from fedsim.task import Task
+from fedsim.training.model_state import state_of
 
 FEMNIST, MNIST = Task((1, 28, 28), 62), Task((1, 28, 28), 10)
 CIFAR10, CIFAR100 = Task((3, 32, 32), 10), Task((3, 32, 32), 100)
@@ -71,6 +73,7 @@ ALL: list[tuple[ModelPlugin, Task]] = [
     (TextCnn(kernels=(3,)), TEXTS),
     (TransformerEncoder(dim=32), TEXTS),
     (TransformerDecoder(dim=32), TEXTS),
+    (TransformerDecoder(dim=32, lora_rank=4), TEXTS),
     (TorchVision(), CIFAR10),
 ]
 EVERY = pytest.mark.parametrize(("plugin", "task"), ALL, ids=[f"{p}-{t.input_shape}" for p, t in ALL])
@@ -198,6 +201,33 @@ def test_padding_behind_a_text_changes_nothing_of_what_transformers_make_of_it(p
     assert not model.positions.grad[4:].any()
     assert model.positions.grad[:4].any(1).all()
     assert model(torch.zeros(1, 6, dtype=torch.int64)).isfinite().all()  # a text without words
+
+
+@pytest.mark.parametrize("plugin", [TransformerEncoder(dim=16, lora_rank=3), TransformerDecoder(dim=16, lora_rank=3)])
+def test_with_adapters_these_and_the_last_layer_are_all_that_is_trained_and_sent(plugin: ModelPlugin) -> None:
+    model, other = built(plugin, PADDED), built(plugin, PADDED, seed=1)
+    names = [name for name, _ in model.named_parameters()]
+    assert list(state_of(model)) == names
+    assert {re.sub(r"blocks\.\d\.attention\.(query|key|value|output)", "attention", name) for name in names} == {
+        "attention.down.weight", "attention.up.weight", "linear.weight", "linear.bias",
+    }  # fmt: skip
+    held, same = dict(model.named_buffers()), dict(other.named_buffers())
+    assert all(torch.equal(tensor, same[name]) for name, tensor in held.items())  # whatever the seed
+    assert "blocks.0.attention.query.base.weight" in held
+    tokens = torch.tensor([[7, 3, 9, 4, 0, 0], [2, 1, 5, 5, 8, 6]])
+    slopes = dict(zip(names, torch.autograd.grad(model(tokens).square().sum(), list(model.parameters())), strict=True))
+    assert all(bool(slope.any()) != name.endswith("down.weight") for name, slope in slopes.items())
+    other.load_state_dict(state_of(model))
+    torch.testing.assert_close(other(tokens), model(tokens))
+
+
+def test_an_adapted_layer_is_the_layer_and_a_product_of_two_matrices() -> None:
+    layer = Adapted(nn.Linear(5, 4), 2)
+    inputs = torch.randn(3, 5, generator=generator("states"))
+    torch.testing.assert_close(layer(inputs), layer.base(inputs))
+    nn.init.ones_(layer.up.weight)
+    merged = layer.base.weight + layer.up.weight @ layer.down.weight
+    torch.testing.assert_close(layer(inputs), inputs @ merged.T + layer.base.bias)
 
 
 def test_a_decoder_sees_what_is_before_a_place_and_reads_the_last_word() -> None:
@@ -659,6 +689,7 @@ def test_a_network_of_torchvision_that_cannot_take_an_image_says_why(name: str, 
         ("transformer-encoder", {"dim": 10}, "dim: expected a multiple of heads (4), got 10"),
         ("transformer-decoder", {"blocks": 0}, "blocks: expected at least 1, got 0"),
         ("transformer-decoder", {"dropout": 1.0}, "dropout: expected a value in [0, 1), got 1.0"),
+        ("transformer-decoder", {"lora_rank": 129}, "lora_rank: expected a value from 0 to dim (128), got 129"),
     ],
 )
 def test_a_bad_setting_is_refused_in_one_sentence(name: str, settings: dict[str, Any], message: str) -> None:

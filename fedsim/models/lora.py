@@ -1,0 +1,44 @@
+"""LoRA: small matrices that are trained beside layers that stay as they are, and that are known to everybody."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Adapted(nn.Module):
+    """A linear layer that stays, plus two narrow ones behind each other that are trained: base(x) + B A x.
+
+    B is 0 at first, so that nothing is added before training; A is drawn as a linear layer is. The factor alpha / rank
+    is 1. While B is 0, A has no gradient.
+
+    Attributes:
+        base: the layer.
+        down: A, `rank in`.
+        up: B, `out rank`.
+
+    References:
+        Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Sect. 4.1.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`... out` of `... in`."""
+        added: Tensor = self.base(inputs) + self.up(self.down(inputs))
+        return added
+
+
+def hold(network: nn.Module) -> None:
+    """Make constants of all parameters of `network`: they are neither trained nor part of any message.
+
+    They become buffers that are not in `state_dict`, so a server and its clients must build the same.
+    """
+    for module in network.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            delattr(module, name)
+            module.register_buffer(name, parameter.detach(), persistent=False)
