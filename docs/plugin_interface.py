@@ -41,6 +41,7 @@ PARTS = {
             findings.LocalModel,
             findings.Inference,
             findings.Membership,
+            findings.LabelDistribution,
         ],
         [],
     ),

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from fedsim.evaluation.kind import Evaluator
     from fedsim.evaluation.truth import write_truth
     from fedsim.experiments.config import Config
-    from fedsim.findings import Finding, Inference, LocalModel, Membership, Reconstruction, Representatives, Texts
+    from fedsim.findings import (
+        Finding,
+        Inference,
+        LabelDistribution,
+        LocalModel,
+        Membership,
+        Reconstruction,
+        Representatives,
+        Texts,
+    )
     from fedsim.measure import Measure
     from fedsim.recording.transcript import Transcript
     from fedsim.task import Task
@@ -49,6 +58,7 @@ _HOMES = {
     "Guarantee": "fedsim.defense",
     "Inference": "fedsim.findings",
     "Knowledge": "fedsim.attacks",
+    "LabelDistribution": "fedsim.findings",
     "LocalModel": "fedsim.findings",
     "Measure": "fedsim.measure",
     "Membership": "fedsim.findings",
@@ -77,10 +87,10 @@ _HOMES = {
 """Each public name and the module that it is in."""
 __all__ = [
     "Attack", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples",
-    "FedsimError", "Finding", "Guarantee", "Inference", "Knowledge", "LocalModel", "Measure", "Membership", "Paper",
-    "Participation", "Payload", "Poisson", "Reconstruction", "Representatives", "Run", "Setting", "Sweep", "Task",
-    "Texts", "Transcript", "Update", "attack", "audit", "compare", "open", "partition_mod", "run", "sweep",
-    "write_truth",
+    "FedsimError", "Finding", "Guarantee", "Inference", "Knowledge", "LabelDistribution", "LocalModel", "Measure",
+    "Membership", "Paper", "Participation", "Payload", "Poisson", "Reconstruction", "Representatives", "Run", "Setting",
+    "Sweep", "Task", "Texts", "Transcript", "Update", "attack", "audit", "compare", "open", "partition_mod", "run",
+    "sweep", "write_truth",
 ]  # fmt: skip
 
 

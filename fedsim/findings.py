@@ -28,6 +28,8 @@ MOST_CLASSES = 1 << 24
 _CURVE = re.compile(r"\w[\w .+-]{0,39}")
 _EVALUATORS = ("psnr",)
 """Names of curves that the report computes from the truth; an attack may not use them for its own curves."""
+_ROUNDING = 1e-4
+"""By how much the sum of shares may differ from 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +308,44 @@ class Membership(Finding):
     def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
         """The inverse of `own_tensors`."""
         return cls(scores=tensors["scores"], trace=trace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelDistribution(Finding):
+    """Which share of the victim's training examples the attack claims to be of each class.
+
+    Attributes:
+        rounds: `round`, the numbers of those that were read.
+        shares: `round class`, floating point, what each round says: at least 0, and the sum over classes is 1.
+    """
+
+    kind = "label-distribution"
+    rounds: Tensor
+    shares: Tensor
+
+    def __post_init__(self) -> None:
+        _check_tensor("shares", self.shares)
+        if self.shares.ndim != 2 or not self.shares.is_floating_point():
+            raise _wrong("shares", self.shares, "floating point numbers, round by class")
+        _check_integers("rounds", self.rounds, len(self.shares), 1 << 53)
+        if not (self.shares >= 0).all() or not ((self.shares.sum(1) - 1).abs() < _ROUNDING).all():
+            raise AttackError("the attack claims shares of classes that are below 0, NaN, or do not sum to 1")
+        super().__post_init__()
+
+    @property
+    def claimed(self) -> Tensor:
+        """`class`, float64, the mean over rounds, which is what the finding claims."""
+        return self.shares.double().mean(0)
+
+    @property
+    def own_tensors(self) -> dict[str, Tensor]:
+        """What is saved besides the trace, by name."""
+        return {"rounds": self.rounds, "shares": self.shares}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """The inverse of `own_tensors`."""
+        return cls(rounds=tensors["rounds"], shares=tensors["shares"], trace=trace)
 
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -104,7 +104,7 @@ of other clients, which the global model has learnt likewise."""
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Records that the adversary knows: the victim's, or candidates of which some are.
+    """Records that the adversary knows: the victim's, candidates of which some are, or auxiliary ones, which are not.
 
     Attributes:
         inputs: `record feature` or `record channel height width`, in model units.
@@ -218,6 +218,10 @@ class Knowledge:
         (lambda whose: whose in OTHERS, f"where half of them come from, {' or '.join(OTHERS)}"),
         granted=False,
         victims="half of the candidate records, but not which half",
+    )
+    auxiliary: Records | None = _fact(
+        "labelled records of the same kind that no client trains on, for an attack that tries models on them",
+        granted=False,
     )
     defenses: Sequence[Defense] | None = _fact(
         "the defenses of the clients with their settings, for an attack that passes its dummy gradients through them; "

@@ -72,7 +72,7 @@ def count_labels(
     probes = _probes(model, knowledge, rng)
     name = last_bias(model, probes)
     states = named_states(update, model, f"round {update.round}, client {update.client}")
-    directions = _directions(name, states, knowledge.defenses or ())
+    directions = layer_directions(name, states, knowledge.defenses or ())
     moved = directions[name]
     if not moved.any():
         if not model.get_parameter(name).requires_grad:
@@ -82,7 +82,7 @@ def count_labels(
         return spelled_out(apportioned(_seen(model, name, before, probes)[0] - moved, update.num_examples))
     (first, start), (q, end) = (_seen(model, name, weights, probes) for weights in (before, after))
     p = (first + q) / 2
-    known = _steps_times_rate(update.num_examples, knowledge)
+    known = steps_times_rate(update.num_examples, knowledge)
     scale = known or (moved / p.clamp_min(1e-12)).max().item()
     if not scale > 0:
         scale = moved.abs().max().item() or 1.0
@@ -194,7 +194,7 @@ def _by_trained_copy(
         weight_decay=knowledge.weight_decay or 0.0,
         proximal_mu=knowledge.proximal_mu or 0.0,
     )
-    scale, own = _steps_times_rate(count, knowledge) or 1.0, deepcopy(model)
+    scale, own = steps_times_rate(count, knowledge) or 1.0, deepcopy(model)
     inputs, key = probes[torch.arange(count) % len(probes)], (update.round, update.client)
     tried: list[tuple[float, Tensor]] = []
     for _ in range(_TRAININGS if scale > _SHORT else 1):
@@ -251,7 +251,7 @@ def _moved_layer(before: State, directions: State, scale: float, *, non_negative
     )
 
 
-def _directions(bias: str, states: NamedStates, defenses: Sequence[Defense]) -> State:
+def layer_directions(bias: str, states: NamedStates, defenses: Sequence[Defense]) -> State:
     """How far the last layer moved, weights first, against the sign of training; what was left out is filled in."""
     names = [f"{bias.removesuffix('bias')}{kind}" for kind in ("weight", "bias")]
     moved = {name: states.direction(name, torch.float64).cpu() for name in names}
@@ -287,7 +287,7 @@ def _seen(model: nn.Module, name: str, state: State, probes: Tensor) -> tuple[Te
     return logits.double().softmax(1).mean(0).cpu(), inputs[-1].double().cpu()
 
 
-def _steps_times_rate(num_examples: int, knowledge: Knowledge) -> float | None:
+def steps_times_rate(num_examples: int, knowledge: Knowledge) -> float | None:
     """How far a gradient that stays the same moves a weight; None where that is not known, or not how clients step.
 
     With momentum m the gradient of step i of T moves it by the learning rate times 1 + m + ... + m^(T - i).

@@ -180,7 +180,7 @@ class Cache:
         table = self.granted.model_dump()
         granted = {name: table[name] for name in knowledge.granted()} | self._said_of_app
         code = [] if (own := code_hash(type(job.attack))) is None else [{"code": own}]
-        # Of a run of fedsim only candidates can change, by their number.
+        # Of a run of fedsim only candidates and auxiliary records can change, by their number.
         outside = _records_hash(replace(knowledge, records=None, partial_records=None) if self.own else knowledge)
         model = [] if self.model_code is None else [{"model": self.model_code}]
         parts = [repr(job.attack), granted, labels, self.seed, headers, *upstream, *code, *outside, *model]
@@ -231,7 +231,9 @@ def _read_model(path: Path) -> State:
 def _records_hash(knowledge: Knowledge) -> list[str]:
     """Hashes of the records that are granted, if there are any."""
     held = [
-        table for table in (knowledge.records, knowledge.partial_records, knowledge.candidates) if table is not None
+        table
+        for table in (knowledge.records, knowledge.partial_records, knowledge.candidates, knowledge.auxiliary)
+        if table is not None
     ]
     tensors = [tensor.contiguous().numpy() for table in held for tensor in (table.inputs, table.labels)]
     return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors]

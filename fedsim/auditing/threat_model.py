@@ -15,6 +15,7 @@ from fedsim.auditing.architecture import Architecture, WrittenLoss, WrittenOut
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
 from fedsim.evaluation.truth import Truth
+from fedsim.experiments.auxiliary import auxiliary_records
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.candidates import drawn
 from fedsim.experiments.config import AdversaryTable, AppTable
@@ -64,12 +65,19 @@ def grant(
         setting = getattr(adversary.knowledge, name)
         if name in PRIVATE or setting is False:
             continue
+        if name == "auxiliary" and experiment is None:
+            raise ConfigError(
+                "adversary.knowledge.auxiliary: of a recording made elsewhere nobody says which records clients do not "
+                "train on; attack the run of an experiment, or pass them to `fedsim.attack`"
+            )
         if setting is True and experiment is None and name in written and name not in own and name not in _SETTINGS:
             raise ConfigError(
                 f"adversary.knowledge.{name}: a recording made elsewhere has none to grant; write it out, or leave the "
                 "key out"
             )
         values[name] = own.get(name) if setting is True else _written_out(name, setting, beside)
+    if adversary.knowledge.auxiliary and experiment is not None:
+        values["auxiliary"] = auxiliary_records(experiment.data, adversary.auxiliary)
     if isinstance(model := values.get("model"), WrittenOut):
         if app.outputs:
             registry.load_object(app.outputs, beside)

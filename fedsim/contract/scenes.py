@@ -101,6 +101,7 @@ def _known(model: Callable[[], nn.Module], task: Task, inputs: Tensor, labels: T
         labels=labels.sort().values,
         records=Records(inputs=inputs, labels=labels),
         candidates=Records(inputs=inputs, labels=labels),
+        auxiliary=Records(inputs=inputs, labels=labels),
     )
 
 

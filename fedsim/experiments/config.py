@@ -260,8 +260,8 @@ class AdversaryTable(Table):
     by default the first recorded client; `rounds` are by default the first recorded one. `repeats`
     runs each attack from that many random starts, all scored, so that scores get an interval. On a
     CPU, `workers` processes of one thread each share the attacks (default: one a core, but
-    at most half as many as there are attacks). `candidates` is how many candidate records are granted at most, where
-    they are.
+    at most half as many as there are attacks). `candidates` and `auxiliary` are how many records of that kind are
+    granted at most, where they are.
     """
 
     when: Literal["at-end", "in-round", "never"] = "at-end"
@@ -271,6 +271,7 @@ class AdversaryTable(Table):
     workers: int | None = Field(default=None, ge=1, le=4096)
     device: str = "auto"
     candidates: int = Field(default=1000, ge=2, le=1_000_000)
+    auxiliary: int = Field(default=1000, ge=1, le=1_000_000)
     knowledge: KnowledgeTable = KnowledgeTable()
 
 

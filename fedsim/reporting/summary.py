@@ -34,7 +34,8 @@ _SHARES = {
 """Metrics that are shares of something, in [0, 1]."""
 _COSINES = ("zest", "zest_other_start", "zest_of_optima")
 _RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0))
-_RANGES |= dict.fromkeys(("mse", "membership_auc", "membership_accuracy"), (0.0, 1.0))
+_UNIT = ("mse", "membership_auc", "membership_accuracy", "label_distance", "label_cosine")
+_RANGES |= dict.fromkeys(_UNIT, (0.0, 1.0))
 _RANGES |= dict.fromkeys(
     ("psnr", "class_psnr", "lpips", "parameter_distance", "local_loss", "local_mape"), (0.0, math.inf)
 )
@@ -54,6 +55,8 @@ _NAMES = {
     "local_mape": "local MAPE, %",
     "membership_auc": "membership AUC",
     "membership_accuracy": "membership balanced accuracy",
+    "label_distance": "label distribution, total variation",
+    "label_cosine": "label distribution, cosine",
     "tpr_at_1_in_100": "TPR at FPR 1 %",
     "tpr_at_1_in_1000": "TPR at FPR 0.1 %",
 }

@@ -31,6 +31,7 @@ _OBJECTS: Mapping[str, tuple[type, str]] = {
     "labels": (Tensor, "a tensor of one label for each example"),
     "records": (Records, "fedsim.knowledge.Records"),
     "candidates": (Records, "fedsim.knowledge.Records"),
+    "auxiliary": (Records, "fedsim.knowledge.Records"),
     "partial_records": (PartialRecords, "fedsim.knowledge.PartialRecords"),
 }
 """Facts that are neither numbers nor texts: their type, and what to say of it."""

@@ -1,0 +1,97 @@
+"""How near the claimed label distribution of a client is to its true one."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from fedsim.errors import DataError
+from fedsim.evaluation.case import Case
+from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, members
+from fedsim.evaluation.score import Score
+from fedsim.evaluation.truth import Truth
+from fedsim.findings import LabelDistribution
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LabelDistributions(Evaluator[LabelDistribution]):
+    """Shares of classes among a client's training examples."""
+
+    finding = LabelDistribution
+
+    def form(self, finding: LabelDistribution, owed: Owed) -> None:
+        """One share for each class of the federation."""
+        if owed.task is not None:
+            owed.expect("shares of classes numbering", finding.shares.shape[1], owed.task.num_classes)
+
+    def truth(self, finding: LabelDistribution, about: About, case: Case) -> Truth | None:
+        """All that the victim trains on."""
+        return case.truth(int(about["victim"]), None, members(about))
+
+    def judge(self, finding: LabelDistribution, about: About, bench: Bench) -> Judgement:
+        """See `score_distribution`."""
+        truth = self.truth(finding, about, bench.case)
+        if truth is None:
+            log.warning("%s, client %d: not scored: nobody says what it held", about["attack"], int(about["victim"]))
+            return Judgement()
+        public = None if bench.public is None else bench.public.labels
+        return Judgement(scores=score_distribution(finding.claimed, truth.labels, public), examples=len(truth.labels))
+
+
+def score_distribution(claimed: Tensor, labels: Tensor, public: Tensor | None) -> list[Score]:
+    """Judge shares of classes beside two guesses: all classes alike, and as in public data, where there are any.
+
+    `label_distance` is the total variation distance, half the sum of absolute differences: the share of examples that
+    would have to get another label. `label_cosine` is the cosine of the two vectors of shares, which frequent classes
+    dominate.
+
+    Args:
+        claimed: `class`, the shares.
+        labels: `example`, those that the victim trains on.
+        public: `example`, labels of public data.
+
+    Raises:
+        DataError: the labels are no classes, or more classes than the attack knows.
+    """
+    claimed, count = claimed.double(), len(claimed)
+    if labels.is_floating_point():
+        raise DataError("truth: the victim's labels are targets of a regression, and the attack claims classes")
+    if int(labels.max()) >= count:
+        raise DataError(f"truth: the victim holds a label {int(labels.max())}, the attack claims {count} classes")
+    true = _shares(labels, count)
+    guesses = {"every class as often": torch.full((count,), 1 / count, dtype=torch.float64)}
+    if public is not None:
+        guesses["public class frequencies"] = _shares(public[public < count], count)
+    return [
+        Score.beside(
+            "label_distance",
+            _distance(claimed, true),
+            {name: _distance(guess, true) for name, guess in guesses.items()},
+            ceiling=0.0,
+            higher_is_better=False,
+        ),
+        Score.beside(
+            "label_cosine",
+            _cosine(claimed, true),
+            {name: _cosine(guess, true) for name, guess in guesses.items()},
+            ceiling=1.0,
+        ),
+    ]
+
+
+def _shares(labels: Tensor, count: int) -> Tensor:
+    return labels.bincount(minlength=count).double() / len(labels)
+
+
+def _distance(claimed: Tensor, true: Tensor) -> float:
+    return float((claimed - true).abs().sum() / 2)
+
+
+def _cosine(claimed: Tensor, true: Tensor) -> float:
+    return float(cosine_similarity(claimed, true, dim=0))

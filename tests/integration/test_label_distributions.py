@@ -1,0 +1,109 @@
+"""Label distributions in a run: auxiliary records are granted, clients attacked, judged and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.auditing.audit import open_audit
+from fedsim.auditing.threat_model import grant
+from fedsim.errors import ConfigError, DataError
+from fedsim.experiments.auxiliary import auxiliary_records
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.findings import LabelDistribution
+from fedsim.recording.finding_files import load_finding
+from fedsim.reporting.page import write_report
+
+RUN = {
+    "partition": {"name": "dirichlet", "alpha": 0.3, "samples_per_client": 60},
+    "training": {"local_epochs": 2, "learning_rate": 0.1, "batch_size": 10},
+    "federation": {"clients": 4, "rounds": 3, "evaluate_every": 100},
+    "adversary": {"when": "never"},
+}
+ATTACKS = ("label-counts", "llg", "rlu")
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> RunFolder:
+    return serial_run(tiny_config(**RUN), tmp_path_factory.mktemp("labels") / "run")
+
+
+def spec(count: int = 300, attacks: tuple[str, ...] = ATTACKS) -> AttackFile:
+    adversary = {
+        "victims": "all",
+        "rounds": "all",
+        "workers": 1,
+        "auxiliary": count,
+        "knowledge": {"auxiliary": True},
+    }
+    return check(AttackFile, {"adversary": adversary, "attack": [{"name": name} for name in attacks]}, "attacks")
+
+
+def experiment_of(folder: RunFolder) -> Experiment:
+    config = folder.read_experiment()
+    assert config is not None
+    return Experiment(config)
+
+
+def test_distributions_are_attacked_judged_and_reported(folder: RunFolder) -> None:
+    audit = open_audit(folder.path, spec())
+    assert audit.run() == []
+    rows = {(row["attack"], row["victim"], row["metric"]): row for row in audit.score()}
+    assert len(rows) == 2 * 4 * len(ATTACKS)
+    for attack in ATTACKS:
+        own = [rows[attack, client, "label_distance"] for client in range(4)]
+        assert sum(row["value"] for row in own) < sum(row["floor"] for row in own) / 2
+    data = experiment_of(folder).data
+    finding, about = load_finding(next((folder.findings / "rlu").glob("*client-2*.safetensors")))
+    assert isinstance(finding, LabelDistribution)
+    assert finding.rounds.tolist() == [1, 2, 3]
+    true = data.train(2)[1].bincount(minlength=10) / len(data.train(2)[1])
+    assert rows["rlu", 2, "label_distance"]["value"] == pytest.approx(float((finding.claimed - true).abs().sum() / 2))
+    assert "auxiliary" in about["granted"]
+    page = write_report(folder.path, audit).read_text()
+    for words in ("label distribution, total variation", "the shares of the classes in the public data", "auxiliary"):
+        assert words in page
+
+
+def test_auxiliary_records_are_none_that_clients_train_on(folder: RunFolder) -> None:
+    data = experiment_of(folder).data
+    few, all_of_them = auxiliary_records(data, 20), auxiliary_records(data, 10**6)
+    assert len(few.inputs) == len(few.labels) == 20
+    assert torch.equal(few.inputs, all_of_them.inputs[:20])
+    _, index = data.held_out()
+    assert len(all_of_them.inputs) == len(np.unique(index))
+    held = torch.cat([inputs for inputs, _ in data.fed(range(4))])
+    assert torch.cdist(few.inputs.flatten(1), held.flatten(1)).min() > 0
+
+
+def test_where_clients_train_on_everything_there_are_none(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = experiment_of(folder).data
+    monkeypatch.setattr(type(data), "held_out", lambda self: (self.dataset.train, np.empty(0, dtype=np.int64)))
+    with pytest.raises(DataError, match="clients train on all examples of 'digits'; hold some out with"):
+        auxiliary_records(data, 20)
+
+
+def test_a_finding_from_more_auxiliary_records_is_made_anew(folder: RunFolder) -> None:
+    claims: list[Any] = []
+    for count in (100, 300):
+        audit = open_audit(folder.path, spec(count, ("rlu",)))
+        assert audit.run() == []
+        finding, _ = load_finding(next((folder.findings / "rlu").glob("*client-1*.safetensors")))
+        claims.append(finding.tensors["shares"])
+    assert not torch.equal(*claims)
+
+
+def test_of_a_recording_made_elsewhere_nobody_knows_auxiliary_records() -> None:
+    with pytest.raises(ConfigError, match="nobody says which records clients do not train on; attack the run of"):
+        grant(spec().adversary, None, Path())
