@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from adversaries.inference.membership import PASSIVE, Candidates, of_victim
-from adversaries.scene import known_steps
+from adversaries.local_updates import rounds_of
+from adversaries.scene import STEPPING, known_steps, warn_unless_plain
 from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
@@ -24,7 +25,8 @@ class MembershipDifference(Attack):
     With I = w_t - w_k and the share h that one example has in it, the score is |I|^2 - |I - h|^2, mean over rounds. h
     is the gradient of the candidate's loss at w_t, times learning rate x T / N for T local steps on N examples, or
     1 / N where the client sends a gradient. If the gradients of different examples are orthogonal, the score is |h|^2
-    for what the client trained on and -|h|^2 for all else.
+    for what the client trained on and -|h|^2 for all else. This is the share in steps of plain SGD; where clients train
+    otherwise, the attack warns.
 
     References:
         Li, Li, Ribeiro: Effective Passive Membership Inference Attacks in Federated Learning against Overparameterized
@@ -37,6 +39,7 @@ class MembershipDifference(Attack):
     needs: ClassVar[frozenset[str]] = frozenset(
         {"model", "loss", "candidates", "learning_rate", "local_epochs", "batch_size"}
     )
+    uses: ClassVar[frozenset[str]] = STEPPING
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
 
@@ -44,6 +47,8 @@ class MembershipDifference(Attack):
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
         candidates = Candidates(knowledge)
+        if any(transcript.update(number, victim).gradient is None for number in rounds_of(transcript, victim)):
+            warn_unless_plain(self, knowledge, f"client {victim}")
 
         def explained(updates: Sequence[Update]) -> Tensor:
             found = candidates.products(updates)

@@ -188,6 +188,22 @@ def test_the_gradient_that_a_client_sends_is_read_as_its_direction(tmp_path: Pat
         infer(MembershipLoss(), transcript)
 
 
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"optimizer": "adam"}, "clients train with optimizer adam; expect less"),
+        ({"optimizer": "sgd", "momentum": 0.9}, "clients train with momentum 0.9; expect less"),
+        ({}, "optimizer, momentum, weight_decay, proximal_mu of the clients are not known"),
+        ({"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "proximal_mu": 0.0}, ""),
+    ],
+)
+def test_the_share_of_one_example_is_that_of_plain_sgd_and_other_training_is_warned_of(
+    facts: dict[str, Any], told: str, recorded: Transcript, caplog: pytest.LogCaptureFixture
+) -> None:
+    infer(MembershipDifference(), recorded, knowledge(**facts))
+    assert (told in caplog.text) if told else not caplog.text
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_without_candidates_each_is_refused(attack: Attack, recorded: Transcript) -> None:
     with pytest.raises(KnowledgeError, match="needs candidates, which the threat model withholds"):
