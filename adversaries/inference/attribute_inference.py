@@ -49,8 +49,9 @@ class ModelAttributeInference(ModelAttack):
 
     References:
         Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses, 2022, Eq. 3 and
-        Prop. 4, after Kasiviswanathan et al. 2013. Differs: the paper does not say how it evaluates networks whose
-        BatchNorm statistics are not shared.
+        Prop. 4, after Kasiviswanathan et al. 2013; for regressions Diana et al.: Attribute Inference Attacks for
+        Federated Regression Tasks, AAAI 2025, whose passive attack on least squares is this one with `lmra-linear` as
+        source. Differs: the papers do not say how they evaluate networks whose BatchNorm statistics are not shared.
     """
 
     paper: ClassVar[Paper] = PAPER
