@@ -279,6 +279,41 @@ def test_a_source_that_is_none(run: Callable[..., RunFolder], attacks: list[dict
     assert sentence in str(caught.value)
 
 
+def test_the_decoded_model_of_a_regression_tells_an_attribute_as_well_as_the_optimal_one(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    """Diana et al., AAAI 2025. The attribute moves the targets of half of the clients up and of the others down."""
+    rng, rows = torch.Generator().manual_seed(0), ["client,a,b,secret,y"]
+    for client in range(6):
+        inputs, secret = torch.randn((25, 2), generator=rng), torch.randint(2, (25,), generator=rng)
+        targets = inputs.sum(1) + (-1) ** client * 2 * secret + 0.3 * torch.randn(25, generator=rng)
+        for x, kind, y in zip(inputs.tolist(), secret.tolist(), targets.tolist(), strict=True):
+            rows.append(",".join(map(str, [client, *x, "yes" if kind else "no", y])))
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+    folder = serial_run(
+        tiny_config(
+            data={"name": "csv", "path": str(tmp_path / "table.csv"), "target": "y", "task": "regression",
+                  "group": "client"},
+            partition={"name": "natural"},
+            model={"name": "linear"},
+            training={"local_epochs": 1, "batch_size": 100, "learning_rate": 0.05},
+            strategy={"name": "fedavg", "fraction_train": 0.5},
+            federation={"clients": 6, "rounds": 40, "evaluate_every": 0},
+            adversary={"victims": [0, 1], "rounds": "all", "knowledge": {"partial_records": "secret"}},
+            attack=[{"name": "lmra-linear"}, attack("aia-model", "lmra-linear", label="decoded"),
+                    attack("aia-model", "optimal", label="best"), attack("aia-model", "last-returned", label="sent")],
+        ),
+        tmp_path / "run",
+    )  # fmt: skip
+    audit = open_audit(folder.path, None, trust=True)
+    assert audit.run() == []
+    rows_of = [row for row in audit.score() if row["metric"] == "attribute_accuracy"]
+    right = {(row["attack"], row["victim"]): row["value"] for row in rows_of}
+    for victim in (0, 1):
+        assert right["decoded", victim] == right["best", victim] > 0.9
+    assert min(right["sent", victim] for victim in (0, 1)) < 0.8
+
+
 @pytest.mark.parametrize(("sampled", "directions"), [(0.5, 5), (1.0, 4)])
 def test_linear_models_are_decoded_exactly_where_rounds_sample_clients_and_in_part_where_all_take_part(
     tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path, sampled: float,
