@@ -22,6 +22,8 @@ from fedsim.recording.transcript import Transcript
 log = logging.getLogger("fedsim." + __name__)
 _COMPLETE = 1e-5
 """Share of the gradient that texts may leave over and yet be all there are; rounding leaves about 1e-7."""
+_MUCH = 0.1
+"""Share of the gradient that is left over from which on texts are missing or wrong, not only moved by training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,11 @@ class Dager(Attack):
                 best, least = tokens, left
             if least < _COMPLETE:
                 break
+        if len(best) and least > _MUCH:
+            log.warning(
+                "%s on %s: the texts leave %.0f %% of the second block's gradient over, so some are missing or wrong",
+                self.called, blocks.where, 100 * least,
+            )  # fmt: skip
         progress(total, total, {"objective": least})
         return best
 

@@ -224,6 +224,15 @@ def test_texts_of_an_encoder_that_do_not_fit_are_said_to_be_guesses(run: Any, ca
     assert " of 3 texts do not fit the gradients of the second block" in caplog.text
 
 
+def test_texts_of_a_decoder_that_leave_much_of_the_gradient_over_are_said_to_be_too_few(run: Any, caplog: Any) -> None:
+    short = torch.tensor([[7, 3], [2, 22], [9, 14]])
+    update = sent(DECODER, torch.cat([short, torch.zeros(3, 4, dtype=torch.int64)], 1))
+    run(update, known(DECODER))
+    assert "gradient over" not in caplog.text
+    run(dataclasses.replace(update, num_examples=2), known(DECODER))
+    assert "% of the second block's gradient over, so some are missing or wrong" in caplog.text
+
+
 def test_a_length_or_an_output_of_another_task_is_refused(run: Any) -> None:
     with pytest.raises(AttackError, match=r"takes texts of 6 tokens, and input_shape is \(4,\); grant"):
         run(sent(DECODER), known(DECODER, input_shape=(4,)))
