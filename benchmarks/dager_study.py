@@ -1,26 +1,23 @@
 """What DAGER reads from one gradient of a transformer, by number and length of texts: Reuters R8.
 
 `nice -n 10 python benchmarks/dager_study.py` runs what is not done yet, the cheapest first, on one core, for
-`--minutes` at most, and keeps it in benchmarks/results/dager.csv; `--tables` prints those of docs/dager.md. Data come
-from FEDSIM_DATA.
+`--minutes` at most, and keeps it in benchmarks/results/dager.csv; benchmarks/dager_tables.py shows it. Data come from
+FEDSIM_DATA.
 
 One client sends the gradient of `b` texts of `length` words at most (FedSGD) of a network with fresh weights, or after
 `STEPS` steps of Adam on other texts. The width is the smallest of `WIDTHS` that is more than b x length + 8, or the
-largest. Floors are those of the evaluator, from the test texts. Large batches of decoders are measured
-once, encoders up to `SMALL` words.
+largest. Floors are those of the evaluator, from the test texts. Batches are measured up to `MOST` words.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -49,11 +46,22 @@ from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
 RESULTS = Path(__file__).parent / "results" / "dager.csv"
-NETWORKS = {"encoder": TransformerEncoder, "decoder": TransformerDecoder}
+NETWORKS: dict[str, Callable[..., Any]] = {
+    "encoder": TransformerEncoder,
+    "decoder": TransformerDecoder,
+    "decoder-lora": partial(TransformerDecoder, lora_rank=32),
+}
 SIZES, LENGTHS, WIDTHS, SEEDS = (1, 2, 4, 8, 16), (8, 16, 32), (128, 256, 512), (1, 2)
 STEPS, BATCH = 100, 16
-SMALL = 64
-"""Most words of a batch for which encoders are measured."""
+MOST = {
+    ("decoder", "fresh"): 256,
+    ("decoder", "trained"): 128,
+    ("encoder", "fresh"): 128,
+    ("encoder", "trained"): 32,
+    ("decoder-lora", "fresh"): 64,
+    ("decoder-lora", "trained"): 64,
+}
+"""Most words of a batch that is measured."""
 METRICS = ("exact", "floor", "rouge_1", "rouge_2", "labels")
 
 
@@ -74,9 +82,9 @@ class Cell:
         return self.size * self.length
 
     @property
-    def cost(self) -> tuple[bool, bool, int]:
-        """What is measured first: decoders, then baselines, then encoders, each by their words."""
-        return self.network == "encoder", self.attack != "dager", self.words
+    def cost(self) -> tuple[int, bool, bool]:
+        """What is measured first: few words, and of these decoders, then baselines."""
+        return self.words, self.network == "encoder", self.attack != "dager"
 
 
 def cells() -> Iterator[Cell]:
@@ -88,11 +96,13 @@ def every_cell() -> Iterator[Cell]:
     """In any order."""
     for seed, size, length in product(SEEDS, SIZES, LENGTHS):
         for network, weights in product(NETWORKS, ("fresh", "trained")):
-            most = SMALL if network == "encoder" else 128 if weights == "trained" or seed > 1 else 512
-            if size * length <= most:
+            if size * length <= MOST[network, weights] and (size == 4 or network != "decoder-lora"):
                 yield Cell("dager", network, weights, size, length, seed)
         if length == LENGTHS[0] and size in (1, 4):
-            yield from (Cell("inverting-gradients-text", network, "fresh", size, length, seed) for network in NETWORKS)
+            yield from (
+                Cell("inverting-gradients-text", network, "fresh", size, length, seed)
+                for network in ("encoder", "decoder")
+            )
 
 
 @cache
@@ -180,38 +190,13 @@ def write(path: Path, row: dict[str, Any]) -> None:
         writer.writerow({name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()})
 
 
-def tables(rows: list[dict[str, str]]) -> Iterator[str]:
-    """Lines of the tables: exact share, ROUGE-1 and ROUGE-2 in percent, and CPU seconds, means over seeds."""
-    kinds = list(dict.fromkeys((r["attack"], r["network"], r["weights"]) for r in rows))
-    for attack, name, weights in sorted(kinds):
-        yield f"\n`{attack}`, {name}, {weights} weights:\n"
-        yield "| b | length | width | batches | exact % | floor % | ROUGE-1 | ROUGE-2 | labels % | seconds |"
-        yield "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
-        for size, length in ((size, length) for length in LENGTHS for size in SIZES):
-            wanted = {"attack": attack, "network": name, "weights": weights, "size": str(size), "length": str(length)}
-            of = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-            if not of:
-                continue
-            told = [row for row in of if row["refused"] == "0"]
-            refused = f" ({len(of) - len(told)} refused)" if len(told) < len(of) else ""
-            # A batch that the attack refused counts as nothing found.
-            mean = {m: 100 * sum(float(row[m]) for row in told) / len(of) for m in METRICS}
-            seconds = statistics.fmean(float(row["seconds"]) for row in of)
-            figures = " | ".join(f"{mean[metric]:.0f}" for metric in METRICS)
-            yield f"| {size} | {length} | {of[0]['dim']} | {len(of)}{refused} | {figures} | {seconds:.1f} |"
-
-
 def main() -> None:
-    """Run what is not done yet, or show what is."""
+    """Run what is not done yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=14.0)
-    parser.add_argument("--tables", action="store_true", help="show what was found")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     rows = read(chosen.out)
-    if chosen.tables:
-        sys.stdout.write("\n".join(tables(rows)) + "\n")
-        return
     torch.set_num_threads(1)
     done = {tuple(row[name] for name in Cell.__dataclass_fields__) for row in rows}
     started = time.monotonic()
