@@ -98,7 +98,7 @@ class Gate(Defense):
     paper: ClassVar[Paper] = Paper(
         title="Foreseeing Privacy Threats from Gradient Inversion Through the Lens of Angular Lipschitz Smoothness",
         authors="Anonymous",
-        venue="under review",
+        venue="preprint under review",
         year=2023,
     )
 
@@ -114,10 +114,17 @@ class Gate(Defense):
         self._check_measure()
 
     def check(self, setting: Setting) -> None:
-        """See Defense. Whoever holds a single example can leave out nothing and still send."""
+        """See Defense. A gate that can never close, or would leave nothing to send, is refused."""
+        counts = [_examples(setting.participation(client), setting.training) for client in range(setting.clients)]
+        if self.quantile is not None:
+            past = (setting.rounds - 1) * (max(counts) if self.action == "drop-examples" else 1)
+            if self._place(self.quantile, past) > past:
+                raise ConfigError(
+                    f"quantile: {self.quantile} of its own past is beyond the {past} values that a client has in the "
+                    f"last of {setting.rounds} rounds, so the gate never closes; set a smaller one, or more rounds"
+                )
         if self.action != "drop-examples":
             return
-        counts = [_examples(setting.participation(client), setting.training) for client in range(setting.clients)]
         least, most = min(counts), max(counts)
         if least < 2:
             raise ConfigError(
@@ -275,8 +282,13 @@ class Gate(Defense):
         past = memory.get("values", exposed[:0])
         most = max(_REMEMBERED // len(values), 1) * len(values)
         memory["values"] = torch.cat([past, exposed[~exposed.isnan()]])[-most:]
-        place = math.ceil(self.quantile * (len(past) + 1) - _ROUNDING)
+        place = self._place(self.quantile, len(past))
         return exposed > (past.sort().values[place - 1] if place <= len(past) else math.inf)
+
+    @staticmethod
+    def _place(quantile: float, past: int) -> int:
+        """Which of so many past values is the limit, counted from 1; beyond them it is none."""
+        return math.ceil(quantile * (past + 1) - _ROUNDING)
 
 
 def _one_gradient(training: LocalTraining) -> LocalTraining:

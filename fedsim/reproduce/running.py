@@ -88,11 +88,19 @@ def reproduced(paper: str, table: str, scale: ScaleName, store: Path | None = No
         name=scale,
         date=datetime.datetime.now(tz=datetime.UTC).date(),
         command=f"fedsim reproduce {paper}/{table} --scale {scale} --data-dir DIR",
-        note=f"{made.scale(scale).note} ± is the {made.recipe.spread} over victims and seeds.",
+        note=f"{made.scale(scale).note} ± is the {made.recipe.spread} over victims and seeds."
+        f"{_lacks(failures, left_out)}",
         rows=rows,
     )
     write_text(folder / RESULT, tomli_w.dumps({"paper": paper, "kept": [kept.model_dump()]}))
     return Outcome(kept, compared(paper, table, rows, made.where), failures, left_out, folder)
+
+
+def _lacks(failures: Sequence[str], left_out: Sequence[str]) -> str:
+    """What is not in the figures, after a space; nothing where all is."""
+    parts = [f"{len(failures)} failed"] if failures else []
+    parts += [f"{len(left_out)} did not apply"] if left_out else []
+    return f" Without the cells of which {' and '.join(parts)}." if parts else ""
 
 
 def _states(made: Made, name: str) -> Path:

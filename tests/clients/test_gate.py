@@ -254,6 +254,15 @@ def test_a_quantile_of_the_past_is_open_until_there_is_enough_of_it() -> None:
         assert memory["values"].tolist() == [1.0 + number for number in range(12)], "those of silent rounds, too"
 
 
+@pytest.mark.parametrize(("action", "first"), [("withhold", 10), ("drop-examples", 2)])
+def test_a_quantile_that_no_round_can_reach_is_refused(tiny_config: Tiny, action: str, first: int) -> None:
+    """Nine values of earlier rounds are the fewest of which one is at 0.9; examples have as many after one round."""
+    gate = {"name": "gate", "measure": "gradient-norm", "quantile": 0.9, "action": action}
+    checked(tiny_config, gate, federation={"rounds": first})
+    with pytest.raises(ConfigError, match=rf"last of {first - 1} rounds, so the gate never closes; set a smaller one"):
+        checked(tiny_config, gate, federation={"rounds": first - 1})
+
+
 @pytest.mark.parametrize("quantity", ["most", "least"])
 @pytest.mark.parametrize("quantile", [0.5, 0.8])
 def test_values_in_random_order_pass_their_quantile_seldom_enough(quantile: float, quantity: str) -> None:

@@ -234,6 +234,15 @@ class Once(Square):
         return 2 * inputs * slope
 
 
+class Frozen(Square):
+    """Its backward pass can be differentiated by the slope alone."""
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        (inputs,) = ctx.saved_tensors
+        return 2 * inputs.detach() * slope
+
+
 class Applied(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -244,9 +253,9 @@ class Applied(nn.Module):
         return made
 
 
-def squared(function: Any) -> nn.Module:
+def squared(function: Any, inputs: int = 6, units: int = 5) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 5), Applied(function), nn.Linear(5, 3))
+    return nn.Sequential(nn.Linear(inputs, units), Applied(function), nn.Linear(units, 3))
 
 
 @pytest.mark.parametrize("measure", [Lavp(steps=5), Spectrum(), JacobianNorm(probes=3)])
@@ -258,10 +267,12 @@ def test_a_layer_without_forward_mode_falls_back_to_double_backward(measure: Mea
     assert own == pytest.approx(plain, rel=1e-4)
 
 
-def test_a_layer_that_is_differentiated_only_once_is_refused_by_name() -> None:
-    inputs, labels = torch.randn(2, 6), torch.tensor([0, 1])
+@pytest.mark.parametrize("function", [Once, Frozen])
+@pytest.mark.parametrize(("size", "units"), [(6, 5), (3072, 400)])
+def test_a_layer_that_is_differentiated_only_once_is_refused_by_name(function: Any, size: int, units: int) -> None:
+    inputs, labels = torch.randn(2, size, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1])
     with pytest.raises(RunError, match=r"for want of a second derivative of layer '1' \(Applied\)"):
-        Lavp(steps=2).of(squared(Once.apply), LOSS, inputs, labels)
+        Lavp(steps=2).of(squared(function.apply, size, units), LOSS, inputs, labels)
 
 
 class Recurrent(nn.Module):

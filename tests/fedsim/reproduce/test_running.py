@@ -20,7 +20,7 @@ from fedsim.experiments.run_folder import RunFolder
 from fedsim.reproduce.figures import Verdict
 from fedsim.reproduce.papers import HERE
 from fedsim.reproduce.recipes import recipe_of
-from fedsim.reproduce.running import RESULT, reproduced
+from fedsim.reproduce.running import RESULT, _lacks, reproduced
 from fedsim.workflow import work
 
 BENCHMARKS = HERE.parent.parent / "benchmarks"
@@ -108,3 +108,8 @@ def test_what_cannot_be_done_is_told_in_a_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         told(name, scale)
+
+
+def test_a_result_says_which_cells_are_not_in_its_figures() -> None:
+    assert _lacks([], []) == ""
+    assert _lacks(["one"], ["two", "three"]) == " Without the cells of which 1 failed and 2 did not apply."
