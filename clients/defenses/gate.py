@@ -41,7 +41,8 @@ class Gate(Defense):
     The limit is `above` or `below`, or with `quantile` q it follows the client's own past: of n past values the
     ceil(q (n + 1))-th, least exposed first. Values that come in random order pass it in a share of at most 1 - q of the
     rounds; where exposure rises as training goes on it closes more often, and where it falls hardly ever. As long as
-    that place is beyond n the gate stays open: with q = 0.9 in the first 9 rounds, with q = 0.5 in the first one.
+    that place is beyond n the gate stays open: with q = 0.9 in the first 9 rounds, with q = 0.5 in the first one. A gate
+    that would stay open in all rounds is refused.
     Values of rounds in which it closed count as well. For `drop-examples` the past is that of all examples, whose
     values of earlier rounds count, and those of this round do not; so in the first round nothing is left out, and after
     it as soon as there are so many values. About the latest 1000 are kept, in whole rounds, at least one. `fraction`

@@ -77,7 +77,13 @@ def asking(grid: Grid, content: RecordDict, kind: str = "train", group: str = ""
 # The same with it and without it.
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+LONG = {"QFedAvg", "Bulyan"}
+"""Strategies whose aggregation takes half a minute here."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in STRATEGIES]
+)
 def test_aggregates_of_all_strategies_are_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
     start = start_of(name)
     plain = federate(STRATEGIES[name](), Clients(failing=True), start)
