@@ -38,16 +38,15 @@ class Gate(Defense):
     each of its examples by itself, by its share of the gradient at the broadcast model, and trains without those that
     are past the limit, as if it never held them: N is smaller by as many. If none is left it sends nothing.
 
-    The limit is `above` or `below`, or with `quantile` q it follows the client's own past: of n past values the
-    ceil(q (n + 1))-th, least exposed first. Values that come in random order pass it in a share of at most 1 - q of the
+    The limit is `above` or `below`, or with `quantile` q it follows the client's own past: of n past values the ceil(q
+    (n + 1))-th, least exposed first. Values that come in random order pass it in a share of at most 1 - q of the
     rounds; where exposure rises as training goes on it closes more often, and where it falls hardly ever. As long as
-    that place is beyond n the gate stays open: with q = 0.9 in the first 9 rounds, with q = 0.5 in the first one. A gate
-    that would stay open in all rounds is refused.
-    Values of rounds in which it closed count as well. For `drop-examples` the past is that of all examples, whose
-    values of earlier rounds count, and those of this round do not; so in the first round nothing is left out, and after
-    it as soon as there are so many values. About the latest 1000 are kept, in whole rounds, at least one. `fraction`
-    instead leaves out that share of the examples, those that are exposed most, in each round. A value that is
-    undefined, as of a zero gradient, is of data that are not exposed.
+    that place is beyond n the gate stays open: with q = 0.9 in the first 9 rounds, with q = 0.5 in the first one; one
+    that would stay open in all rounds is refused. Values of rounds in which it closed count as well. For
+    `drop-examples` the past is that of all examples, whose values of earlier rounds count, and those of this round do
+    not; so in the first round nothing is left out, and after it as soon as there are so many values. About the latest
+    1000 are kept, in whole rounds, at least one. `fraction` instead leaves out that share of the examples, those that
+    are exposed most, in each round. A value that is undefined, as of a zero gradient, is of data that are not exposed.
 
     Silence has one reason only for the server, in the words that are said of a straggler: that nothing came. Where the
     measure fails, the client is silent, too. Still, who knows of the gate learns by silence, by noise or by a smaller N
