@@ -26,7 +26,7 @@ from fedsim.training.optimizers import sgd_direction
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 
-Value = TypeVar("Value")
+V = TypeVar("V")
 Slopes = Callable[[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]], dict[str, Tensor]]
 """How a gradient is made: from a function of named tensors and their values."""
 log = logging.getLogger("fedsim." + __name__)
@@ -153,11 +153,11 @@ class Sent:
         )
         return replace(one, rest=self.vector - one.vector)
 
-    def once(self, compute: Callable[..., Value], *arguments: Hashable) -> Value:
+    def once(self, compute: Callable[..., V], *arguments: Hashable) -> V:
         """`compute(self, *arguments)`, which is kept for all measures that ask for the same; let it be small."""
         if (compute, arguments) not in self._found:
             self._found[compute, arguments] = compute(self, *arguments)
-        found: Value = self._found[compute, arguments]
+        found: V = self._found[compute, arguments]
         return found
 
     @property
