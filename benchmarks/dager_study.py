@@ -12,7 +12,6 @@ largest. Floors are those of the evaluator, from the test texts. Batches are mea
 from __future__ import annotations
 
 import argparse
-import csv
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from resumed import go_on
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -171,44 +171,15 @@ def measured(cell: Cell) -> dict[str, Any]:
     return row | {"seconds": round(seconds, 2)}
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """All rows of an earlier run."""
-    if not path.exists():
-        return []
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
-def write(path: Path, row: dict[str, Any]) -> None:
-    """Append a row."""
-    columns = [*Cell.__dataclass_fields__, "dim", "refused", *METRICS, "seconds"]
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow({name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()})
-
-
 def main() -> None:
     """Run what is not done yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=14.0)
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    rows = read(chosen.out)
     torch.set_num_threads(1)
-    done = {tuple(row[name] for name in Cell.__dataclass_fields__) for row in rows}
-    started = time.monotonic()
-    for cell in cells():
-        if tuple(map(str, astuple(cell))) in done:
-            continue
-        if time.monotonic() - started > 60 * chosen.minutes:
-            print("time is up; run it again to go on")
-            return
-        row = measured(cell)
-        write(chosen.out, row)
-        print(*(f"{key} {value}" for key, value in row.items()), flush=True)
+    columns = [*Cell.__dataclass_fields__, "dim", "refused", *METRICS, "seconds"]
+    go_on(cells(), measured, chosen.out, columns, chosen.minutes, rounded=lambda value: round(value, 4))
 
 
 if __name__ == "__main__":

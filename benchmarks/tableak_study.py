@@ -12,7 +12,6 @@ a fresh network with hidden layers of 100 and 100 units for each batch; labels a
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from resumed import go_on, read
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -203,25 +203,6 @@ BINS = [
 ]
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """All rows of an earlier run."""
-    if not path.exists():
-        return []
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
-def write(path: Path, row: dict[str, Any]) -> None:
-    """Append a row."""
-    measures = ["right", "floor", "guess", "random", "exact", "objective", "seconds"]
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [*Cell.__dataclass_fields__, *measures, *BINS], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow({name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in row.items()})
-
-
 def tables(rows: list[dict[str, str]]) -> Iterator[str]:
     """Lines of the tables."""
     for sent_, title in (
@@ -286,22 +267,20 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="show what was found")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    rows = read(chosen.out)
     if chosen.tables:
-        sys.stdout.write("\n".join(tables(rows)) + "\n")
+        sys.stdout.write("\n".join(tables(read(chosen.out))) + "\n")
         return
     torch.set_num_threads(1)
-    done = {tuple(row[name] for name in Cell.__dataclass_fields__) for row in rows}
-    started = time.monotonic()
-    for cell in cells():
-        if tuple(map(str, astuple(cell))) in done:
-            continue
-        if time.monotonic() - started > 60 * chosen.minutes:
-            print("time is up; run it again to go on")
-            return
-        row = measured(cell)
-        write(chosen.out, row)
-        print(*(f"{key} {row[key]}" for key in (*Cell.__dataclass_fields__, "right", "floor", "seconds")), flush=True)
+    measures = ["right", "floor", "guess", "random", "exact", "objective", "seconds"]
+    go_on(
+        cells(),
+        measured,
+        chosen.out,
+        [*Cell.__dataclass_fields__, *measures, *BINS],
+        chosen.minutes,
+        rounded=lambda value: float(f"{value:.4g}"),
+        told=(*Cell.__dataclass_fields__, "right", "floor", "seconds"),
+    )
 
 
 if __name__ == "__main__":
