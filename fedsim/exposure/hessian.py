@@ -83,13 +83,13 @@ class Hessian:
 
         hessian = Hessian(sent, distance)
         if hessian.size == 1:
-            return float(hessian @ torch.ones(1, dtype=sent.vector.dtype))
+            return float(hessian @ sent.vector.new_ones(1))
         start = hessian.start
         operator = LinearOperator((hessian.size, hessian.size), matvec=hessian._numbers, dtype=np.float64)
         try:
-            (value,) = eigsh(operator, k=1, which="LA", v0=start.numpy(), tol=1e-6, return_eigenvectors=False)
+            (value,) = eigsh(operator, k=1, which="LA", v0=start.cpu().numpy(), tol=1e-6, return_eigenvectors=False)
         except ArpackError as error:
-            if not (hessian @ start.to(sent.vector.dtype)).any():
+            if not (hessian @ start.to(sent.vector)).any():
                 return 0.0
             raise RunError(f"measure: the largest eigenvalue was not found: {error}") from error
         return max(float(value), 0.0)
@@ -104,14 +104,15 @@ class Hessian:
             raise ConfigError(
                 f"measure: the whole Hessian of {self.size} inputs is too large, expected at most {EXACT}; estimate it"
             )
-        made = (self @ torch.eye(self.size, dtype=self.sent.vector.dtype)).double()
+        made = (self @ torch.eye(self.size, dtype=self.sent.vector.dtype, device=self.sent.vector.device)).double()
         return (made + made.T) / 2
 
     @property
     def start(self) -> Tensor:
         """Where iterations start, `number` in float64, the same each time."""
-        return torch.from_numpy(numpy_generator("measure", "start").standard_normal(self.size))
+        drawn = torch.from_numpy(numpy_generator("measure", "start").standard_normal(self.size))
+        return drawn.to(self.sent.vector.device)
 
     def _numbers(self, direction: NDArray[np.float64]) -> NDArray[np.float64]:
-        vector = torch.from_numpy(np.asarray(direction)).flatten().to(self.sent.vector.dtype)
-        return (self @ vector).double().numpy()
+        vector = torch.from_numpy(np.asarray(direction)).flatten().to(self.sent.vector)
+        return (self @ vector).double().cpu().numpy()

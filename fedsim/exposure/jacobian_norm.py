@@ -65,9 +65,13 @@ class JacobianNorm(Measure):
                 "fewer examples at once"
             )
         if self.exact or linear.size <= self.probes:
-            return {"norm": _squares(linear, torch.eye(linear.size, dtype=sent.inputs.dtype)).sum().sqrt()}
+            return {
+                "norm": _squares(linear, torch.eye(linear.size, dtype=sent.inputs.dtype, device=sent.inputs.device))
+                .sum()
+                .sqrt()
+            }
         signs = torch.randint(2, (self.probes, linear.size), generator=generator("measure", "probes")) * 2 - 1
-        return {"norm": _squares(linear, signs.to(sent.inputs.dtype)).mean().sqrt()}
+        return {"norm": _squares(linear, signs.to(sent.inputs)).mean().sqrt()}
 
 
 def _squares(linear: Linear, directions: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ class Spectrum(Measure):
     def _estimated(self, hessian: Hessian) -> tuple[Tensor, Tensor, float]:
         """Values that stand for the eigenvalues, ascending, their shares, and up to where they only bound them."""
         random = generator("measure", "probes")
-        signs = torch.randint(2, (self.probes, hessian.size), generator=random).double() * 2 - 1
+        signs = torch.randint(2, (self.probes, hessian.size), generator=random).to(hessian.sent.inputs) * 2 - 1
         at_once = max(1, hessian.sent.budget // (signs[0].nbytes * 4 * self.steps))
         found = [lanczos(hessian, some, self.steps) for some in torch.split(signs, at_once)]
         lowest = max(float(torch.where(weights > 0, points, torch.inf).amin(1).max()) for points, weights in found)

@@ -122,7 +122,7 @@ class Linear:
 
     @staticmethod
     def _random(like: Tensor) -> Tensor:
-        return torch.randn(like.numel(), generator=generator("measure", "direction")).to(like.dtype)
+        return torch.randn(like.numel(), generator=generator("measure", "direction")).to(like)
 
     @cached_property
     def _transpose(self) -> Callable[[Tensor], tuple[Tensor]]:
@@ -180,7 +180,7 @@ def _of_layer(sent: Sent) -> str:
 def _twice(layer: nn.Module, at: Tensor) -> bool:
     """Whether the second derivative of a layer is that of finite differences, in float64."""
     layer, at = deepcopy(layer).double(), at.double()
-    direction = 1e-6 * torch.randn(at.shape, generator=generator("measure", "direction"), dtype=at.dtype)
+    direction = 1e-6 * torch.randn(at.shape, generator=generator("measure", "direction"), dtype=at.dtype).to(at.device)
 
     def slope(point: Tensor) -> Tensor:
         return torch.autograd.grad(layer(point).square().sum(), point, create_graph=True)[0]

@@ -259,7 +259,7 @@ class Sent:
         )
 
     def around(self, noises: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """What is sent where the unknown inputs are off by each of `noises` (`example ...`), in blocks.
+        """What is sent where the unknown inputs are off by each of `noises` (`example ...`, on any device), in blocks.
 
         Yields:
             By how much they are off once added and rounded, `point example ...`, and what is sent, `point number`; as
@@ -276,7 +276,7 @@ class Sent:
             )
         left = iter(noises)
         while block := list(islice(left, self.at_once)):
-            points = self.unknown + torch.stack(block)
+            points = self.unknown + torch.stack(block).to(self.inputs.device)
             with torch.no_grad():
                 yield points - self.unknown, self._many(points)
 
@@ -329,10 +329,10 @@ class Sent:
     @cached_property
     def _draws(self) -> bool:
         """Whether any layer draws, as dropout does, which the state of torch's generator shows."""
-        before = torch.get_rng_state()
+        before = _state_of_generator(self.inputs.device)
         with torch.no_grad():
             forward(self.model, self.inputs)
-        return not torch.equal(before, torch.get_rng_state())
+        return not torch.equal(before, _state_of_generator(self.inputs.device))
 
     def _slopes(self, weights: State, inputs: Tensor, labels: Tensor, loss: Loss, slopes_of: Slopes) -> State:
         """The gradient of `loss`, in the order of `weights`."""
@@ -371,6 +371,10 @@ def _by_autograd(value: Callable[[dict[str, Tensor]], Tensor], named: dict[str, 
         by = list(named.values())
         slopes = torch.autograd.grad(value(named), by, create_graph=keep, materialize_grads=True)
     return dict(zip(named, slopes, strict=True))
+
+
+def _state_of_generator(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 class _Forward(nn.Module):
