@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 
+from fedsim.experiments import lock
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
 from fedsim.experiments.reading import config_of, put
-from fedsim.experiments.run_folder import RunFolder, read_rows, write_rows
+from fedsim.experiments.run_folder import RunFolder, write_rows
 from fedsim.progress import tracked
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.geometry import recorded
 from fedsim.reproduce.recipes import Made, ScaleName, Who, known, printed
 from fedsim.sweeps.cells import federation_key
-from fedsim.workflow import work
+from fedsim.sweeps.store import Place
+from fedsim.workflow.cell_work import begun, measured
 
 FILE = "geometry.csv"
 
@@ -58,10 +60,15 @@ def _config(made: Made, scale: ScaleName, row: str, beside: Path) -> Config:
 
 
 def _measured(config: Config, folder: Path) -> Sequence[Mapping[str, str]]:
-    """What `fedsim geometry` says of each client of a run, whose folder is named by what it follows from."""
-    run = folder / federation_key(config)
-    if not (run / FILE).exists():
-        work.run(config, RunFolder(run), overwrite=True)
-        every = [item.summary for _, _, item in recorded(Experiment(config), Transcript(run), [1])]
-        write_rows(run / FILE, list(every[0]), every)
-    return read_rows(run / FILE)
+    """What `fedsim geometry` says of each client of a run, which is kept, named and checked as a cell of a sweep is."""
+    place = Place(RunFolder(folder / federation_key(config)))
+    with lock.held(place.folder.path, wait=True):
+        if (kept := place.finished()) is not None:
+            return kept.rows
+        with measured() as used:
+            done = begun(place, config)
+            every = [item.summary for _, _, item in recorded(Experiment(config), Transcript(place.folder.path), [1])]
+        write_rows(place.folder.path / FILE, list(every[0]), every)
+        rows = [{name: str(value) for name, value in summary.items()} for summary in every]
+        place.finish(rows=rows, failures=done.failures, crashed=False, **used)
+    return rows

@@ -54,8 +54,8 @@ def _federate(store: Store, job: Job, teller: _Teller) -> None:
         before = place.finished()
         if before is not None and not before.crashed:
             return
-        with _measured() as used:
-            done = _resumed(place) or _begun(place, job.cell.federated)
+        with measured() as used:
+            done = _resumed(place) or begun(place, job.cell.federated)
         place.finish(rows=[], failures=done.failures, crashed=teller.crashed, **used)
 
 
@@ -73,7 +73,8 @@ def _resumed(place: Place) -> work.Done | None:
     return done
 
 
-def _begun(place: Place, config: Config) -> work.Done:
+def begun(place: Place, config: Config) -> work.Done:
+    """A run from its first round; what was begun or damaged in its place, which is held, is removed."""
     place.clear()
     return work.run(config, place.folder, overwrite=True)
 
@@ -90,7 +91,7 @@ def _attack(store: Store, job: Job, teller: _Teller) -> None:
             raise RunError(
                 f"{federation.folder.path}: is gone, or was damaged meanwhile; the same sweep makes it again"
             )
-        with _measured() as used:
+        with measured() as used:
             if not kept.is_prepared(place, cell.config, recording):
                 kept.prepare(place, cell.config, federation)
             done = work.attack(place.folder.path, Adversary(), trust=True)
@@ -103,7 +104,7 @@ def _attack(store: Store, job: Job, teller: _Teller) -> None:
 
 
 @contextmanager
-def _measured() -> Iterator[dict[str, Any]]:
+def measured() -> Iterator[dict[str, Any]]:
     """The seconds and the memory that what is within takes."""
     used: dict[str, Any] = {}
     forget_peak()

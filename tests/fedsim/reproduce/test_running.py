@@ -38,7 +38,9 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return call
 
 
-def test_a_geometry_from_trained_states_is_measured_once(small_paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_geometry_from_trained_states_is_measured_once_unless_it_was_damaged(
+    small_paper: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     outcome = reproduced("p", "plane", "quick")
     assert {(one.row, one.quantity): one.verdict for one in outcome.beside} == {
         ("fresh", "best"): Verdict.MET,
@@ -51,13 +53,22 @@ def test_a_geometry_from_trained_states_is_measured_once(small_paper: Path, monk
     assert outcome.kept.note == "Two clients. ± is the standard deviation over victims and seeds."
     runs = list[float]()
 
-    def run(config: Config, folder: RunFolder, *, overwrite: bool, real: Callable[..., Any] = work.run) -> None:
+    def run(config: Config, folder: RunFolder, *, overwrite: bool, real: Callable[..., Any] = work.run) -> Any:
         runs.append(config.training.learning_rate)
-        real(config, folder, overwrite=overwrite)
+        return real(config, folder, overwrite=overwrite)
 
     monkeypatch.setattr(work, "run", run)
     assert reproduced("p", "plane", "quick").kept.rows == outcome.kept.rows
     assert runs == []
+    files = sorted(Path("runs/reproduce/p-plane-quick").glob("*/geometry.csv"))
+    files[0].write_bytes(files[0].read_bytes()[:-9])
+    markers = [file.parent.with_name(f"{file.parent.name}.json") for file in files]
+    markers[1].write_text(markers[1].read_text().replace('"max cosine": "', '"max cosine": "9'))
+    assert reproduced("p", "plane", "quick").kept.rows == outcome.kept.rows
+    assert f"{files[0].parent}: geometry.csv is not what was written, so this cell is made again" in caplog.text
+    assert f"{markers[1]}: is damaged (its bytes are not those that were written)" in caplog.text
+    assert runs == [0.01, 0.01]
+    runs.clear()
     file = small_paper.parent / "package" / "sweeps" / "p-plane.toml"
     file.write_text(file.read_text().replace("[training]", "[training]\nlearning_rate = 0.02"))
     recipe_of.cache_clear()
