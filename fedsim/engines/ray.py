@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +41,9 @@ _ENVIRONMENT = {
     "RAY_task_rpc_inlined_bytes_limit": "100000000",
 }
 _PATIENCE = 20.0
+_DIALLING = 3.0
+"""Seconds in which something has to take a connection; a Ray that takes it may need longer to answer."""
+_REMEDY = "start one there with `ray start --head`, or leave the address out"
 _CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 NODES_PER_ACTOR = 2
 
@@ -115,6 +119,8 @@ def joined(address: str | None, actors: int | None, where: str = "federation") -
         InstallationError: Ray is not installed.
         RunError: Ray could not be started or reached, or its hosts differ.
     """
+    if address is not None:
+        _dial(address, f"{where}.address")
     with _environment(_variables(address)), _host_as_it_was(), _connected(address, actors, where):
         yield
 
@@ -218,18 +224,31 @@ def _connect(address: str | None, actors: int | None, where: str) -> None:
             ray.init(address="local", num_cpus=actors, **quiet)
         return
     log.info("joining the Ray cluster at %s", address)
-    if "://" in address or not (address == "auto" or re.fullmatch(r".+:\d+", address)):
-        raise RunError(f"{where}: expected 'host:port' of a Ray cluster's head, or 'auto', got '{address}'")
     try:
         _knock(address, where)
         data = {name: os.environ[name] for name in ("FEDSIM_DATA", "FEDSIM_CACHE") if name in os.environ}
         variables = {"PYTHONPATH": _python_path(), **_ENVIRONMENT, **data}
         ray.init(address=address, runtime_env={"env_vars": variables}, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
-        raise RunError(
-            f"{where}: no Ray cluster to join at '{address}' ({first_line(error)}); "
-            "start one there with `ray start --head`, or leave the address out"
-        ) from error
+        raise RunError(f"{where}: no Ray cluster to join at '{address}' ({first_line(error)}); {_REMEDY}") from error
+
+
+def _dial(address: str, where: str) -> None:
+    """Raise a RunError where `address` is none, or nothing listens there; neither needs Ray, which would ask for long.
+
+    `auto` is for Ray to find.
+    """
+    if address == "auto":
+        return
+    found = re.fullmatch(r"\[?(?P<host>[^/\[\]]+)\]?:(?P<port>\d{1,5})", address)
+    if found is None or not 0 < int(found["port"]) < 2**16:
+        client = "; ray:// is that of Ray Client, which is not used here" if address.startswith("ray://") else ""
+        raise RunError(f"{where}: expected 'host:port' of a Ray cluster's head, or 'auto', got '{address}'{client}")
+    try:
+        socket.create_connection((found["host"], int(found["port"])), timeout=_DIALLING).close()
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise RunError(f"{where}: no Ray cluster answers at '{address}' ({reason}); {_REMEDY}") from error
 
 
 def _knock(address: str, where: str) -> None:
@@ -253,16 +272,15 @@ def _knock(address: str, where: str) -> None:
             grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
             channel.unary_unary(_CLUSTER_ID)(b"", timeout=_PATIENCE)
     except grpc.FutureTimeoutError as error:
-        raise RunError(
-            f"{where}: no Ray cluster answers at '{address}' within {_PATIENCE:.0f} s; "
-            "start one there with `ray start --head`, or leave the address out"
-        ) from error
+        raise RunError(f"{where}: no Ray cluster answers at '{address}' within {_PATIENCE:.0f} s; {_REMEDY}") from error
     except AuthenticationError as error:  # a token is wanted here, but there is none
         raise RunError(denied) from error
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             raise RunError(denied) from error
-        log.debug("%s answers %r", place, error)  # whether this is a Ray is for Ray to say
+        raise RunError(
+            f"{where}: what answers at '{address}' is no Ray cluster ({error.code().name}); {_REMEDY}"
+        ) from error
 
 
 def _compare_hosts() -> None:

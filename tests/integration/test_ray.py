@@ -12,9 +12,11 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import fedsim.engines.ray
@@ -279,22 +281,35 @@ def test_a_cluster_that_is_not_asked_for_is_left_alone(
     assert Transcript(run.path).rounds == [1, 2]
 
 
-def test_no_cluster_at_the_address_is_one_sentence(
+def test_nothing_at_the_address_is_one_sentence_at_once(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_config(federation={"engine": "ray", "address": "127.0.0.1:9"})
-    monkeypatch.setattr(fedsim.engines.ray, "_PATIENCE", 2.0)
-    with pytest.raises(RunError, match=r"federation.address: no Ray cluster answers at '127.0.0.1:9'") as caught:
+    """Ray itself is not asked, which would take half a minute and print warnings."""
+    monkeypatch.setattr(fedsim.engines.ray, "_connected", lambda *rest: pytest.fail("Ray was asked"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    config = tiny_config(federation={"engine": "ray", "address": place})
+    words = rf"federation\.address: no Ray cluster answers at '{place}' \(Connection refused\); start one there"
+    with pytest.raises(RunError, match=words) as caught:
         serial_run(config, tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
-@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
+@pytest.mark.parametrize(
+    ("address", "more"),
+    [
+        ("ray://127.0.0.1:10001", "; ray:// is that of Ray Client, which is not used here"),
+        ("http://127.0.0.1:8265", "$"),
+        ("127.0.0.1:65536", "$"),
+        (":6379", "$"),
+        ("localhost", "$"),
+    ],
+)
 def test_an_address_of_another_kind_is_one_sentence(
-    address: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    address: str, more: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     config = tiny_config(federation={"engine": "ray", "address": address})
-    with pytest.raises(RunError, match=f"federation.address: expected 'host:port' .* got '{address}'") as caught:
+    with pytest.raises(RunError, match=f"federation.address: expected 'host:port' .* got '{address}'{more}") as caught:
         serial_run(config, tmp_path / "run")
     assert_one_sentence(caught.value)
 
@@ -308,6 +323,19 @@ def test_what_listens_but_is_no_ray_is_one_sentence(
         config = tiny_config(federation={"engine": "ray", "address": place})
         with pytest.raises(RunError, match=f"federation.address: no Ray cluster answers at '{place}'") as caught:
             serial_run(config, tmp_path / "run")
+    assert_one_sentence(caught.value)
+
+
+def test_another_service_at_the_address_is_one_sentence(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+    other = grpc.server(ThreadPoolExecutor(1))
+    place = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
+    other.start()
+    config = tiny_config(federation={"engine": "ray", "address": place})
+    try:
+        with pytest.raises(RunError, match=f"what answers at '{place}' is no Ray cluster \\(UNIMPLEMENTED") as caught:
+            serial_run(config, tmp_path / "run")
+    finally:
+        other.stop(None).wait()
     assert_one_sentence(caught.value)
 
 

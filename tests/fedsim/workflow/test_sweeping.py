@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -253,10 +257,7 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_a_cluster_that_does_not_answer_is_named_and_nothing_is_lost(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedsim.engines.ray._PATIENCE", 2.0)
+def test_a_cluster_that_does_not_answer_is_named_and_nothing_is_lost(made: Path, tmp_path: Path) -> None:
     axes = {"attack": [{"name": "sme", "iterations": 1}, {"name": "sme", "iterations": 2}]}
     changes = {"sweep.on": "ray", "sweep.address": "127.0.0.1:1", "sweep.axes.attack": axes["attack"]}
     with pytest.raises(RunError, match=r"sweep\.address: no Ray cluster .* '127\.0\.0\.1:1'"):
@@ -264,6 +265,43 @@ def test_a_cluster_that_does_not_answer_is_named_and_nothing_is_lost(
     found = fedsim.Sweep(tmp_path / "sweep")
     assert sorted(found.cells["state"]) == ["done", "done", "not done", "not done"]
     assert len(found.table)
+
+
+@pytest.fixture
+def ray_head() -> Iterator[str]:
+    """The address of a Ray cluster of this one host, as `ray start --head` makes it; it listens on loopback."""
+    ray = shutil.which("ray", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if ray is None:
+        pytest.skip("there is no `ray` command, so no cluster can be started")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # a short path, for sockets are files in it
+        command = [ray, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2"]
+        more = ["--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
+        with (Path(folder) / "said.txt").open("wb") as said:
+            head = subprocess.Popen([*command, *more], stdout=said, stderr=subprocess.STDOUT)
+        try:
+            deadline = time.monotonic() + 120
+            while b"Ray runtime started" not in (text := (Path(folder) / "said.txt").read_bytes()):
+                assert head.poll() is None, text.decode()
+                assert time.monotonic() < deadline, text.decode()
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}"
+        finally:
+            head.terminate()  # with --block, it ends what it started
+            head.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_sweep_on_a_cluster_that_is_there_already_has_the_same_table(
+    ray_head: str, made: Path, tmp_path: Path
+) -> None:
+    changes = {"sweep.on": "ray", "sweep.address": ray_head, "sweep.workers": 2}
+    found = fedsim.sweep(SWEEP, out=tmp_path / "sweep", cells=tmp_path / "cells", set=changes)
+    assert found.failures == []
+    assert found.cells["state"].tolist() == ["done"] * 2
+    pd.testing.assert_frame_equal(scores(tmp_path / "sweep"), scores(made / "sweep"))
 
 
 def test_the_example_is_a_grid_of_attacks_defenses_strengths_and_seeds(tmp_path: Path) -> None:
