@@ -24,7 +24,14 @@ NAME` tells the settings of a plug-in.
 PARTS = {
     "An attack": (
         "Derive a frozen dataclass from `Attack` and implement `_run`. Fields are settings.",
-        [attacks.Attack, knowledge.Knowledge, knowledge.Records, knowledge.PartialRecords, attacks.Paper],
+        [
+            attacks.Attack,
+            knowledge.Knowledge,
+            knowledge.Records,
+            knowledge.KnownCandidates,
+            knowledge.PartialRecords,
+            attacks.Paper,
+        ],
         [attacks.single_update],
     ),
     "What the server saw": (

@@ -116,6 +116,17 @@ class Records:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KnownCandidates(Records):
+    """Records of which it is known whether they are the victim's.
+
+    Attributes:
+        members: `record`, whether the victim trained on it.
+    """
+
+    members: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartialRecords(Records):
     """Records of which one categorical column is not known.
 
@@ -218,6 +229,14 @@ class Knowledge:
         (lambda whose: whose in OTHERS, f"where half of them come from, {' or '.join(OTHERS)}"),
         granted=False,
         victims="half of the candidate records, but not which half",
+    )
+    known_candidates: KnownCandidates | None = _fact(
+        "how many further records like the candidates, of which the adversary knows whether they are the victim's, for "
+        "an attack that learns from them; half of them are, and none of them is scored",
+        int,
+        (lambda count: count >= 4, "at least 4"),
+        granted=False,
+        victims="some of its training records, known to be such",
     )
     auxiliary: Records | None = _fact(
         "labelled records of the same kind that no client trains on, for an attack that tries models on them",

@@ -17,7 +17,7 @@ from fedsim.errors import AttackError
 from fedsim.findings import Membership
 from fedsim.recording.transcript import Transcript
 from fedsim.training.gradients import example_gradients
-from fedsim.wire.messages import Update
+from fedsim.wire.messages import State, Update
 
 _FEWEST = 3
 """Clients in a round: the victim, and two others, which have a mean and a deviation."""
@@ -32,6 +32,8 @@ _AT_ONCE = 1 << 25
 """Most numbers in the gradients of candidates that are held at once, 128 MB."""
 _WIDTH = 1000
 """Candidates in a forward pass."""
+_SHORTEST = 1e-8
+"""Length of a gradient at which its logarithm is cut off; what is learnt by heart has none in float32."""
 
 Measure = Callable[[Sequence[Update]], Tensor]
 """From messages of one round to `client candidate`, higher for what the client trained on."""
@@ -77,14 +79,39 @@ class Candidates:
         """`client candidate`, log p / (1 - p) of each one's class on the model that each client returned."""
         rows = []
         for made, where in self._answers(updates):
-            if self._labels.is_floating_point() or made.ndim != 2 or int(self._labels.max()) >= made.shape[1]:
+            if not self._of_classes(made):
                 raise AttackError(
                     f"{where}: {tuple(made.shape)} outputs are no confidences in the classes of the candidates; take "
                     "membership-loss"
                 )
-            own = self._labels[:, None]
-            rows.append(made.gather(1, own).squeeze(1) - made.scatter(1, own, -torch.inf).logsumexp(1))
+            rows.append(_margins(made, self._labels))
         return torch.stack(rows)
+
+    def features(self, update: Update, layers: int) -> Tensor:
+        """`candidate feature`, of the model that the client returned.
+
+        The loss, log10 of the length of its gradient in each of the last `layers` modules that are trained, and where
+        the model tells classes log p / (1 - p) of the candidate's own and the entropy of all.
+        """
+        assert self._loss is not None
+        [(made, where)] = self._answers([update])
+        network = self._alone(returned(update), where)
+        trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+        modules = list(dict.fromkeys(name.rpartition(".")[0] for name in trained))[-layers:]
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(name in trained and name.rpartition(".")[0] in modules)
+        found, loss = example_gradients(network, self._inputs, self._labels, self._loss)  # type: ignore[arg-type]
+        columns = [loss.detach()]
+        for module in modules:
+            own = [gradient.flatten(1) for name, gradient in found.items() if name.rpartition(".")[0] == module]
+            columns.append(torch.cat(own, 1).norm(dim=1).clamp_min(_SHORTEST).log10())
+        if self._of_classes(made):
+            columns += [_margins(made, self._labels), torch.special.entr(made.softmax(1)).sum(1)]
+        return torch.stack(columns, 1)
+
+    def _of_classes(self, made: Tensor) -> bool:
+        whole = not self._labels.is_floating_point()
+        return whole and made.ndim == 2 and int(self._labels.max()) < made.shape[1]
 
     @torch.no_grad()
     def _answers(self, updates: Sequence[Update]) -> Iterator[tuple[Tensor, str]]:
@@ -106,13 +133,7 @@ class Candidates:
             AttackError: the messages hold NaN, or BatchNorm needs more than one candidate.
         """
         assert self._loss is not None
-        where = _where(updates[0])
-        network = self._network.holding(updates[0].before, where)
-        if matched(network, updates[0].before, where)[1]:
-            raise AttackError(
-                f"{where}: the model normalises by the batch, and clients do not share BatchNorm's running statistics, "
-                "so that a candidate has no gradient of its own; take an attack on losses, as membership-loss"
-            )
+        network = self._alone(updates[0].before, _where(updates[0]))
         moves = self._moves(updates, network)
         width = max(1, _AT_ONCE // sum(rows.shape[1] for rows in moves.values()))
         inner, slopes = [], []
@@ -123,6 +144,16 @@ class Candidates:
             slopes.append(torch.stack([gradient.square().sum(1) for gradient in flat.values()]).sum(0))
         lengths = torch.stack([rows.double().square().sum(1) for rows in moves.values()]).sum(0).sqrt()
         return Products(torch.cat(inner, 1).double(), lengths, torch.cat(slopes).double().sqrt())
+
+    def _alone(self, state: State, where: str) -> nn.Module:
+        """The network with the weights of `state`, in which each candidate has a gradient of its own."""
+        network = self._network.holding(state, where)
+        if matched(network, state, where)[1]:
+            raise AttackError(
+                f"{where}: the model normalises by the batch, and clients do not share BatchNorm's running statistics, "
+                "so that a candidate has no gradient of its own; take an attack on losses, as membership-loss"
+            )
+        return network
 
     def _moves(self, updates: Sequence[Update], network: nn.Module) -> dict[str, Tensor]:
         """`client number` of each trained parameter: I."""
@@ -196,6 +227,12 @@ def _mean(rounds: Sequence[int], score: Callable[[int], Tensor], progress: Progr
         progress(done, len(rounds), {"objective": float(-total.mean() / done)})
     assert total is not None
     return Membership(scores=total / len(rounds))
+
+
+def _margins(made: Tensor, labels: Tensor) -> Tensor:
+    """`record`, log p / (1 - p) of its class, of outputs `record class`."""
+    own = labels[:, None]
+    return made.gather(1, own).squeeze(1) - made.scatter(1, own, -torch.inf).logsumexp(1)
 
 
 def _where(update: Update) -> str:

@@ -232,10 +232,18 @@ def _records_hash(knowledge: Knowledge) -> list[str]:
     """Hashes of the records that are granted, if there are any."""
     held = [
         table
-        for table in (knowledge.records, knowledge.partial_records, knowledge.candidates, knowledge.auxiliary)
+        for table in (
+            knowledge.records,
+            knowledge.partial_records,
+            knowledge.candidates,
+            knowledge.known_candidates,
+            knowledge.auxiliary,
+        )
         if table is not None
     ]
     tensors = [tensor.contiguous().numpy() for table in held for tensor in (table.inputs, table.labels)]
+    if knowledge.known_candidates is not None:
+        tensors.append(knowledge.known_candidates.members.numpy())
     return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors]
 
 

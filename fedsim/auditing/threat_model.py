@@ -17,9 +17,9 @@ from fedsim.errors import AttackError, ConfigError, DataError, PluginError, did_
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.auxiliary import auxiliary_records
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.candidates import drawn
+from fedsim.experiments.candidates import drawn, known_drawn
 from fedsim.experiments.config import AdversaryTable, AppTable
-from fedsim.knowledge import FACTS, Knowledge, PartialRecords, Records, sent_as
+from fedsim.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, Records, sent_as
 from fedsim.models.checks import unsized
 from fedsim.plugins import registry
 from fedsim.randomness import seed_for
@@ -232,6 +232,15 @@ def check_private(adversary: AdversaryTable, experiment: Experiment | None, has_
         raise ConfigError(f"adversary.knowledge.{wanted[0]}: there is no truth to take them from; add a [truth] table")
     if "partial_records" in wanted:
         _sensitive(adversary, experiment)
+    if "known_candidates" in wanted:
+        known, fact = adversary.knowledge.known_candidates, FACTS["known_candidates"]
+        if not fact.fits(known):
+            raise ConfigError(f"adversary.knowledge.known_candidates: expected {fact.expected}, got {known}")
+        if "candidates" not in wanted:
+            raise ConfigError(
+                "adversary.knowledge.known_candidates: they are drawn as candidates are, and none are granted; give "
+                "candidates, too, which says where those that are no members come from"
+            )
     if "candidates" in wanted:
         others, fact = adversary.knowledge.candidates, FACTS["candidates"]
         if not fact.fits(others):
@@ -270,6 +279,8 @@ def grant_private(
     values: dict[str, Any] = {"labels": truth.labels.sort().values} if "labels" in wanted else {}
     if "candidates" in wanted:
         values["candidates"] = _candidates(adversary, experiment, members or (victim,))
+    if "known_candidates" in wanted:
+        values["known_candidates"] = _known_candidates(adversary, experiment, members or (victim,))
     if {"records", "partial_records"}.intersection(wanted):
         records = _records(knowledge, experiment, members or (victim,), truth)
         if "records" in wanted:
@@ -297,8 +308,19 @@ def _records(knowledge: Knowledge, experiment: Experiment | None, clients: Seque
 def _candidates(adversary: AdversaryTable, experiment: Experiment | None, clients: Sequence[int]) -> Records:
     """See `fedsim.experiments.candidates`; which of them are training records is not in it."""
     assert experiment is not None  # or `check_private` had refused it
-    found = drawn(experiment.data, clients, adversary.knowledge.candidates, adversary.candidates)
+    asked = adversary.knowledge
+    found = drawn(experiment.data, clients, asked.candidates, adversary.candidates, int(asked.known_candidates))
     return Records(inputs=experiment.data.to_model(found.inputs), labels=found.labels)
+
+
+def _known_candidates(
+    adversary: AdversaryTable, experiment: Experiment | None, clients: Sequence[int]
+) -> KnownCandidates:
+    """Others than the candidates; see `fedsim.experiments.candidates`."""
+    assert experiment is not None  # or `check_private` had refused it
+    asked = adversary.knowledge
+    found = known_drawn(experiment.data, clients, asked.candidates, asked.known_candidates)
+    return KnownCandidates(inputs=experiment.data.to_model(found.inputs), labels=found.labels, members=found.members)
 
 
 def _sensitive(adversary: AdversaryTable, experiment: Experiment | None) -> Column:

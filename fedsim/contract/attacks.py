@@ -131,6 +131,7 @@ def changes_nothing_it_is_given(subject: Subject) -> None:
             ("records", known.records),
             ("partial_records", known.partial_records),
             ("candidates", known.candidates),
+            ("known_candidates", known.known_candidates),
             ("auxiliary", known.auxiliary),
         )
         if of is not None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attacks import Attack, Knowledge, PartialRecords, Records
+from fedsim.attacks import Attack, Knowledge, KnownCandidates, PartialRecords, Records
 from fedsim.models.mlp import Mlp
 from fedsim.models.text_cnn import TextCnn
 from fedsim.models.transformer import TransformerDecoder
@@ -101,6 +101,11 @@ def _known(model: Callable[[], nn.Module], task: Task, inputs: Tensor, labels: T
         labels=labels.sort().values,
         records=Records(inputs=inputs, labels=labels),
         candidates=Records(inputs=inputs, labels=labels),
+        known_candidates=KnownCandidates(
+            inputs=torch.cat([inputs, inputs.flip(-1)]),
+            labels=torch.cat([labels, labels]),
+            members=torch.arange(2 * len(inputs)) < len(inputs),
+        ),
         auxiliary=Records(inputs=inputs, labels=labels),
     )
 

@@ -103,7 +103,10 @@ def score_membership(scores: Tensor, held: Tensor) -> list[Score]:
     ]
     for metric, rate in RATES.items():
         if others * rate < 1:
-            why = f"{rate:.1%} of {others} candidates that are no members is less than one; grant more candidates"
+            why = (
+                f"{rate:.1%} of {others} candidates that are no members is less than one; grant more candidates, of a "
+                "victim that holds enough"
+            )
             found.append(Score.not_computed(metric, why))
             continue
         chance = (math.floor(others * rate) + 1) / (others + 1)

@@ -15,7 +15,7 @@ from fedsim.attacks import Attack
 from fedsim.errors import AttackCrash, ConfigError, FedsimError, did_you_mean, first_line, one_line, what_it_said
 from fedsim.files import fresh_folder
 from fedsim.findings import Finding
-from fedsim.knowledge import FACTS, Knowledge, PartialRecords, Records
+from fedsim.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, Records
 from fedsim.models.checks import unsized
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import plain
@@ -31,6 +31,7 @@ _OBJECTS: Mapping[str, tuple[type, str]] = {
     "labels": (Tensor, "a tensor of one label for each example"),
     "records": (Records, "fedsim.knowledge.Records"),
     "candidates": (Records, "fedsim.knowledge.Records"),
+    "known_candidates": (KnownCandidates, "fedsim.knowledge.KnownCandidates"),
     "auxiliary": (Records, "fedsim.knowledge.Records"),
     "partial_records": (PartialRecords, "fedsim.knowledge.PartialRecords"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from fedsim.auditing.audit import open_audit
 from fedsim.auditing.threat_model import check_private
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, KnowledgeError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.candidates import drawn
 from fedsim.experiments.config import AttackFile, Config, check
@@ -18,6 +19,7 @@ from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Membership
 from fedsim.knowledge import HELD_OUT, OTHER_CLIENTS
 from fedsim.recording.finding_files import load_finding
+from fedsim.recording.transcript import Transcript
 from fedsim.reporting.page import write_report
 
 RUN = {
@@ -38,13 +40,15 @@ def folder(
     return serial_run(tiny_config(**RUN), tmp_path_factory.mktemp("membership") / "run")
 
 
-def spec(others: Any, count: int = 60, attacks: tuple[str, ...] = ATTACKS) -> AttackFile:
+def spec(
+    others: Any, count: int = 60, attacks: tuple[str, ...] = ATTACKS, victims: Any = "all", **knowledge: Any
+) -> AttackFile:
     adversary = {
-        "victims": "all",
+        "victims": victims,
         "rounds": "all",
         "workers": 1,
         "candidates": count,
-        "knowledge": {"candidates": others},
+        "knowledge": {"candidates": others, **knowledge},
     }
     return check(AttackFile, {"adversary": adversary, "attack": [{"name": name} for name in attacks]}, "attacks")
 
@@ -102,3 +106,69 @@ def test_where_others_are_from_is_one_of_two(folder: RunFolder) -> None:
 def test_of_a_recording_made_elsewhere_nobody_knows_others() -> None:
     with pytest.raises(ConfigError, match="of a recording made elsewhere nobody says what the victim does not hold"):
         check_private(spec(HELD_OUT).adversary, None, True)
+
+
+LEARNT = ("membership-white-box",)
+
+
+def test_what_is_known_to_be_a_member_is_learnt_from_and_not_scored(folder: RunFolder) -> None:
+    audit = open_audit(folder.path, spec(HELD_OUT, 1000, LEARNT, known_candidates=40))
+    assert audit.run() == []
+    rows = audit.score()
+    areas = [row["value"] for row in rows if (row["attack"], row["metric"]) == (*LEARNT, "membership_auc")]
+    assert sum(areas) / 4 > 0.6
+    found = [load_finding(path) for path in (folder.findings / LEARNT[0]).glob("*.safetensors")]
+    assert [len(finding.tensors["scores"]) for finding, _ in found] == 4 * [40]  # each client holds 40 records
+    assert "known_candidates" in found[0][1]["granted"]
+    page = write_report(folder.path, audit).read_text()
+    assert "some of its training records, known to be such" in page
+
+
+def test_without_known_records_it_is_refused_before_work(folder: RunFolder) -> None:
+    with pytest.raises(KnowledgeError, match="membership-white-box needs known_candidates, which the threat model"):
+        open_audit(folder.path, spec(HELD_OUT, 20, LEARNT)).run()
+
+
+@pytest.mark.parametrize(
+    ("others", "known", "told"),
+    [
+        (False, 40, "known_candidates: they are drawn as candidates are, and none are granted; give candidates, too"),
+        (HELD_OUT, 3, "known_candidates: expected at least 4, got 3"),
+    ],
+)
+def test_known_records_that_cannot_be_drawn_are_refused(others: Any, known: int, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_private(spec(others, 20, LEARNT, known_candidates=known).adversary, None, True)
+
+
+def test_a_client_that_holds_too_little_is_refused_and_other_attacks_go_on(folder: RunFolder) -> None:
+    audit = open_audit(folder.path, spec(HELD_OUT, 20, (*LEARNT, "membership-loss"), [0], known_candidates=80))
+    [told] = audit.run()
+    assert "client 0 has 40 records with others of 'held-out' beside, so that 80 known ones leave no candidate" in told
+    assert {row["attack"] for row in audit.score()} >= {"membership-loss"}
+
+
+def test_a_client_that_is_alone_cannot_be_compared_and_other_attacks_go_on(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    alone = {"clients": 1, "rounds": 1, "evaluate_every": 100}
+    run = serial_run(tiny_config(**RUN | {"federation": alone}), tmp_path / "run")
+    audit = open_audit(run.path, spec(HELD_OUT, 20, ATTACKS))
+    told = audit.run()
+    assert len(told) == 2
+    assert all("in none of its rounds at least 2 other clients are recorded" in one for one in told)
+    assert {row["attack"] for row in audit.score()} == {"membership-loss", "membership-cosine"}
+
+
+def test_a_client_that_was_silent_in_all_rounds_is_refused_before_work(
+    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    some = {"clients": 4, "rounds": 1, "evaluate_every": 100}
+    run = serial_run(
+        tiny_config(**RUN | {"federation": some, "strategy": {"name": "fedavg", "fraction_train": 0.5}}),
+        tmp_path / "run",
+    )
+    there = Transcript(run.transcript).clients(1)
+    [silent, *_] = set(range(4)) - set(there)
+    with pytest.raises(ConfigError, match=f"adversary.victims: client {silent} is not recorded; recorded: "):
+        open_audit(run.path, spec(HELD_OUT, 20, ATTACKS, [there[0], silent])).run()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
 
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import DataError
-from fedsim.experiments.candidates import drawn
+from fedsim.experiments.candidates import drawn, known_drawn
 from fedsim.experiments.federated_data import FederatedData
 from fedsim.knowledge import HELD_OUT, OTHER_CLIENTS
 from fedsim.partitions import Indices
@@ -25,10 +27,20 @@ class Fixed:
 
 
 def federated(
-    labels: torch.Tensor, *, clients: int = 3, seed: int = 0, tests: int = 12, share: float = 0.0
+    labels: torch.Tensor,
+    *,
+    clients: int = 3,
+    seed: int = 0,
+    tests: int = 12,
+    share: float = 0.0,
+    twins: Mapping[int, int] | None = None,
 ) -> FederatedData:
+    """`twins` are examples that hold the number of another one; test examples hold 100 and more."""
+
     def examples(start: int, own: torch.Tensor) -> Examples:
         numbers = torch.arange(start, start + len(own)).float()[:, None]
+        for place, number in (twins or {}).items():
+            numbers[numbers == place] = number
         return Examples(raw=numbers, labels=own, scale=1.0)
 
     dataset = Dataset(
@@ -107,3 +119,56 @@ def test_a_victim_whose_classes_nobody_else_has_is_refused() -> None:
         DataError, match="'other-clients' has no record of a class that client 0 holds; choose 'held-out'"
     ):
         drawn(federated(labels), [0], OTHER_CLIENTS, 1000)
+
+
+@pytest.mark.parametrize("others", [HELD_OUT, OTHER_CLIENTS])
+def test_known_records_are_like_candidates_and_none_of_them(others: str) -> None:
+    data = federated(CLASSES)
+    everything = drawn(data, [0], others, 1000)
+    found, known = drawn(data, [0], others, 1000, 6), known_drawn(data, [0], others, 6)
+    assert (len(known.labels), int(known.members.sum())) == (6, 3)
+    assert torch.equal(*(known.labels[where].bincount(minlength=3) for where in (known.members, ~known.members)))
+    apart = torch.cat([found.inputs, known.inputs]).squeeze(1)
+    assert torch.equal(apart.sort().values, everything.inputs.squeeze(1).sort().values)
+    members = torch.cat([found.inputs[found.members], known.inputs[known.members]])
+    assert torch.equal(members.sort(0).values, everything.inputs[everything.members].sort(0).values)
+
+
+def test_who_knows_the_number_of_candidates_finds_them_without_knowing_of_known_ones() -> None:
+    data = federated(CLASSES)
+    first = drawn(data, [0], HELD_OUT, 1000, 6)
+    again = drawn(data, [0], HELD_OUT, len(first.labels))
+    assert torch.equal(again.inputs, first.inputs)
+    assert torch.equal(again.members, first.members)
+
+
+def test_known_records_that_leave_no_candidate_are_refused_and_candidates_are_not() -> None:
+    data = federated(CLASSES)
+    with pytest.raises(DataError, match=r"client 1 has 6 records .* 12 known ones leave no candidate; grant fewer"):
+        known_drawn(data, [1], HELD_OUT, 12)
+    assert torch.equal(drawn(data, [1], HELD_OUT, 1000, 12).inputs, drawn(data, [1], HELD_OUT, 1000).inputs)
+    assert len(known_drawn(data, [1], HELD_OUT, 10).labels) == 10
+    assert len(drawn(data, [1], HELD_OUT, 1000, 10).labels) == 2
+
+
+@pytest.mark.parametrize(("others", "twins"), [(HELD_OUT, {100: 0, 101: 1}), (OTHER_CLIENTS, {9: 0, 18: 0, 10: 1})])
+def test_what_is_equal_to_a_record_of_the_victim_is_no_other(others: str, twins: dict[int, int]) -> None:
+    for seed in range(5):
+        found = drawn(federated(CLASSES, twins=twins, seed=seed), [0], others, 1000)
+        assert not set(found.inputs[~found.members].squeeze(1).int().tolist()) & set(SHARES[0])
+        assert len(found.labels) > 8
+
+
+def test_a_record_that_the_victim_holds_twice_is_one_candidate() -> None:
+    found = drawn(federated(CLASSES, twins={3: 0, 6: 0}), [0], HELD_OUT, 1000)
+    numbers = found.inputs.squeeze(1)
+    assert len(numbers.unique()) == len(numbers)
+    assert 0 in numbers
+
+
+@pytest.mark.parametrize(
+    ("others", "tests", "instead"), [(OTHER_CLIENTS, 12, "'held-out'$"), (HELD_OUT, 0, "data with test examples$")]
+)
+def test_a_client_that_is_alone_is_told_what_helps(others: str, tests: int, instead: str) -> None:
+    with pytest.raises(DataError, match=f"'{others}' has no record of a class that client 0 holds; choose {instead}"):
+        drawn(federated(CLASSES, clients=1, tests=tests), [0], others, 1000)
