@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
@@ -202,6 +203,10 @@ class GradientInversion(Attack):
             raise diverged(list(trials), where, "step_size")
         return [(trials[trial], trial) for trial in left]
 
+    def _computing(self, device: torch.device) -> AbstractContextManager[object]:
+        """What is entered around each evaluation of the objective."""
+        return nullcontext() if self.precision == "float32" else torch.autocast(device.type, torch.bfloat16)
+
     def _merged(self, data: Tensor, scene: Scene) -> Tensor:
         """One image an example, out of `epochs` of them; by default they are one already."""
         return data
@@ -213,7 +218,7 @@ class GradientInversion(Attack):
         def evaluate(
             values: dict[str, Tensor], around: Around, scene: Scene, target: list[Tensor], moving: Moving
         ) -> list[Tensor]:
-            with torch.autocast(scene.labels.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            with self._computing(scene.labels.device):
                 return objective_of(recipe, scene, values, around, target, moving)
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:

@@ -1,0 +1,229 @@
+"""Attacks, local training and defenses compute on the device they are given; none mixes the CPU in.
+
+They run to their end on an accelerator that is not there (`conftest`). What comes of it is what comes of it on the CPU,
+and the CPU waits for the accelerator only at the places that `host_reads.toml` lists.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsim.attacks import Attack
+from fedsim.contract.scenes import VICTIM, Scene, scenes_for
+from fedsim.defense import Defense, Participation
+from fedsim.errors import AttackError, ConfigError
+from fedsim.plugins import registry
+from fedsim.randomness import generator, one_thread, seeded
+from fedsim.task import Task
+from fedsim.training.loop import evaluate, local_gradient, local_update
+from fedsim.training.model_state import state_of
+from fedsim.training.settings import LocalTraining
+
+ROOT = Path(__file__).parents[2]
+LISTED = tomllib.loads((Path(__file__).parent / "host_reads.toml").read_text())
+READS: dict[str, str] = {place: who for about in LISTED["reads"] for place, who in about["seen_in"].items()}
+SLOW = {
+    "attacks": {"aia-gradient", "cocktail-party", "spear", "tableak", "tgias-ro", "tgias-ro-text"},
+    "models": {"alexnet", "convnet", "resnet18", "shufflenet-v2", "torchvision", "vit-april"},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dp-sgd": {"epsilon": 5.0},
+    "gate": {"measure": "gradient-norm", "above": 0.0},
+    "layer-freeze": {"layers": ["*bias"]},
+    "lmra": {"hidden": "16x2", "learning_rate": 1e-2, "epochs": 60, "minimise_epochs": 2},
+    "lmra-dummy-data": {"training_iterations": 1},
+    "see-through-gradients": {"bn_weight": 0.0},
+    "tgias-ro": {"gradients": 2},
+    "tgias-ro-text": {"gradients": 2, "refinements": 1},
+}
+TASKS = (
+    Task((1, 8, 8), 7),
+    Task((12,), 7),
+    Task((20,), 7, vocabulary=30),
+    Task((1, 28, 28), 7),
+    Task((3, 32, 32), 7),
+    Task((3, 64, 64), 7),
+)
+TRAINING = LocalTraining(
+    local_epochs=1, batch_size=2, learning_rate=0.05, momentum=0.9, weight_decay=0.01, proximal_mu=0.1
+)
+
+
+# Said of all that is loaded into a model on `meta`, whose values are kept here.
+pytestmark = pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter")
+
+
+def ours(group: registry.Group) -> list[str]:
+    owners = {name: registry.entry(group, name).dist for name in registry.names(group)}
+    return [name for name, owner in owners.items() if owner is not None and owner.name == "fedsim-curious"]
+
+
+def subjects(group: registry.Group) -> list[Any]:
+    slow = SLOW.get(group, set())
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in ours(group)]
+
+
+def build(group: registry.Group, name: str) -> Any:
+    few = {"iterations": 1} if "iterations" in registry.parameters(registry.load(group, name)) else {}
+    return registry.build(group, name, few | SETTINGS.get(name, {}), name)
+
+
+def check_reads(accelerator: Any, who: str) -> None:
+    """That the CPU waited where it is listed, and at all places that are listed to be seen in the test of `who`."""
+    assert accelerator.calls, "nothing was computed on the accelerator"
+    unlisted = sorted(accelerator.reads - READS.keys())
+    assert not unlisted, "the CPU waits for the device here; where it has to, list it in host_reads.toml"
+    gone = sorted({place for place, seen_in in READS.items() if seen_in == who} - accelerator.reads)
+    assert not gone, "the CPU no longer waits here; list it no more in host_reads.toml"
+
+
+def check_same(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> None:
+    assert here.keys() == there.keys()
+    for name, tensor in here.items():
+        torch.testing.assert_close(there[name], tensor, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def accepted(attack: Attack, folder: Path) -> Iterator[Scene]:
+    """The tiny recordings that `attack` can read, every second one without labels where it can count them."""
+    for number, scene in enumerate(scenes_for(attack, folder)):
+        if number % 2 and "labels" in attack.uses:
+            scene = replace(scene, knowledge=replace(scene.knowledge, labels=None))
+        if attack.needs <= set(scene.knowledge.granted()):
+            yield scene
+
+
+@pytest.mark.parametrize("name", subjects("attacks"))
+def test_an_attack_computes_on_the_device_that_it_is_told(name: str, accelerator: Any, tmp_path: Path) -> None:
+    attack, works = cast("Attack", build("attacks", name)), 0
+    for scene in accepted(attack, tmp_path):
+        here = outcome(attack, scene)
+        with accelerator:
+            there = outcome(attack, replace(scene, knowledge=replace(scene.knowledge, device=accelerator.device)))
+        if isinstance(here, str) or isinstance(there, str):
+            assert here == there
+            continue
+        assert all(tensor.device.type == "cpu" for tensor in there.values())
+        check_same(here, there)
+        works += 1
+        if works == 2:
+            break
+    assert works
+    if name in LISTED["on_the_cpu"]:
+        assert not accelerator.calls, "it computes on the device after all; list it no more in host_reads.toml"
+    else:
+        check_reads(accelerator, f"attack {name}")
+
+
+@pytest.mark.parametrize("name", subjects("models"))
+def test_local_training_of_a_model_stays_on_its_device(name: str, accelerator: Any) -> None:
+    before, task = fresh(name)
+    inputs, labels = data(task)
+
+    def trained(device: torch.device) -> dict[str, Tensor]:
+        model = network(name, task).to(device)
+        state = {name: tensor.to(device) for name, tensor in before.items()}
+        given = inputs.to(device), labels.to(device)
+        after, loss = local_update(model, state, *given, TRAINING, key=("devices",), loss=task.loss)
+        gradient, beside, _ = local_gradient(model, state, *given, TRAINING, key=("devices",), loss=task.loss)
+        measured = {"trained with": loss, **evaluate(model, after, *given, task.loss)}
+        assert all(tensor.device == device for tensor in (*after.values(), *gradient.values(), *beside.values()))
+        tensors = after | {f"gradient of {name}": tensor for name, tensor in gradient.items()}
+        return on_cpu(tensors) | {name: torch.tensor(value) for name, value in measured.items()}
+
+    compare(trained, accelerator)
+    check_reads(accelerator, f"model {name}")
+
+
+@pytest.mark.parametrize("name", subjects("defenses"))
+def test_a_defense_acts_inside_training_on_its_device(name: str, accelerator: Any) -> None:
+    client = Participation(num_examples=4, batch_size=2, steps=2, rounds=1, num_classes=7, value_range=((0.0,), (1.0,)))
+    defense = cast("Defense", build("defenses", name)).of_client(client)
+    task = TASKS[0]
+    inputs, labels = data(task)
+    before = state_of(network("mlp", task))
+    training = LocalTraining(local_epochs=1, batch_size=2, learning_rate=0.05)
+
+    def trained(device: torch.device) -> dict[str, Tensor]:
+        given = inputs.to(device), labels.to(device)
+        model, key = network("mlp", task).to(device), ("devices",)
+        state = {name: tensor.to(device) for name, tensor in before.items()}
+        return on_cpu(local_update(model, state, *given, training, key=key, defenses=[defense], loss=task.loss)[0])
+
+    compare(trained, accelerator)
+    check_reads(accelerator, f"defense {name}")
+
+
+def test_the_accelerator_refuses_what_cuda_refuses(accelerator: Any) -> None:
+    with accelerator:
+        there, here = torch.ones(3, device=accelerator.device), torch.ones(3)
+        assert (there + 1.0 * torch.ones(())).sum().item() == 6
+        for mixed in (
+            lambda: there + here,
+            lambda: there @ here,
+            lambda: torch.cat([there, here]),
+            lambda: there.index_add(0, torch.arange(3), there),
+            lambda: torch.nn.functional.linear(there, here.repeat(2, 1)),
+            lambda: torch.randn(3, generator=generator(0), device=accelerator.device),
+            lambda: there.normal_(generator=generator(0)),
+        ):
+            with pytest.raises(accelerator.mixed):
+                mixed()
+        assert there[torch.tensor([0, 2])].shape == (2,)
+
+
+def test_what_is_listed_is_seen_in_a_test() -> None:
+    tested = {f"{group[:-1]} {name}" for group in ("attacks", "models", "defenses") for name in ours(group)}
+    assert set(READS.values()) <= tested
+    assert LISTED["on_the_cpu"].keys() <= set(ours("attacks"))
+
+
+def outcome(attack: Attack, scene: Scene) -> Mapping[str, Tensor] | str:
+    """What the attack finds, or why it refuses."""
+    with one_thread():
+        try:
+            return attack.run(scene.transcript, scene.knowledge, victim=VICTIM, rng=generator(0)).tensors
+        except AttackError as refused:
+            return str(refused)
+
+
+def fresh(name: str) -> tuple[dict[str, Tensor], Task]:
+    """The first weights of a model, and the smallest task that it takes."""
+    for task in TASKS:
+        try:
+            return state_of(network(name, task)), task
+        except ConfigError:
+            continue
+    raise AssertionError(f"{name} takes none of the tasks")
+
+
+def network(name: str, task: Task) -> nn.Module:
+    with seeded("devices", "model"):
+        return cast("nn.Module", registry.build("models", name, {}, name).build(task))
+
+
+def data(task: Task) -> tuple[Tensor, Tensor]:
+    shape, rng = (4, *task.input_shape), generator("devices", "data")
+    if task.vocabulary:
+        return torch.randint(task.vocabulary, shape, generator=rng), torch.arange(4)
+    return torch.rand(shape, generator=rng), torch.arange(4)
+
+
+def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+def compare(compute: Any, accelerator: Any) -> None:
+    """That `compute` gives the same on both devices."""
+    with one_thread():
+        here = compute(torch.device("cpu"))
+        with accelerator:
+            there = compute(accelerator.device)
+    check_same(here, there)
