@@ -120,6 +120,11 @@ def _count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
+def _client(value: object) -> bool:
+    """A client may be called by its node's id, in which Flower uses all 64 bits."""
+    return type(value) is int and 0 <= value < 1 << 64
+
+
 def _words(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
@@ -132,10 +137,12 @@ _SAID: Mapping[str, Callable[[object], bool]] = {
     ),
     **dict.fromkeys(("code", "model_code"), lambda value: value is None or isinstance(value, str)),
     **dict.fromkeys(("settings", "changed"), lambda value: isinstance(value, dict)),
-    **dict.fromkeys(("first_round", "victim", "repeat"), _count),
+    **dict.fromkeys(("first_round", "repeat"), _count),
+    "victim": _client,
     **dict.fromkeys(("granted", "warnings"), _words),
     "round": lambda value: _count(value) or (isinstance(value, str) and bool(_ROUNDS.fullmatch(value))),
-    **dict.fromkeys(("rounds", "members"), lambda value: isinstance(value, list) and all(map(_count, value))),
+    "rounds": lambda value: isinstance(value, list) and all(map(_count, value)),
+    "members": lambda value: isinstance(value, list) and all(map(_client, value)),
     "seconds": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
 }
 """What the facts about an attack's finding must be."""

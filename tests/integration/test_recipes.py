@@ -81,8 +81,9 @@ def test_audit_my_flower_app(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.app import ArrayRecord, ConfigRecord
     from flwr.serverapp.strategy import FedAvg
 
-    from fedsim.engines.serial import InProcessGrid
+    from fedsim.engines import serial
 
+    monkeypatch.setattr(serial, "_FIRST_NODE", 2**64 - 2)  # Flower draws ids from all of 64 bits
     recipe = section("Audit my Flower app")
     for file in (ROOT / "examples" / "audit-a-flower-app").glob("*.py"):
         shutil.copy(file, file.name)
@@ -94,7 +95,7 @@ def test_audit_my_flower_app(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"FedAvg": lambda: FedAvg(fraction_evaluate=0.0)}
     exec("\n".join(code.splitlines()[:3]), names)
     names["strategy"].start(
-        grid=InProcessGrid(client_app.app, nodes=2),
+        grid=serial.InProcessGrid(client_app.app, nodes=2),
         initial_arrays=ArrayRecord(task.make_model().state_dict()),
         num_rounds=1,
         train_config=ConfigRecord({"learning-rate": 0.01}),
