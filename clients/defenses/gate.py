@@ -117,11 +117,14 @@ class Gate(Defense):
         """See Defense. A gate that can never close, or would leave nothing to send, is refused."""
         counts = [_examples(setting.participation(client), setting.training) for client in range(setting.clients)]
         if self.quantile is not None:
-            past = (setting.rounds - 1) * (max(counts) if self.action == "drop-examples" else 1)
+            sizes = counts if self.action == "drop-examples" else [1]
+            most = max(map(_kept_of, sizes))
+            past = max(min((setting.rounds - 1) * size, _kept_of(size)) for size in sizes)
             if self._place(self.quantile, past) > past:
+                longer = ", or more rounds" if self._place(self.quantile, most) <= most else ""
                 raise ConfigError(
-                    f"quantile: {self.quantile} of its own past is beyond the {past} values that a client has in the "
-                    f"last of {setting.rounds} rounds, so the gate never closes; set a smaller one, or more rounds"
+                    f"quantile: {self.quantile} of its own past is beyond the {past} values that a client keeps by the "
+                    f"last of {setting.rounds} rounds, so the gate never closes; set a smaller one{longer}"
                 )
         if self.action != "drop-examples":
             return
@@ -280,8 +283,7 @@ class Gate(Defense):
             assert limit is not None
             return exposed > self._sign * limit
         past = memory.get("values", exposed[:0])
-        most = max(_REMEMBERED // len(values), 1) * len(values)
-        memory["values"] = torch.cat([past, exposed[~exposed.isnan()]])[-most:]
+        memory["values"] = torch.cat([past, exposed[~exposed.isnan()]])[-_kept_of(len(values)) :]
         place = self._place(self.quantile, len(past))
         return exposed > (past.sort().values[place - 1] if place <= len(past) else math.inf)
 
@@ -289,6 +291,11 @@ class Gate(Defense):
     def _place(quantile: float, past: int) -> int:
         """Which of so many past values is the limit, counted from 1; beyond them it is none."""
         return math.ceil(quantile * (past + 1) - _ROUNDING)
+
+
+def _kept_of(values: int) -> int:
+    """How many values a client keeps that has so many in a round."""
+    return max(_REMEMBERED // values, 1) * values
 
 
 def _one_gradient(training: LocalTraining) -> LocalTraining:

@@ -18,6 +18,8 @@ from fedsim.training.sent import Sent
 Distance = Literal["l2", "cosine"]
 EXACT = 4096
 """Most numbers of an input whose whole Hessian is made."""
+_COPIES = 4
+"""Of the whole Hessian, at once, while it is made symmetric and while its eigenvalues are found."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Hessian:
         pulled: Tensor = self.sent.linear.pull(moved)
         return pulled if self.distance == "l2" else pulled / self._norm
 
-    @cached_property
+    @property
     def largest(self) -> float:
         """Its largest eigenvalue, by Lanczos iteration (ARPACK).
 
@@ -98,13 +100,14 @@ class Hessian:
         """The whole of it in float64, `number number`, by one product for each row.
 
         Raises:
-            ConfigError: it has more than `EXACT` rows.
+            ConfigError: it has more than `EXACT` rows, or takes more than the memory budget.
         """
         if self.size > EXACT:
             raise ConfigError(
                 f"measure: the whole Hessian of {self.size} inputs is too large, expected at most {EXACT}; estimate it"
             )
-        made = (self @ torch.eye(self.size, dtype=self.sent.vector.dtype, device=self.sent.vector.device)).double()
+        self.sent.check_memory(f"the whole Hessian of {self.size} inputs", _COPIES * 8 * self.size**2)
+        made = torch.cat([(self @ some).double() for some in self.sent.linear.units()])
         return (made + made.T) / 2
 
     @property

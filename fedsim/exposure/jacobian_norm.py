@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import ConfigError
-from fedsim.exposure.hessian import EXACT
 from fedsim.measure import Meaning, Measure
 from fedsim.paper import Paper
 from fedsim.randomness import generator
@@ -30,10 +29,10 @@ class JacobianNorm(Measure):
 
     Args:
         probes: how many random directions, at least 1.
-        exact: take one product for each number of the inputs instead, of which there may be 4096.
+        exact: take one product for each number of the inputs instead, which of many inputs takes long.
 
     Raises:
-        ConfigError: `probes` is out of range, or there are too many inputs for `exact`.
+        ConfigError: `probes` is out of range.
 
     References:
         Mo et al.: Quantifying and Localizing Usable Information Leakage from Neural Network Gradients, 2021.
@@ -59,21 +58,17 @@ class JacobianNorm(Measure):
 
     def _of(self, sent: Sent) -> Mapping[str, Tensor]:
         linear = sent.linear
-        if self.exact and linear.size > EXACT:
-            raise ConfigError(
-                f"exact: expected at most {EXACT} numbers that vary, got {linear.size}; set exact = false, or measure "
-                "fewer examples at once"
-            )
         if self.exact or linear.size <= self.probes:
-            return {
-                "norm": _squares(linear, torch.eye(linear.size, dtype=sent.inputs.dtype, device=sent.inputs.device))
-                .sum()
-                .sqrt()
-            }
-        signs = torch.randint(2, (self.probes, linear.size), generator=generator("measure", "probes")) * 2 - 1
-        return {"norm": _squares(linear, signs.to(sent.inputs)).mean().sqrt()}
+            return {"norm": _squares(linear, linear.units()).sum().sqrt()}
+        return {"norm": _squares(linear, self._signs(sent)).mean().sqrt()}
+
+    def _signs(self, sent: Sent) -> Iterator[Tensor]:
+        """The random directions, `direction number`, the same ones in whatever parts."""
+        random = generator("measure", "probes")
+        for some in sent.linear.blocks(torch.arange(self.probes)):
+            yield torch.randint(2, (len(some), sent.linear.size), generator=random).to(sent.inputs) * 2 - 1
 
 
-def _squares(linear: Linear, directions: Tensor) -> Tensor:
-    """|J v|^2 of each of `direction number`, in float64."""
-    return torch.cat([linear.push(block).double().square().sum(1) for block in linear.blocks(directions)])
+def _squares(linear: Linear, directions: Iterable[Tensor]) -> Tensor:
+    """|J v|^2 of each of `direction number`, which come in parts, in float64."""
+    return torch.cat([linear.push(some).double().square().sum(1) for some in directions])

@@ -82,6 +82,8 @@ def _tridiagonal(hessian: Hessian, vectors: Tensor, steps: int) -> tuple[Tensor,
     Where nothing but rounding is left of a direction it is zero, and so is all that follows; it ends where all are.
     """
     dtype = hessian.sent.vector.dtype
+    taken = hessian.sent.bytes_of_derivative + steps * vectors.nbytes
+    hessian.sent.check_memory(f"the derivative with {steps} steps of Lanczos iteration", taken)
     basis = vectors.new_zeros(len(vectors), steps, hessian.size)
     diagonal, beside = vectors.new_zeros(len(vectors), steps), vectors.new_zeros(len(vectors), steps)
     for step in range(steps):

@@ -104,7 +104,8 @@ class Spectrum(Measure):
         """Values that stand for the eigenvalues, ascending, their shares, and up to where they only bound them."""
         random = generator("measure", "probes")
         signs = torch.randint(2, (self.probes, hessian.size), generator=random).to(hessian.sent.inputs) * 2 - 1
-        at_once = max(1, hessian.sent.budget // (signs[0].nbytes * 4 * self.steps))
+        left = hessian.sent.budget - hessian.sent.bytes_of_derivative
+        at_once = max(1, left // (8 * hessian.size * 4 * self.steps))
         found = [lanczos(hessian, some, self.steps) for some in torch.split(signs, at_once)]
         lowest = max(float(torch.where(weights > 0, points, torch.inf).amin(1).max()) for points, weights in found)
         values, weights = (torch.cat([part.flatten() for part in parts]) for parts in zip(*found, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
+from torch.nn.functional import one_hot
 
 from fedsim.errors import RunError, first_line
 from fedsim.randomness import generator
@@ -87,8 +88,13 @@ class Linear:
         return self._pull_many(vectors) if self.forward_mode else torch.stack([self.pull(u) for u in vectors])
 
     def blocks(self, directions: Tensor) -> Sequence[Tensor]:
-        """`direction number` in parts that keep to the memory budget; of one direction each where it is too small."""
-        return torch.split(directions, max(1, self._call.at_once // 2))
+        """`direction number` in parts that keep to the memory budget."""
+        return torch.split(directions, self._call.products_at_once)
+
+    def units(self) -> Iterator[Tensor]:
+        """The unit vectors of all numbers that vary, `direction number`, in such parts."""
+        for some in self.blocks(torch.arange(self.size)):
+            yield one_hot(some, self.size).to(self._at)
 
     def _push_many(self, directions: Tensor) -> Tensor:
         def push(direction: Tensor) -> Tensor:

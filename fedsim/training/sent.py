@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from math import ceil
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -139,19 +140,22 @@ class Sent:
     def alone(self, example: int) -> Sent:
         """The same, with all but one example known.
 
-        Where examples do not mix in a gradient, the others add a constant to it, and are not computed again.
+        Where examples do not mix in a gradient, the others add a constant to it, and are not computed again. What is
+        found `once` of an example is kept here, for the measures to come.
         """
-        if not self._is_a_sum:
-            return replace(self, varying=(example,))
-        one = replace(
-            self,
-            inputs=self.inputs[[example]],
-            labels=self.labels[[example]],
-            steps=(torch.arange(1),),
-            varying=(0,),
-            weight=1 / len(self.inputs),
-        )
-        return replace(one, rest=self.vector - one.vector)
+        one = replace(self, varying=(example,))
+        if self._is_a_sum:
+            one = replace(
+                self,
+                inputs=self.inputs[[example]],
+                labels=self.labels[[example]],
+                steps=(torch.arange(1),),
+                varying=(0,),
+                weight=1 / len(self.inputs),
+            )
+            one = replace(one, rest=self.vector - one.vector)
+        object.__setattr__(one, "_found", self._found.setdefault(("alone", example), {}))
+        return one
 
     def once(self, compute: Callable[..., V], *arguments: Hashable) -> V:
         """`compute(self, *arguments)`, which is kept for all measures that ask for the same; let it be small."""
@@ -241,10 +245,11 @@ class Sent:
         """Its derivative at the true inputs.
 
         Raises:
-            ConfigError: the inputs are integers.
+            ConfigError: the inputs are integers; the budget is too small for it and one product.
             RunError: a layer cannot be differentiated twice.
         """
         self.check_continuous()
+        self.check_memory("the derivative of what is sent", self.bytes_of_derivative + self._bytes_of_one)
         return Linear(self)
 
     def double(self) -> Sent:
@@ -269,11 +274,7 @@ class Sent:
             ConfigError: the inputs are integers; the budget is too small for one point.
         """
         self.check_continuous()
-        if self.at_once < 1:
-            raise ConfigError(
-                f"measure: one perturbed batch takes about {self._bytes_of_one / 2**20:.2g} MiB, and memory is "
-                f"{self.budget / 2**20:.2g} MiB; raise memory, or measure fewer examples at once"
-            )
+        self.check_memory("one perturbed batch", self._bytes_of_one)
         left = iter(noises)
         while block := list(islice(left, self.at_once)):
             points = self.unknown + torch.stack(block).to(self.inputs.device)
@@ -284,6 +285,20 @@ class Sent:
     def at_once(self) -> int:
         """How many perturbed batches are made at once: as the memory budget allows, and no more than is quick."""
         return min(self.budget, max(_QUICKEST, self._bytes_of_one)) // self._bytes_of_one
+
+    @property
+    def products_at_once(self) -> int:
+        """How many products with its derivative are made at once, beside what is kept for all of them."""
+        left = self.budget - self.bytes_of_derivative
+        return min(left, max(_QUICKEST // 2, self._bytes_of_one)) // self._bytes_of_one
+
+    def check_memory(self, what: str, needed: int) -> None:
+        """Raise ConfigError where `what` takes more bytes than the budget."""
+        if needed > self.budget:
+            raise ConfigError(
+                f"measure: {what} takes about {ceil(needed / 2**20)} MiB, and memory is {self.budget / 2**20:.4g} MiB; "
+                "raise memory, or measure fewer examples at once"
+            )
 
     def check_continuous(self) -> None:
         """Raise ConfigError where inputs cannot be changed a little."""
@@ -347,9 +362,24 @@ class Sent:
             slopes = slopes_of(value, named)
         return {name: slopes[f"model.{name}"] for name in weights}
 
-    @cached_property
+    @property
     def _bytes_of_one(self) -> int:
-        """About how much memory one more batch takes: what its forward pass keeps, twice, and the vectors."""
+        """About how much memory one more batch takes: what its forward pass keeps, twice, and vectors."""
+        return 2 * self._bytes_of_pass + (3 if self.training is None else 6) * self._bytes_of_vector
+
+    @property
+    def bytes_of_derivative(self) -> int:
+        """About how much memory the derivative takes while it is made: two graphs through all steps, and vectors."""
+        passes = sum(map(len, self.steps)) / len(self.inputs)
+        return int(4 * passes * self._bytes_of_pass) + (2 * len(self.steps) + 10) * self._bytes_of_vector
+
+    @property
+    def _bytes_of_vector(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._weights.values())
+
+    @cached_property
+    def _bytes_of_pass(self) -> int:
+        """How much memory a forward pass of all inputs keeps."""
         kept = 0
 
         def count(tensor: Tensor) -> Tensor:
@@ -359,8 +389,7 @@ class Sent:
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             self.loss(forward(self.model, self.inputs), self.labels)
-        vector = sum(tensor.numel() * tensor.element_size() for tensor in self._weights.values())
-        return 2 * kept + (len(self.steps) + 2) * vector
+        return kept
 
 
 def _by_autograd(value: Callable[[dict[str, Tensor]], Tensor], named: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -263,6 +263,14 @@ def test_a_quantile_that_no_round_can_reach_is_refused(tiny_config: Tiny, action
         checked(tiny_config, gate, federation={"rounds": first - 1})
 
 
+def test_a_quantile_of_more_values_than_are_kept_is_refused(tiny_config: Tiny) -> None:
+    """Of 1000 values the last is at 0.999, in however many rounds."""
+    gate = {"name": "gate", "measure": "gradient-norm", "quantile": 0.999}
+    checked(tiny_config, gate, federation={"rounds": 3000})
+    with pytest.raises(ConfigError, match=r"0.9991 .* the 1000 values .* never closes; set a smaller one$"):
+        checked(tiny_config, gate | {"quantile": 0.9991}, federation={"rounds": 3000})
+
+
 @pytest.mark.parametrize("quantity", ["most", "least"])
 @pytest.mark.parametrize("quantile", [0.5, 0.8])
 def test_values_in_random_order_pass_their_quantile_seldom_enough(quantile: float, quantity: str) -> None:

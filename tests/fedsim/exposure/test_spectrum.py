@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fedsim.errors import ConfigError, RunError
+from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.hessian import Distance, Hessian
 from fedsim.exposure.jacobian_norm import JacobianNorm
 from fedsim.exposure.lavp import Lavp
 from fedsim.exposure.spectrum import Spectrum
 from fedsim.measure import Measure
 from fedsim.models.lenet import LeNet
-from fedsim.task import Task
+from fedsim.randomness import generator
+from fedsim.task import Task, squared_error
 from fedsim.training.sent import Sent
 from fedsim.training.settings import LocalTraining
 
@@ -154,11 +160,73 @@ def test_an_estimate_with_all_steps_is_the_spectrum_that_the_probes_see() -> Non
         assert estimate[name] == pytest.approx(whole[name], rel=0.1)
 
 
-def test_memory_changes_nothing_but_rounding() -> None:
+class Held(TorchDispatchMode):
+    """Counts bytes of all tensors that are made, as long as they are held."""
+
+    now = most = 0
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = call(*args, **(kwargs or {}))
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in given:
+                size = leaf.untyped_storage().nbytes()
+                self.now += size
+                self.most = max(self.most, self.now)
+                weakref.finalize(leaf.untyped_storage(), self.let_go, size)
+        return made
+
+    def let_go(self, size: int) -> None:
+        self.now -= size
+
+
+@pytest.mark.parametrize(
+    ("measure", "training"),
+    [
+        (Spectrum(exact=0, probes=2, steps=10), None),
+        (JacobianNorm(probes=120), UPDATE),
+        (JacobianNorm(exact=True), None),
+        (Lavp(steps=5), UPDATE),
+        (ExpectedError(steps=10), None),
+    ],
+)
+def test_memory_bounds_what_derivatives_take_and_changes_nothing_but_rounding(
+    measure: Measure, training: LocalTraining | None
+) -> None:
     model, (inputs, labels) = small(), batch()
-    for measure in (Spectrum(exact=0), JacobianNorm(probes=30), Lavp(steps=5)):
-        much, little = (measure.of(model, LOSS, inputs, labels, memory=memory) for memory in (1 << 29, 1000))
-        assert little == pytest.approx(much, rel=1e-4, nan_ok=True)
+    sent = Sent.of(model, LOSS, inputs, labels, training=training)
+    needed = 2 * (sent.double() if isinstance(measure, Spectrum) else sent).bytes_of_derivative
+    much = measure.of(model, LOSS, inputs, labels, training=training)
+    with Held() as held:
+        little = measure.of(model, LOSS, inputs, labels, training=training, memory=needed)
+    assert little == pytest.approx(much, rel=1e-4, nan_ok=True)
+    assert needed / 4 < held.most < needed
+    with pytest.raises(
+        ConfigError, match=r"the derivative .* takes about 1 MiB, and memory is .* MiB; raise memory, or"
+    ):
+        measure.of(model, LOSS, inputs, labels, training=training, memory=needed // 2)
+
+
+def test_a_whole_spectrum_and_the_basis_of_an_iteration_have_to_fit_into_memory() -> None:
+    model, (inputs, labels) = small(), batch()
+    sent = Sent.of(model, LOSS, inputs, labels, budget=400_000)
+    with pytest.raises(
+        ConfigError, match=r"the whole Hessian of 128 inputs takes about 1 MiB, and memory is 0\.3815 MiB"
+    ):
+        Spectrum().of_sent(sent)
+    sent = replace(sent, budget=sent.bytes_of_derivative + 100_000)
+    with pytest.raises(ConfigError, match="the derivative with 128 steps of Lanczos iteration takes about 1 MiB"):
+        Lavp(steps=10_000).of_sent(sent)
+
+
+def test_the_jacobian_norm_of_any_number_of_inputs_is_exact_if_it_is_to_be() -> None:
+    """Of (w'x - y)^2 the gradient is 2 r x, where r = w'x - y, and its derivative 2 (x w' + r I)."""
+    model, x, y = nn.Linear(5000, 1, bias=False), torch.randn(1, 5000, generator=generator(0)), torch.ones(1)
+    with torch.no_grad():
+        weight, rest = model.weight, (model(x) - y).squeeze()
+        crossed = 2 * rest * (weight * x).sum()
+        wanted = 2 * (x.square().sum() * weight.square().sum() + crossed + 5000 * rest.square()).sqrt().item()
+    assert JacobianNorm(exact=True).of(model, squared_error, x, y)["norm"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_the_jacobian_norm_is_the_root_of_the_trace() -> None:
@@ -189,9 +257,9 @@ def test_a_gradient_of_zero_is_undefined_and_token_ids_are_refused(measure: Meas
 
 
 def test_too_many_inputs_for_the_whole_are_refused() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4200, 2))
-    with pytest.raises(ConfigError, match="expected at most 4096 numbers that vary, got 4200; set exact = false"):
-        JacobianNorm(exact=True).of(model, LOSS, torch.randn(1, 4200), torch.tensor([1]))
+    sent = Sent.of(nn.Linear(4200, 2), LOSS, torch.randn(1, 4200), torch.tensor([1]))
+    with pytest.raises(ConfigError, match="the whole Hessian of 4200 inputs is too large, expected at most 4096"):
+        Hessian(sent, "l2").matrix()
     with pytest.raises(ConfigError, match="exact: expected 0 to 4096"):
         Spectrum(exact=5000)
 
