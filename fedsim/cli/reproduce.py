@@ -40,7 +40,9 @@ def reproduce(
     from fedsim.reproduce.papers import chosen, papers
 
     use_data_dir(data_dir)
-    tables = chosen(name) if name else [(paper, table) for paper in papers() for table in papers()[paper].table]
+    tables = (
+        chosen(name) if name is not None else [(paper, table) for paper in papers() for table in papers()[paper].table]
+    )
     if scale is None:
         _list(tables) if name is None else _show(tables)
         return

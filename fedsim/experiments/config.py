@@ -275,6 +275,10 @@ class AdversaryTable(Table):
     knowledge: KnowledgeTable = KnowledgeTable()
 
 
+_LONGEST = 60
+"""Characters of a label; file systems take names of 255 bytes, and a character may have four."""
+
+
 class LabelledTable(PluginTable):
     """A table of a list; `label` tells two settings of the same plug-in apart."""
 
@@ -285,6 +289,8 @@ class LabelledTable(PluginTable):
     def _names_a_folder(cls, label: str) -> str:
         if label and not re.fullmatch(r"\w[\w .,=+-]*", label):
             raise ValueError(f"it names a folder: expected letters, digits and any of ' .,=+-', got '{label}'")
+        if len(label) > _LONGEST:
+            raise ValueError(f"it names a folder: expected at most {_LONGEST} characters, got {len(label)}")
         return label
 
     @property

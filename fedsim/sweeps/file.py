@@ -92,6 +92,12 @@ def sweep_of(
     if not isinstance(said := tables.pop("sweep", None), dict):
         raise ConfigError(f"{where}: has no [sweep] table, so it is no sweep; `fedsim run` runs a single experiment")
     base, beside = tables, folder
+    changes = list(changes)
+    for key, value in changes:  # one may be `base`, so before that is read
+        if key == "sweep":
+            raise ConfigError("set sweep: name a key of it, such as sweep.seeds")
+        if key.startswith("sweep."):
+            put({"sweep": said}, key, value, f"set {key}")
     if isinstance(name := said.get("base"), str):
         if tables:
             raise ConfigError(
@@ -100,21 +106,28 @@ def sweep_of(
             )
         file = folder / Path(name).expanduser()
         base, beside, own = read_toml(file), file.parent, own and not is_in_a_run(file)
+        if "sweep" in base:
+            raise ConfigError(f"{where}: sweep.base: {file} is a sweep; name the file of a single experiment")
     for key, value in changes:
-        put({"sweep": said} if key.startswith("sweep.") else base, key, value, f"set {key}")
+        if not key.startswith("sweep."):
+            put(base, key, value, f"set {key}")
     if isinstance(said.get("axes"), dict):
-        said["axes"] = _flat(said["axes"])
+        said["axes"] = _flat(said["axes"], f"{where}: sweep.axes")
     make_absolute(base, where, beside)
     sweep = check(SweepTable, said, f"{where}: sweep")
     _check(sweep, f"{where}: sweep")
     return SweepFile(where=where, folder=folder, sweep=sweep, base=base, own=own)
 
 
-def _flat(axes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(axes: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
     """Axes by their whole key, for `training.local_epochs = [1, 5]` without quotes is a table in TOML."""
     found: dict[str, Any] = {}
     for key, values in axes.items():
-        found |= _flat(values, f"{prefix}{key}.") if isinstance(values, dict) else {f"{prefix}{key}": values}
+        inner = f"{prefix}{key}"
+        for full, value in (_flat(values, where, f"{inner}.") if isinstance(values, dict) else {inner: values}).items():
+            if full in found:
+                raise ConfigError(f"{where}: '{full}' is there twice, with quotes and without; leave one of them out")
+            found[full] = value
     return found
 
 

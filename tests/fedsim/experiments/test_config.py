@@ -123,6 +123,7 @@ def build(path: Path, *overrides: str) -> Config:
         ("attack.sme.alpha_step_size=0", "attack.sme: alpha_step_size: expected a finite value above 0, got 0"),
         ("attack.sme.label=../x", "attack.0.label: it names a folder: expected letters, digits and any of"),
         ("attack.sme.label=a/b", "attack.0.label: it names a folder"),
+        (f"attack.sme.label={'x' * 61}", "attack.0.label: it names a folder: expected at most 60 characters, got 61"),
         ("adversary.repeats=0", "adversary.repeats: input should be greater than or equal to 1, got 0"),
         # Nonsense.
         (f"federation.rounds={10**26}", "federation.rounds: expected a whole number below 2^64, got one of 87 bits"),

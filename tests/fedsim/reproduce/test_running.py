@@ -109,6 +109,7 @@ def test_the_list_says_of_each_table_what_makes_it_again(small_paper: Path, told
     ("name", "scale", "sentence"),
     [
         ("q", None, "reproduce: no paper is called 'q', known: p"),
+        ("", "quick", "reproduce: no paper is called '', known: p"),
         ("p/plan", "quick", "reproduce: p has no table 'plan' here, did you mean 'plane'?"),
         ("p", "huge", "--scale: expected quick or full, got 'huge'"),
         ("p/typed", "full", "p/typed: no sweep makes this table; in the repository `python benchmarks/by_hand.py` "),

@@ -40,6 +40,19 @@ def test_changes_reach_the_base_and_the_sweep_itself(tmp_path: Path) -> None:
     assert file.base == {"federation": {"rounds": 3}, "training": {"local_epochs": 2}}
 
 
+def test_a_change_may_name_another_base(tmp_path: Path) -> None:
+    for clients in (2, 3):
+        (tmp_path / f"base-{clients}.toml").write_text(f"[federation]\nclients = {clients}\n", encoding="utf-8")
+    tables = {"sweep": {"base": "base-2.toml"}}
+    file = sweep_of(tables, "sweep", tmp_path, changes=[("federation.rounds", 1), ("sweep.base", "base-3.toml")])
+    assert file.base == {"federation": {"clients": 3, "rounds": 1}}
+
+
+def test_a_change_of_the_whole_sweep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^set sweep: name a key of it, such as sweep\.seeds$"):
+        sweep_of({"sweep": {}}, "sweep", tmp_path, changes=[("sweep", 3)])
+
+
 def test_what_is_kept_of_a_file_is_the_same_sweep(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text("[federation]\nclients = 3\n", encoding="utf-8")
     file = of(tmp_path, '[sweep]\nbase = "base.toml"\nseeds = [1]\n[sweep.axes]\n"training.local_epochs" = [1, 5]\n')
@@ -74,6 +87,11 @@ def test_what_is_kept_of_a_file_is_the_same_sweep(tmp_path: Path) -> None:
         ),
         ("[sweep]\nzip = [['model'], ['model']]\n[sweep.axes]\nmodel = [{}]", ["'model' is named twice"]),
         ("[sweep]\nbase = 'nowhere.toml'", ["nowhere.toml", "cannot be read"]),
+        ("[sweep]\nbase = 'study.toml'", ["sweep.base: ", "study.toml is a sweep"]),
+        (
+            "[sweep.axes]\ntraining.local_epochs = [1]\n'training.local_epochs' = [2]",
+            ["'training.local_epochs' is there twice", "with quotes and without"],
+        ),
         ("[sweep]\nbase = 'base.toml'\n[federation]\nrounds = 2", ["federation", "base.toml (sweep.base)"]),
     ],
 )  # fmt: skip
