@@ -257,29 +257,35 @@ class Blocks:
         """What is left of the message without one text, or None where that cannot be told.
 
         A client that sends a gradient sends the mean of those of its texts, and that of a known text is known but for
-        its class: it is the one without whose gradient the second block spans the least.
+        its class: it is the one without which least is left of the row of one of its words in the embedding. A text
+        can be taken out that leaves nothing of a row, or without which the second block spans less.
         """
-        if (sent := self.states.gradient) is None:
+        held = torch.isin(self.words, text)
+        if (sent := self.states.gradient) is None or not held.any():
             return None
         network = deepcopy(self.model).requires_grad_(True)
         names, weights = zip(*network.named_parameters(), strict=True)
-        least, chosen = self.spans[1], None
+        before = self._rows(self.states)
+        least, states = math.inf, self.states
         for label in range(network.linear.out_features):
             with torch.enable_grad():
                 slopes = torch.autograd.grad(self.loss(network(text[None]), torch.tensor([label])), weights)
             rest = {name: sent[name].double() - slope / self.texts for name, slope in zip(names, slopes, strict=True)}
-            states = self.states._replace(gradient=rest)
-            span = Span.of(weights_of(network, 1), states, self.most, self.spans[1].rounding)
-            if span.rank < least.rank:
-                least, chosen = span, states
-        if chosen is None:
+            without = self.states._replace(gradient=rest)
+            left = float((self._rows(without) / before)[held].min())
+            if left < least:
+                least, states = left, without
+        second = Span.of(weights_of(network, 1), states, self.most, self.spans[1].rounding)
+        if least > _LEFT and second.rank >= self.spans[1].rank:
             return None
-        rows, before = (
-            states.direction("embedding.weight", torch.float64).norm(dim=1) for states in (chosen, self.states)
-        )
-        left = (rows > _LEFT * before)[self.words]
-        spans = (Span.of(weights_of(network, 0), chosen, self.most, self.spans[0].rounding), least)
-        return replace(self, states=chosen, words=self.words[left], spans=spans)
+        first = Span.of(weights_of(network, 0), states, self.most, self.spans[0].rounding)
+        words = self.words[self._rows(states) > _LEFT * before]
+        return replace(self, states=states, words=words, spans=(first, second))
+
+    def _rows(self, states: NamedStates) -> Tensor:
+        """`word`, norm of the row in the embedding's gradient."""
+        norms: Tensor = states.direction("embedding.weight", torch.float64)[self.words].norm(dim=1)
+        return norms
 
     def labels(self, tokens: Tensor) -> Tensor:
         """`text`: the class whose logit the update moved up most for it.

@@ -49,15 +49,16 @@ class Dager(Attack):
         tolerances: sines of the largest angle to the span that a vector may have, tried one after the other, until the
             texts explain all of the second block's gradient; otherwise the texts that explain most of it are claimed.
             An encoder's texts count as found below the second of them, or the only one, in the root mean square over
-            its words; the texts that come nearest fill up.                [Petrov et al.: 1e-5 and 1e-3; FedAvg 5e-3]
+            its words, or if it can be taken out of the message; the texts that come nearest fill up.
+                                                                           [Petrov et al.: 1e-5 and 1e-3; FedAvg 5e-3]
         attempts: starts for each text of an encoder, at most.
 
     References:
         Petrov, Dimitrov, Baader, Müller, Vechev: DAGER, NeurIPS 2024, Algorithms 1 to 4. Differs: queries, keys and
         values are read together, because the queries' gradient at the first place is 0; tolerances are swept; words are
         those whose embedding moved; where more texts pass than the client has, those are claimed that explain most of
-        the gradient; an encoder's texts are found by a local search from the gradients of words and positions, which
-        are trained here, where the paper combines words exhaustively.
+        the gradient; an encoder's texts are found from the gradients of words and positions, which are trained here,
+        and of texts that are guessed, by a local search, where the paper combines words exhaustively.
     """
 
     tolerances: tuple[float, ...] = (1e-3, 5e-3, 2e-2, 5e-2)
@@ -134,10 +135,10 @@ class Dager(Attack):
         def tell(found: int) -> None:
             progress(next(steps), total, {"objective": 1 - found / texts})
 
-        tokens = whole_texts(blocks, most, total - 1, tell)
-        if unfit := int((blocks.misfits(tokens) > most).sum()):
+        tokens, found = whole_texts(blocks, most, total - 1, tell)
+        if unfit := int((~found).sum()):
             log.warning(
-                "%s on %s: %d of %d texts do not fit the gradients of the second block; they only come nearest",
+                "%s on %s: %d of %d texts do not fit the gradients; they only come nearest",
                 self.called, blocks.where, unfit, len(tokens),
             )  # fmt: skip
         progress(total, total, {"objective": blocks.unexplained(tokens)})

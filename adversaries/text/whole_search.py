@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from adversaries.text.attention_span import Blocks
+from adversaries.text.slopes import Guess, Slopes
 
 _BEAM, _CHOICES = 4, 8
 """Texts that are gone on with at once, and words that are tried at each place of each; more after each failure."""
 _TURNS, _PATIENCE, _BROADEST = 40, 2, 3
-_USED, _UNLIKELY = 0.2, 0.02
+_AGAIN = 2
+"""How often what a search ends with is set right and searched from again."""
+_STARTS = 6
+"""Of which one leads to guesses that there were not before, or the last one is taken."""
+_USED, _UNLIKELY, _UNLIKE = 0.2, 0.02, 0.05
 
 
-def whole_texts(blocks: Blocks, most: float, attempts: int, tell: Callable[[int], None]) -> Tensor:
-    """`text place`, as many texts as the client has or fewer, those that fit best first.
+def whole_texts(blocks: Blocks, most: float, attempts: int, tell: Callable[[int], None]) -> tuple[Tensor, Tensor]:
+    """`text place`, as many texts as the client has or fewer; and `text`, which are found: these come first.
 
-    A text that is found is taken out of the message where that is possible, so that the next one is easier to find.
+    A text is found that can be taken out of the message, or whose words all fit the second block. What is taken out
+    makes the next one easier to find.
 
     Args:
         blocks: of an encoder.
@@ -27,32 +34,34 @@ def whole_texts(blocks: Blocks, most: float, attempts: int, tell: Callable[[int]
         attempts: starts at most.
         tell: is told after each start how many texts are found.
     """
-    found: dict[tuple[int, ...], float] = {}
+    found: dict[tuple[int, ...], tuple[bool, float]] = {}
     search, right, failures = WholeSearch(blocks), 0, 0
     for _ in range(attempts):
-        text, misfit = search.next(most, min(1 + failures, _BROADEST))
-        fresh = tuple(text.tolist()) not in found
-        found[tuple(text.tolist())] = misfit
-        right += fresh and misfit < most
-        failures = 0 if fresh and misfit < most else failures + 1
+        text, misfit, rest = search.next(most, min(1 + failures, _BROADEST))
+        name = tuple(text.tolist())
+        sure = name not in found and (rest is not None or misfit < most)
+        found.setdefault(name, (not sure, misfit))
+        right += sure
+        failures = 0 if sure else failures + 1
         tell(right)
         if right >= blocks.texts:
             break
-        if fresh and misfit < most:
-            rest = search.blocks.without(text)
+        if sure:
             if rest is not None and not len(rest.words):
                 break
             search = search.gone_on(text) if rest is None else WholeSearch(rest)
-        if not search.places.any():
+        if search.exhausted:
             break
-    return torch.tensor(sorted(found, key=found.__getitem__)[: blocks.texts])
+    chosen = sorted(found, key=found.__getitem__)[: blocks.texts]
+    return torch.tensor(chosen), torch.tensor([not found[name][0] for name in chosen])
 
 
 class WholeSearch:
     """Searches for a text whose words all fit the second block.
 
     One wrong word moves what the second block sees at all places of a text, so a text can only be judged as a whole. A
-    start comes from two things that the messages say of single words, see `_traces`.
+    start comes from what the messages say of single words, see `_traces`, the clearest first, and is set right by what
+    the text's own gradient asks for, see `Slopes`. What is still wrong is searched for by a beam of single changes.
 
     Attributes:
         blocks: what the message says.
@@ -63,46 +72,84 @@ class WholeSearch:
         self.blocks, self._coarse = blocks, blocks.coarse()
         of_words, of_places, values = _traces(blocks)
         self.places = _places(of_words, of_places)
+        self._slopes = Slopes(blocks, self.places)
+        self._starts = self.places * of_words.norm(dim=1, keepdim=True)
         self._alike = values @ values.T
+        self._guessed: set[tuple[int, ...]] = set()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all starts were tried."""
+        return not bool(self._starts.any())
 
     def gone_on(self, text: Tensor) -> WholeSearch:
         """The same, to which the words of a text that is found are less likely where they stand."""
         at = torch.searchsorted(self.blocks.words, text[text != self.blocks.padding])
-        self.places[at, torch.arange(len(at))] *= _USED
+        for likely in (self.places, self._starts):
+            likely[at, torch.arange(len(at))] *= _USED
         return self
 
-    def next(self, most: float, breadth: int) -> tuple[Tensor, float]:
-        """The text that the likeliest word at a place leads to, and its misfit.
+    def next(self, most: float, breadth: int) -> tuple[Tensor, float, Blocks | None]:
+        """The text that the clearest word at a place leads to, its misfit, and the message without it, if that is told.
 
         Args:
             most: misfit at which it stops.
             breadth: by how much more is tried than at first.
         """
-        word, place = divmod(int(self.places.argmax()), self.blocks.length)
-        text, misfit = self._descended(word, place, most, breadth)
-        self.places[word, place] = 0
-        return text, misfit
+        guesses = self._guesses()
+        for _ in range(_AGAIN):
+            text = guesses[0].text
+            misfit, rest = float(self.blocks.misfits(text[None])), self.blocks.without(text)
+            if rest is not None or misfit < most:
+                break
+            text, misfit = self._descended(guesses, most, breadth)
+            rest = self.blocks.without(text)
+            if rest is not None or misfit < most:
+                break
+            guesses = self._slopes.guesses(*self._read(text))
+        return text, misfit, rest
 
-    def _descended(self, word: int, place: int, most: float, breadth: int) -> tuple[Tensor, float]:
+    def _read(self, text: Tensor) -> tuple[Tensor, int]:
+        """`place`, numbers of its words, or where there is none of one that is likely; and how many words it has."""
+        held = torch.isin(text, self.blocks.words)
+        at = torch.searchsorted(self.blocks.words, text).clamp(max=len(self.blocks.words) - 1)
+        return torch.where(held, at, self.places.argmax(0)), int(held.sum())
+
+    def _guesses(self) -> list[Guess]:
+        """Those of the clearest start that leads to others than before, or of the last one that is tried."""
+        for _ in range(_STARTS):
+            word, place = divmod(int(self._starts.argmax()), self.blocks.length)
+            self._starts[word, place] = 0
+            likely = (self._alike[word][:, None].clamp_min(0) + _UNLIKE) * (self.places + _UNLIKELY)
+            likely[:, place], likely[word, place] = 0, likely.max() + 1
+            guesses = self._slopes.guesses(likely.argmax(0), place + 1)
+            name = tuple(guesses[0].text.tolist())
+            if name not in self._guessed or self.exhausted:
+                break
+        self._guessed.add(name)
+        return guesses
+
+    def _descended(self, guesses: Sequence[Guess], most: float, breadth: int) -> tuple[Tensor, float]:
         words = self.blocks.words
-        likely = (self._alike[word][:, None].clamp_min(0) + 0.05) * (self.places + _UNLIKELY)
-        likely[:, place], likely[word, place] = 0, likely.max() + 1
-        choices = words[likely.topk(min(_CHOICES * breadth, len(likely)), dim=0).indices]
-        beam, best, stuck = choices[:1], float("inf"), 0
+        likely = torch.stack([guess.likely for guess in guesses]).sum(0)
+        choices = words[likely.topk(min(_CHOICES * breadth, len(words)), dim=0).indices]
+        beam = torch.stack([guess.text for guess in guesses])
+        beam = beam[self._coarse.misfits(beam).argsort()]
+        best, stuck, all_words = math.inf, 0, True
         seen: set[tuple[int, ...]] = set()
         for _ in range(_TURNS):
             new = [text for text in beam if tuple(text.tolist()) not in seen]
             seen |= {tuple(text.tolist()) for text in new}
-            all_words = stuck == _PATIENCE
             tried, allowed = (beam[:1], words[:, None].expand(-1, self.blocks.length)) if all_words else (new, choices)
             pool = torch.unique(torch.cat([beam, *(self._changed(text, allowed) for text in tried)]), dim=0)
             misfits = self._coarse.misfits(pool)
             order = misfits.argsort()[: _BEAM * breadth]
             beam, now = pool[order], float(misfits[order[0]])
             better, best = now < best, min(now, best)
-            if best < most or (all_words and not better):
+            if best < most or (stuck == _PATIENCE and not better):
                 break
             stuck = 0 if better else stuck + 1
+            all_words = stuck == _PATIENCE
         return beam[0], best
 
     def _changed(self, text: Tensor, words: Tensor) -> Tensor:
