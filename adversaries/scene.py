@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad
 
 from adversaries.named_states import named_states, running_statistics
 from fedsim.attacks import Attack, Knowledge
@@ -93,6 +93,7 @@ class Scene:
         by_batch: BatchNorm layers of `model` normalise by the batch, see `normalising_by_batch`.
         defenses: of the clients, in their order, where the adversary knows them.
         mixing: those of `defenses` through which a batch of dummy records passes before its gradient is taken.
+        transformed: gradients are taken by a transform of torch.func, as within its `vmap` they have to be.
         where: names the update in errors.
     """
 
@@ -119,6 +120,7 @@ class Scene:
     by_batch: bool = False
     defenses: Sequence[Defense] = ()
     mixing: Sequence[Defense] = ()
+    transformed: bool = False
     where: str = ""
 
     @property
@@ -163,10 +165,12 @@ class Scene:
             dummy: `example ...` in standardised units.
             labels: `example` class indices or targets, or `example class` probabilities, which are what can be mixed.
         """
-        weights = [w if w.requires_grad else w.detach().requires_grad_(True) for w in weights]
         inputs = self.units.to_model(dummy)
         for defense in self.mixing:
             inputs, labels = defense.adversary_batch(inputs, labels)
+        if self.transformed:
+            return list(grad(lambda at: self.loss(self._fed(at, inputs), labels))(tuple(weights)))
+        weights = [w if w.requires_grad else w.detach().requires_grad_(True) for w in weights]
         loss = self.loss(self._fed(weights, inputs), labels)
         return list(torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True))
 

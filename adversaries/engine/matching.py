@@ -25,6 +25,7 @@ from adversaries.engine.recipe import MEAN_GRADIENT, MOMENTS, Recipe
 from adversaries.engine.restart import Around, Evaluate, Moving, Restart, labels_of, objective_of
 from adversaries.engine.settings import check_choices
 from adversaries.engine.slopes import check_inputs, check_slope
+from adversaries.engine.together import at_once, pays
 from adversaries.labels.updates import count_labels
 from adversaries.scene import STEPPING, Scene, known_steps, scene_of, warn_of_dropout, warn_unless_plain
 from fedsim.attacks import Attack, Knowledge, Progress, single_update
@@ -148,7 +149,7 @@ class GradientInversion(Attack):
                 f"{knowledge.num_classes}; grant the right one"
             )
         restarts = [Restart(recipe, scene, shape, tuple(classes), self.iterations, rng) for _ in range(self.restarts)]
-        return self._descended(restarts, self._evaluator(recipe, scene, restarts[0]), progress, scene.where)
+        return self._descended(restarts, self._evaluators(recipe, scene, restarts), progress, scene.where)
 
     def _warn(self, recipe: Recipe, scene: Scene, update: Update, knowledge: Knowledge) -> None:
         """Say so where the client trained otherwise than the attack assumes."""
@@ -180,11 +181,13 @@ class GradientInversion(Attack):
         return replace(scene, labels=labels.repeat(recipe.epochs))
 
     def _descended(
-        self, restarts: Sequence[Restart], evaluate: Evaluate, progress: Progress, where: str
+        self, restarts: Sequence[Restart], evaluators: Sequence[Evaluate], progress: Progress, where: str
     ) -> list[tuple[Restart, Trial]]:
         """Move all restarts together; those that did not diverge."""
         consensus = torch.empty_like(restarts[0].dummy)
-        trials = {restart.trial(evaluate, consensus): restart for restart in restarts}
+        trials = {
+            restart.trial(evaluate, consensus): restart for restart, evaluate in zip(restarts, evaluators, strict=True)
+        }
 
         def agree(left: Sequence[Trial]) -> None:
             # A restart that has just diverged must not take the others with it.
@@ -211,15 +214,19 @@ class GradientInversion(Attack):
         """One image an example, out of `epochs` of them; by default they are one already."""
         return data
 
-    def _evaluator(self, recipe: Recipe, scene: Scene, restart: Restart) -> Evaluate:
-        """A function from values to the objective, the distance and the slopes."""
-        target = recipe.distance.target(scene)
+    def _evaluators(self, recipe: Recipe, scene: Scene, restarts: Sequence[Restart]) -> Sequence[Evaluate]:
+        """For each restart a function from values to the objective, the distance and the slopes."""
+        target, restart = recipe.distance.target(scene), restarts[0]
+        computing = partial(self._computing, scene.labels.device)
 
         def evaluate(
             values: dict[str, Tensor], around: Around, scene: Scene, target: list[Tensor], moving: Moving
         ) -> list[Tensor]:
-            with self._computing(scene.labels.device):
+            with computing():
                 return objective_of(recipe, scene, values, around, target, moving)
+
+        def alone(values: dict[str, Tensor], around: Around, moving: Moving) -> list[Tensor]:
+            return evaluate(values, around, scene, target, moving)
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:
             labels = labels_of(recipe, scene, values)
@@ -228,7 +235,9 @@ class GradientInversion(Attack):
 
         check_slope(scene, restart.values(), labels_of(recipe, scene, restart.values()), distance_of)
         if not self.compile:
-            return lambda values, around, moving: evaluate(values, around, scene, target, moving)
+            several = len(restarts) > 1 and recipe.optimizer != "lbfgs" and pays(scene.labels.device)
+            found = at_once(recipe, scene, target, restarts, computing) if several else None
+            return found or [alone] * len(restarts)
         graphs: dict[Moving, Callable[..., list[Tensor]]] = {}
 
         def by_graph(values: dict[str, Tensor], around: Around, moving: Moving) -> list[Tensor]:
@@ -237,7 +246,7 @@ class GradientInversion(Attack):
                 graphs[moving] = compiled(partial(evaluate, moving=moving), key, scene, target, (values, around))
             return graphs[moving](values, around)
 
-        return by_graph
+        return [by_graph] * len(restarts)
 
 
 def best_of(ends: Sequence[tuple[Restart, Trial]]) -> tuple[Restart, Trial]:

@@ -28,8 +28,17 @@ def objective_of(
     recipe: Recipe, scene: Scene, given: Mapping[str, Tensor], around: Around, target: list[Tensor], moving: Moving
 ) -> list[Tensor]:
     """The objective and its slopes, by one double backward pass."""
-    emphasis, consensus = around
     values = {name: value.detach().requires_grad_(name in moving) for name, value in given.items()}
+    objective, distance, l_sim = terms_of(recipe, scene, values, around, target)
+    slopes = torch.autograd.grad(objective, [values[name] for name in moving], materialize_grads=True)
+    return [objective.detach(), distance, l_sim, *slopes]
+
+
+def terms_of(
+    recipe: Recipe, scene: Scene, values: Mapping[str, Tensor], around: Around, target: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The objective, differentiable in `values`, the distance and L_sim."""
+    emphasis, consensus = around
     dummy = values["dummy"]
     gradient = scene.defended(recipe.place.gradient(scene, values, dummy, labels_of(recipe, scene, values)))
     distance = recipe.distance(gradient, target)
@@ -37,13 +46,12 @@ def objective_of(
     for weight, prior in recipe.priors:
         if weight:
             objective = objective + weight * prior(scene, dummy, consensus)
-    slopes = torch.autograd.grad(objective, [values[name] for name in moving], materialize_grads=True)
     if recipe.distance == Cosine():
-        l_sim = distance.detach()
+        l_sim = distance
     else:
         with torch.no_grad():  # SME compares attacks of all distances by it (Table 2)
             l_sim = 1 - (1 - Cosine()(gradient, target)) / length(target)
-    return [objective.detach(), distance.detach(), l_sim, *slopes]
+    return objective, distance.detach(), l_sim.detach()
 
 
 def labels_of(recipe: Recipe, scene: Scene, values: Mapping[str, Tensor]) -> Tensor:
