@@ -33,9 +33,9 @@ class MembershipWhiteBox(Attack):
 
     References:
         Nasr, Shokri, Houmansadr: Comprehensive Privacy Analysis of Deep Learning, IEEE S&P 2019, the passive global
-        attack in the supervised setting. Differs: of gradients and outputs only lengths, the confidence in the
-        candidate's class and the entropy are features, and the attack model is linear; the paper feeds a network of
-        convolutions and encoders with whole gradients and activations, of which it needs thousands of known records.
+        attack in the supervised setting. Differs: of gradients only lengths are features, of outputs the confidence in
+        the candidate's class and the entropy, and the attack model is linear; the paper feeds whole gradients and
+        activations to a network of convolutions and encoders, for which it knows thousands of records.
     """
 
     layers: int = 3
