@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         LabelDistribution,
         LocalModel,
         Membership,
+        PropertyPresence,
         Reconstruction,
         Representatives,
         Texts,
@@ -67,6 +68,7 @@ _HOMES = {
     "Poisson": "fedsim.defense",
     "Participation": "fedsim.defense",
     "Setting": "fedsim.defense",
+    "PropertyPresence": "fedsim.findings",
     "Reconstruction": "fedsim.findings",
     "Representatives": "fedsim.findings",
     "Run": "fedsim.workflow.runs",
@@ -88,9 +90,9 @@ _HOMES = {
 __all__ = [
     "Attack", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples",
     "FedsimError", "Finding", "Guarantee", "Inference", "Knowledge", "LabelDistribution", "LocalModel", "Measure",
-    "Membership", "Paper", "Participation", "Payload", "Poisson", "Reconstruction", "Representatives", "Run", "Setting",
-    "Sweep", "Task", "Texts", "Transcript", "Update", "attack", "audit", "compare", "open", "partition_mod", "run",
-    "sweep", "write_truth",
+    "Membership", "Paper", "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction",
+    "Representatives", "Run", "Setting", "Sweep", "Task", "Texts", "Transcript", "Update", "attack", "audit",
+    "compare", "open", "partition_mod", "run", "sweep", "write_truth",
 ]  # fmt: skip
 
 

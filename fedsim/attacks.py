@@ -16,7 +16,7 @@ import torch
 
 from fedsim.errors import AttackError, KnowledgeError, PluginError, did_you_mean
 from fedsim.findings import Finding
-from fedsim.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, Records
+from fedsim.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, PropertyRecords, Records
 from fedsim.paper import Paper
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update, non_finite
@@ -34,6 +34,7 @@ __all__ = [
     "Paper",
     "PartialRecords",
     "Progress",
+    "PropertyRecords",
     "Records",
     "single_update",
 ]

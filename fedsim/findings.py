@@ -348,6 +348,51 @@ class LabelDistribution(Finding):
         return cls(rounds=tensors["rounds"], shares=tensors["shares"], trace=trace)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PropertyPresence(Finding):
+    """How likely the attack claims that many of the examples behind each message have a property, and not few.
+
+    Attributes:
+        clients: `message`, who sent it; the victim, and others whose messages were read beside its own.
+        rounds: `message`, when; of each client a round once.
+        scores: `message`, in [0, 1], how likely its examples have the property in the larger share.
+        shares: the smaller and the larger share of examples with the property that are told apart, in [0, 1].
+    """
+
+    kind = "property"
+    clients: Tensor
+    rounds: Tensor
+    scores: Tensor
+    shares: Tensor
+
+    def __post_init__(self) -> None:
+        for name in ("scores", "shares"):
+            _check_tensor(name, getattr(self, name))
+            if getattr(self, name).ndim != 1 or not getattr(self, name).is_floating_point():
+                raise _wrong(name, getattr(self, name), "floating point numbers in one row")
+            if not ((getattr(self, name) >= 0) & (getattr(self, name) <= 1)).all():
+                raise AttackError(f"the attack claims {name} outside [0, 1], or NaN")
+        if len(self.shares) != 2 or not self.shares[0] < self.shares[1]:
+            raise AttackError(
+                f"the attack tells shares {self.shares.tolist()} apart, expected a smaller and a larger one"
+            )
+        for name in ("clients", "rounds"):
+            _check_integers(name, getattr(self, name), len(self.scores), 1 << 63)
+        if len(set(zip(self.clients.tolist(), self.rounds.tolist(), strict=True))) < len(self.scores):
+            raise AttackError("the attack scores a message twice, expected each once")
+        super().__post_init__()
+
+    @property
+    def own_tensors(self) -> dict[str, Tensor]:
+        """What is saved besides the trace, by name."""
+        return {name: getattr(self, name) for name in ("clients", "rounds", "scores", "shares")}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """The inverse of `own_tensors`."""
+        return cls(**{name: tensors[name] for name in ("clients", "rounds", "scores", "shares")}, trace=trace)
+
+
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 

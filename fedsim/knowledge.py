@@ -127,6 +127,17 @@ class KnownCandidates(Records):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PropertyRecords(Records):
+    """Records of which it is known whether they have a property.
+
+    Attributes:
+        has: `record`, whether it has the property.
+    """
+
+    has: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartialRecords(Records):
     """Records of which one categorical column is not known.
 
@@ -240,6 +251,13 @@ class Knowledge:
     )
     auxiliary: Records | None = _fact(
         "labelled records of the same kind that no client trains on, for an attack that tries models on them",
+        granted=False,
+    )
+    property_records: PropertyRecords | None = _fact(
+        "records like the auxiliary ones which say whether they have a property, for an attack that looks for it in "
+        "what clients send; which property: column=category or group=name",
+        str,
+        (lambda name: "=" in name, "column=category, as sex=Female, or group=name"),
         granted=False,
     )
     defenses: Sequence[Defense] | None = _fact(

@@ -17,13 +17,13 @@ from adversaries.labels.updates import layer_directions, steps_times_rate
 from adversaries.local_models.model_sources import Network, outputs
 from adversaries.named_states import named_states
 from adversaries.scene import STEPPING, known_steps, warn_unless_plain
+from adversaries.simulated import training_of
 from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError, RunError
 from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import state_of
-from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update
 
 log = logging.getLogger("fedsim." + __name__)
@@ -170,27 +170,14 @@ class _Confidences:
 
         key = ("rlu", int(torch.randint(1 << 62, (), generator=rng)))
         inputs, labels = self._inputs[chosen], self._labels[chosen].to(self._inputs.device)
+        plan = training_of(known, count, label_smoothing=known.label_smoothing or 0.0)
         try:
-            local_update(model, state_of(model), inputs, labels, self._plan(count), key=key, before_step=look)
+            local_update(model, state_of(model), inputs, labels, plan, key=key, before_step=look)
         except RunError as error:
             raise AttackError(
                 f"{where}: training that is simulated on auxiliary records diverged ({error}); set simulations = 0"
             ) from error
         return self._by_class(torch.stack(found), where)
-
-    def _plan(self, count: int) -> LocalTraining:
-        """How the client trains."""
-        known = self._knowledge
-        return LocalTraining(
-            local_epochs=known.local_epochs if known.local_steps is None else None,
-            local_steps=known.local_steps,
-            batch_size=known.batch_size or count,
-            learning_rate=known.learning_rate or 0.0,
-            momentum=known.momentum or 0.0,
-            weight_decay=known.weight_decay or 0.0,
-            proximal_mu=known.proximal_mu or 0.0,
-            label_smoothing=known.label_smoothing or 0.0,
-        )
 
     def _by_class(self, sure: Tensor, where: str) -> Tensor:
         """Means over models and over records of each class of `model record class`.

@@ -238,12 +238,15 @@ def _records_hash(knowledge: Knowledge) -> list[str]:
             knowledge.candidates,
             knowledge.known_candidates,
             knowledge.auxiliary,
+            knowledge.property_records,
         )
         if table is not None
     ]
     tensors = [tensor.contiguous().numpy() for table in held for tensor in (table.inputs, table.labels)]
     if knowledge.known_candidates is not None:
         tensors.append(knowledge.known_candidates.members.numpy())
+    if knowledge.property_records is not None:
+        tensors.append(knowledge.property_records.has.numpy())
     return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors]
 
 

@@ -19,6 +19,7 @@ from fedsim.experiments.auxiliary import auxiliary_records
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.candidates import drawn, known_drawn
 from fedsim.experiments.config import AdversaryTable, AppTable
+from fedsim.experiments.properties import property_records
 from fedsim.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, Records, sent_as
 from fedsim.models.checks import unsized
 from fedsim.plugins import registry
@@ -65,9 +66,9 @@ def grant(
         setting = getattr(adversary.knowledge, name)
         if name in PRIVATE or setting is False:
             continue
-        if name == "auxiliary" and experiment is None:
+        if name in ("auxiliary", "property_records") and experiment is None:
             raise ConfigError(
-                "adversary.knowledge.auxiliary: of a recording made elsewhere nobody says which records clients do not "
+                f"adversary.knowledge.{name}: of a recording made elsewhere nobody says which records clients do not "
                 "train on; attack the run of an experiment, or pass them to `fedsim.attack`"
             )
         if setting is True and experiment is None and name in written and name not in own and name not in _SETTINGS:
@@ -78,6 +79,12 @@ def grant(
         values[name] = own.get(name) if setting is True else _written_out(name, setting, beside)
     if adversary.knowledge.auxiliary and experiment is not None:
         values["auxiliary"] = auxiliary_records(experiment.data, adversary.auxiliary)
+    if "property_records" in values and experiment is not None:
+        name = adversary.knowledge.property_records
+        if not isinstance(name, str):
+            expected = FACTS["property_records"].expected
+            raise ConfigError(f"adversary.knowledge.property_records: name the property, {expected}; got {name}")
+        values["property_records"] = property_records(experiment.data, name, adversary.auxiliary)
     if isinstance(model := values.get("model"), WrittenOut):
         if app.outputs:
             registry.load_object(app.outputs, beside)

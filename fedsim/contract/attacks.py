@@ -133,6 +133,7 @@ def changes_nothing_it_is_given(subject: Subject) -> None:
             ("candidates", known.candidates),
             ("known_candidates", known.known_candidates),
             ("auxiliary", known.auxiliary),
+            ("property_records", known.property_records),
         )
         if of is not None
         for part in ("inputs", "labels")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attacks import Attack, Knowledge, KnownCandidates, PartialRecords, Records
+from fedsim.attacks import Attack, Knowledge, KnownCandidates, PartialRecords, PropertyRecords, Records
 from fedsim.models.mlp import Mlp
 from fedsim.models.text_cnn import TextCnn
 from fedsim.models.transformer import TransformerDecoder
@@ -107,7 +107,16 @@ def _known(model: Callable[[], nn.Module], task: Task, inputs: Tensor, labels: T
             members=torch.arange(2 * len(inputs)) < len(inputs),
         ),
         auxiliary=Records(inputs=inputs, labels=labels),
+        property_records=_with_property(inputs, labels),
     )
+
+
+def _with_property(inputs: Tensor, labels: Tensor) -> PropertyRecords:
+    """Each record often enough for batches as large as the client's, every other time with the property."""
+    often = 2 * len(inputs)
+    has = torch.arange(often * len(inputs)) // len(inputs) % 2 == 0
+    times = [often, *[1] * (inputs.ndim - 1)]
+    return PropertyRecords(inputs=inputs.repeat(times), labels=labels.repeat(often), has=has)
 
 
 def _network() -> nn.Module:

@@ -367,12 +367,17 @@ class Experiment:
 
         All of its training examples, or the mini-batch of that round where clients send gradients.
         """
-        inputs, labels = self.data.train(client)
+        examples, index = self.dataset.train, self.behind(client, number)
+        return examples.inputs(index), examples.labels[index]
+
+    def behind(self, client: int, number: int) -> Tensor:
+        """`example`, the places of these examples among all training examples."""
+        index = torch.from_numpy(self.data.indices(client)[0])
         if self.training.sends == "weights":
-            return inputs, labels
-        order = batches_of_round(len(labels), self.training, seed=self.seed, client=client, number=number)
+            return index
+        order = batches_of_round(len(index), self.training, seed=self.seed, client=client, number=number)
         assert order is not None
-        return inputs[order[0]], labels[order[0]]
+        return index[order[0]]
 
     def shares(self, clients: Sequence[int], number: int, settings: LocalTraining) -> list[Share]:
         """What each of `clients` brings to training in round `number`, with `settings` as it is told them."""

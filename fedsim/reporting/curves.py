@@ -33,9 +33,16 @@ _TRACES = {
     "training_loss": ("Training a model on dummy data", "loss (mean over the dummy examples)"),
     "residual": ("What equal updates of clients leave of the sums unexplained", "norm / that of the sums"),
     "standard_error": ("Standard error of the claimed update", "standard error / norm of the update"),
+    "score_with_property": ("Messages with the property, known to the evaluator only", "how likely it is claimed"),
+    "score_without_property": (
+        "Messages without the property, known to the evaluator only",
+        "how likely it is claimed",
+    ),
     "alpha": ("Place of the surrogate: 1 broadcast state, 0 returned state", "α (dimensionless)"),
 }
 _LOGARITHMIC = ("objective", "distance", "l_sim")
+_BY_ROUND = ("score_with_property", "score_without_property")
+_IN_UNIT = (*_BY_ROUND, "alpha")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +136,9 @@ def attack_charts(
             if own := [curves[name] for owner, curves in findings if owner == attack and name in curves]:
                 found.append(overlaid(attack, look, own, floor.get(attack, math.nan) if name == "psnr" else math.nan))
         if found := [curve for curve in found if len(np.asarray(curve.x))]:
-            limits, log = ((0.0, 1.0) if name == "alpha" else None), name in _LOGARITHMIC
-            drawn.append(charts.curves(title, found, xlabel="iteration", ylabel=ylabel, limits=limits, log=log))
+            limits, log = ((0.0, 1.0) if name in _IN_UNIT else None), name in _LOGARITHMIC
+            xlabel = "round" if name in _BY_ROUND else "iteration"
+            drawn.append(charts.curves(title, found, xlabel=xlabel, ylabel=ylabel, limits=limits, log=log))
             levels += [curve.level for curve in found]
     infinite = any(np.isinf(values).any() for _, curves in findings for _, values in curves.values())
     return Charts(

@@ -29,12 +29,15 @@ _SHARES = {
     "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
     "attribute_balanced_accuracy", "local_accuracy", "recovered",
     "exact", "certified", "false_certificates", "columns_right",
-    "tpr_at_1_in_100", "tpr_at_1_in_1000",
+    "tpr_at_1_in_100", "tpr_at_1_in_1000", "property_accuracy", "property_client_accuracy",
 }  # fmt: skip
 """Metrics that are shares of something, in [0, 1]."""
 _COSINES = ("zest", "zest_other_start", "zest_of_optima")
 _RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0))
-_UNIT = ("mse", "membership_auc", "membership_accuracy", "label_distance", "label_cosine")
+_UNIT = (
+    *("mse", "membership_auc", "membership_accuracy"),
+    *("label_distance", "label_cosine", "property_auc", "property_client_auc"),
+)
 _RANGES |= dict.fromkeys(_UNIT, (0.0, 1.0))
 _RANGES |= dict.fromkeys(
     ("psnr", "class_psnr", "lpips", "parameter_distance", "local_loss", "local_mape"), (0.0, math.inf)
@@ -57,6 +60,10 @@ _NAMES = {
     "membership_accuracy": "membership balanced accuracy",
     "label_distance": "label distribution, total variation",
     "label_cosine": "label distribution, cosine",
+    "property_auc": "property of messages, AUC",
+    "property_accuracy": "property of messages, accuracy",
+    "property_client_auc": "property of clients, AUC",
+    "property_client_accuracy": "property of clients, accuracy",
     "tpr_at_1_in_100": "TPR at FPR 1 %",
     "tpr_at_1_in_1000": "TPR at FPR 0.1 %",
 }

@@ -15,7 +15,7 @@ from fedsim.attacks import Attack
 from fedsim.errors import AttackCrash, ConfigError, FedsimError, did_you_mean, first_line, one_line, what_it_said
 from fedsim.files import fresh_folder
 from fedsim.findings import Finding
-from fedsim.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, Records
+from fedsim.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, PropertyRecords, Records
 from fedsim.models.checks import unsized
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import plain
@@ -33,6 +33,7 @@ _OBJECTS: Mapping[str, tuple[type, str]] = {
     "candidates": (Records, "fedsim.knowledge.Records"),
     "known_candidates": (KnownCandidates, "fedsim.knowledge.KnownCandidates"),
     "auxiliary": (Records, "fedsim.knowledge.Records"),
+    "property_records": (PropertyRecords, "fedsim.knowledge.PropertyRecords"),
     "partial_records": (PartialRecords, "fedsim.knowledge.PartialRecords"),
 }
 """Facts that are neither numbers nor texts: their type, and what to say of it."""

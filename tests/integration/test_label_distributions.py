@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from fedsim.auditing.threat_model import grant
 from fedsim.errors import ConfigError, DataError
 from fedsim.experiments.auxiliary import auxiliary_records
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.config import AttackFile, check
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import LabelDistribution
 from fedsim.recording.finding_files import load_finding
@@ -28,15 +27,6 @@ RUN = {
     "adversary": {"when": "never"},
 }
 ATTACKS = ("label-counts", "llg", "rlu")
-
-
-@pytest.fixture(scope="module")
-def folder(
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> RunFolder:
-    return serial_run(tiny_config(**RUN), tmp_path_factory.mktemp("labels") / "run")
 
 
 def spec(count: int = 300, attacks: tuple[str, ...] = ATTACKS) -> AttackFile:

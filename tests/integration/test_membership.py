@@ -31,15 +31,6 @@ RUN = {
 ATTACKS = ("membership-loss", "membership-cosine", "fedmia", "membership-lira")
 
 
-@pytest.fixture(scope="module")
-def folder(
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> RunFolder:
-    return serial_run(tiny_config(**RUN), tmp_path_factory.mktemp("membership") / "run")
-
-
 def spec(
     others: Any, count: int = 60, attacks: tuple[str, ...] = ATTACKS, victims: Any = "all", **knowledge: Any
 ) -> AttackFile:

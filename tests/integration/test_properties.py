@@ -1,0 +1,158 @@
+"""Properties in a run: records are granted, clients attacked, judged and reported; what has none is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.auditing.audit import open_audit
+from fedsim.auditing.threat_model import grant
+from fedsim.errors import ConfigError, KnowledgeError
+from fedsim.evaluation.properties import Properties
+from fedsim.experiments.build import Experiment
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.findings import PropertyPresence
+from fedsim.randomness import numpy_generator
+from fedsim.recording.finding_files import load_finding
+from fedsim.reporting.page import write_report
+
+CLIENTS, COUNT = 4, 30  # the tiny experiment has four clients
+SHARES = (0.5, 0.0, 0.5, 0.0)
+ATTACK = {"name": "property-inference", "simulated": 20, "trees": 50}
+Made = Callable[..., RunFolder]
+
+
+@pytest.fixture(scope="module")
+def made(
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Made:
+    """A run on a table of height, two colours and a target; half of the clients hold red rows."""
+
+    def run(grouped: bool = False, shares: tuple[float, ...] = SHARES, **tables: Any) -> RunFolder:
+        home = tmp_path_factory.mktemp("properties")
+        rng, rows = numpy_generator("rows"), []
+        for place in range(600):
+            red, height = place % 2 == 0, float(rng.normal())
+            rows.append([f"{height:.4f}", f"{rng.normal() + 2 * red:.4f}", "red" if red else "blue", str(height > 0)])
+        with (home / "rows.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["height", "weight", "colour", "tall"], *rows])
+        data = {"name": "csv", "path": str(home / "rows.csv"), "target": "tall", "test_fraction": 0.5}
+        data |= {"group": "colour"} if grouped else {}
+        train = Experiment(tiny_config(data=data)).dataset.train
+        red = train.groups == 1 if train.groups is not None else train.inputs()[:, 3] == 1
+        places = {kind: torch.nonzero(red == kind).flatten().tolist() for kind in (False, True)}
+        held: dict[str, list[int]] = {}
+        for client, share in enumerate(shares):
+            having = round(share * COUNT)
+            own = [places[True].pop() for _ in range(having)] + [places[False].pop() for _ in range(COUNT - having)]
+            held[str(client)] = own
+        (home / "held.json").write_text(json.dumps(held))
+        partition = {"name": "index-file", "path": str(home / "held.json")}
+        return serial_run(tiny_config(data=data, partition=partition, **tables), home / "run")
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(made: Made) -> RunFolder:
+    return made()
+
+
+def spec(name: Any = "colour=red", victims: Any = "all", **attack: Any) -> AttackFile:
+    adversary = {"victims": victims, "rounds": "all", "workers": 1, "knowledge": {"property_records": name}}
+    return check(AttackFile, {"adversary": adversary, "attack": [ATTACK | attack]}, "attacks")
+
+
+def scores(audit: Any) -> dict[tuple[int, str], dict[str, Any]]:
+    return {(row["victim"], row["metric"]): row for row in audit.score()}
+
+
+def test_properties_are_attacked_judged_and_reported(folder: RunFolder) -> None:
+    audit = open_audit(folder.path, spec())
+    assert audit.run() == []
+    rows = scores(audit)
+    assert len(rows) == CLIENTS * 4
+    for metric in ("property_auc", "property_client_auc"):
+        assert sum(rows[client, metric]["value"] for client in range(CLIENTS)) / CLIENTS > 0.9
+        assert {rows[client, metric]["floor"] for client in range(CLIENTS)} == {0.5}
+    finding, about = load_finding(next((folder.findings / "property-inference").glob("*client-2*.safetensors")))
+    assert isinstance(finding, PropertyPresence)
+    assert finding.rounds.tolist() == [1] * CLIENTS + [2] * CLIENTS
+    right = (finding.scores > 0.5) == (torch.tensor(SHARES)[finding.clients] > 0)
+    mine = finding.clients == 2
+    assert rows[2, "property_accuracy"]["value"] == pytest.approx(float(right[mine].double().mean()))
+    assert about["knowledge"]["property_records"] == "colour=red"
+    page = write_report(folder.path, audit).read_text()
+    for words in ("property of messages, AUC", "Messages with the property, known", "For a property, the AUC"):
+        assert words in page
+
+
+def test_a_group_is_a_property_that_the_model_is_not_fed_with(made: Made) -> None:
+    folder = made(grouped=True, federation={"rounds": 1})
+    audit = open_audit(folder.path, spec("group=red"))
+    assert audit.granted.property_records is not None
+    assert audit.granted.property_records.inputs.shape[1] == 2
+    assert audit.run() == []
+    assert sum(scores(audit)[client, "property_auc"]["value"] for client in range(CLIENTS)) / CLIENTS > 0.9
+
+
+def test_of_clients_that_send_gradients_the_truth_is_that_of_the_mini_batch(made: Made) -> None:
+    strategy = {"name": "fedsgd", "learning_rate": 0.1}
+    training = {"local_steps": 1, "local_epochs": None, "learning_rate": None, "batch_size": 4}
+    folder = made(strategy=strategy, training=training)
+    audit = open_audit(folder.path, spec(victims=[0], present=0.6))
+    assert audit.run() == []
+    finding, about = load_finding(next((folder.findings / "property-inference").glob("*client-0*.safetensors")))
+    truth = Properties().truth(finding, about, audit.case)
+    assert audit.experiment is not None
+    assert truth is not None
+    pairs = zip(finding.clients.tolist(), finding.rounds.tolist(), strict=True)
+    red = torch.stack([audit.experiment.attacked(*pair)[0][:, 3].mean() for pair in pairs])
+    assert torch.equal(truth.data[:, 0], red)
+    assert 0.5 not in red.tolist()  # as of all that a client holds
+    assert truth.labels.tolist() == (red > 0.29).long().tolist()  # nearer to 0.6 than to 0
+
+
+@pytest.mark.parametrize(("shares", "told"), [((0.5,) * 4, "the larger share"), ((0.0,) * 4, "the smaller share")])
+def test_where_all_clients_are_of_one_kind_there_is_no_area(made: Made, shares: Any, told: str) -> None:
+    audit = open_audit(made(shares=shares, federation={"rounds": 1}).path, spec(victims=[0]))
+    assert audit.run() == []
+    row = scores(audit)[0, "property_auc"]
+    assert f"each of the {CLIENTS} messages has the property in {told}, so that nothing can be told" in row["missing"]
+    assert scores(audit)[0, "property_accuracy"]["floor"] == 1
+    assert "nothing can be told apart" in write_report(audit.folder.path, audit).read_text()
+
+
+def test_a_sum_over_clients_is_not_read(made: Made) -> None:
+    audit = open_audit(made(secure_aggregation={"groups": 2}, federation={"rounds": 1}).path, spec())
+    with pytest.raises(KnowledgeError, match="property-inference does not apply: it reads the updates of single"):
+        audit.run()
+
+
+def test_a_property_has_to_be_named_and_known(folder: RunFolder) -> None:
+    for name, told in (
+        (True, "name the property, column=category, as sex=Female, or group=name; got True"),
+        ("colour", "expected column=category, as sex=Female, or group=name, got colour"),
+        ("colour=green", "'colour' is never 'green'"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            _ = open_audit(folder.path, spec(name)).granted
+
+
+def test_of_a_recording_made_elsewhere_nobody_knows_who_has_a_property() -> None:
+    with pytest.raises(ConfigError, match=r"property_records: of a recording made elsewhere nobody says which records"):
+        grant(spec().adversary, None, Path())
+
+
+def test_images_of_nobody_have_no_property(tiny_config: Callable[..., Config]) -> None:
+    with pytest.raises(ConfigError, match="'digits' has neither columns of categories nor groups"):
+        grant(spec().adversary, Experiment(tiny_config()), Path())
