@@ -1,4 +1,4 @@
-"""Attacks, local training and defenses compute on the device they are given; none mixes the CPU in.
+"""Attacks, local training, defenses and measures compute on the device they are given; none mixes the CPU in.
 
 They run to their end on an accelerator that is not there (`conftest`). What comes of it is what comes of it on the CPU,
 and the CPU waits for the accelerator only at the places that `host_reads.toml` lists.
@@ -20,6 +20,7 @@ from fedsim.attacks import Attack
 from fedsim.contract.scenes import VICTIM, Scene, scenes_for
 from fedsim.defense import Defense, Participation
 from fedsim.errors import AttackError, ConfigError
+from fedsim.measure import Measure
 from fedsim.plugins import registry
 from fedsim.randomness import generator, one_thread, seeded
 from fedsim.task import Task
@@ -32,11 +33,13 @@ LISTED = tomllib.loads((Path(__file__).parent / "host_reads.toml").read_text())
 READS: dict[str, str] = {place: who for about in LISTED["reads"] for place, who in about["seen_in"].items()}
 SLOW = {
     "attacks": {"aia-gradient", "cocktail-party", "spear", "tableak", "tgias-ro", "tgias-ro-text"},
+    "measures": {"angular-lipschitz", "expected-error", "jacobian-norm", "lavp", "lipschitz", "spectrum"},
     "models": {"alexnet", "convnet", "resnet18", "shufflenet-v2", "torchvision", "vit-april"},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "dp-sgd": {"epsilon": 5.0},
     "gate": {"measure": "gradient-norm", "above": 0.0},
+    "lamp": {"candidates": 2, "every": 1, "tries": 4},
     "layer-freeze": {"layers": ["*bias"]},
     "lmra": {"hidden": "16x2", "learning_rate": 1e-2, "epochs": 60, "minimise_epochs": 2},
     "lmra-dummy-data": {"training_iterations": 1},
@@ -161,6 +164,22 @@ def test_a_defense_acts_inside_training_on_its_device(name: str, accelerator: An
     check_reads(accelerator, f"defense {name}")
 
 
+@pytest.mark.parametrize("name", subjects("measures"))
+def test_a_measure_is_taken_on_the_device_of_the_model(name: str, accelerator: Any) -> None:
+    measure, task = cast("Measure", build("measures", name)), TASKS[0]
+    inputs, labels = data(task)
+    training = LocalTraining(local_epochs=1, batch_size=2, learning_rate=0.05)
+
+    def taken(device: torch.device) -> dict[str, Tensor]:
+        given = network("mlp", task).to(device), task.loss, inputs.to(device), labels.to(device)
+        whole, update = measure.of(*given), measure.of(*given, training=training)
+        named = {name: torch.tensor([value, update[name]]) for name, value in whole.items()}
+        return named | {f"{name} of each": values for name, values in measure.of_each(*given).items()}
+
+    compare(taken, accelerator)
+    check_reads(accelerator, f"measure {name}")
+
+
 def test_the_accelerator_refuses_what_cuda_refuses(accelerator: Any) -> None:
     with accelerator:
         there, here = torch.ones(3, device=accelerator.device), torch.ones(3)
@@ -180,7 +199,7 @@ def test_the_accelerator_refuses_what_cuda_refuses(accelerator: Any) -> None:
 
 
 def test_what_is_listed_is_seen_in_a_test() -> None:
-    tested = {f"{group[:-1]} {name}" for group in ("attacks", "models", "defenses") for name in ours(group)}
+    tested = {f"{group[:-1]} {name}" for group in ("attacks", "models", "defenses", "measures") for name in ours(group)}
     assert set(READS.values()) <= tested
     assert LISTED["on_the_cpu"].keys() <= set(ours("attacks"))
 
