@@ -53,6 +53,17 @@ def attacked(
             yield row | {"attack": title + more}
 
 
+def cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a study keeps of a score: whose it is, by which attack, and beside what."""
+    return {
+        "attack": row["attack"],
+        "metric": row["metric"],
+        "client": row["victim"],
+        "value": f"{row['value']:.4f}",
+        "floor": f"{row['floor']:.4f}",
+    }
+
+
 def arguments(about: str | None, *flags: str) -> argparse.Namespace:
     """What the command line says, `data_dir` and `out`; one thread, and the data where it says."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)

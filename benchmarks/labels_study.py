@@ -9,21 +9,14 @@ metric, and prints the tables. Runs that are there already are read again.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from attack_study import accuracy, arguments, attacked, cells, keep, run
 
-import fedsim
-from fedsim.auditing.audit import open_audit
-from fedsim.errors import ConfigError
 from fedsim.evaluation.statistics import mean_text
-from fedsim.experiments.config import AttackFile, check
 
 RESULTS = Path(__file__).parent / "results" / "labels.csv"
 COLUMNS = ("case", "rounds", "attack", "metric", "seed", "client", "value", "floor", "guess", "accuracy")
@@ -47,8 +40,9 @@ CASES: dict[str, dict[str, Any]] = {
         "training": {"local_epochs": 1},
     },
 }
-ATTACKS = ("label-counts", "llg", "rlu")
+ATTACKS = {name: {"name": name} for name in ("label-counts", "llg", "rlu")}
 METRICS = {"label_distance": "total variation", "label_cosine": "cosine"}
+ADVERSARY = {"victims": list(range(VICTIMS)), "auxiliary": 300, "knowledge": {"auxiliary": True}}
 WHEN: dict[str, list[int]] = {
     "first round": [1],
     "last round": [ROUNDS],
@@ -75,53 +69,17 @@ def tables(changes: Mapping[str, Any], seed: int) -> dict[str, Any]:
     return found
 
 
-def run(path: Path, experiment: dict[str, Any]) -> fedsim.Run:
-    """The run of `experiment`, which is made if it is not there."""
-    try:
-        return fedsim.open(path)
-    except ConfigError:
-        return fedsim.run(experiment, out=path)
-
-
-def attacked(made: fedsim.Run, when: str) -> list[dict[str, Any]]:
-    """The scores of all attacks on the first clients."""
-    file = {
-        "adversary": {
-            "victims": list(range(VICTIMS)),
-            "rounds": WHEN[when],
-            "workers": 1,
-            "auxiliary": 300,
-            "knowledge": {"auxiliary": True},
-        },
-        "attack": [{"name": name, "label": f"{name}, {when}"} for name in ATTACKS],
-    }
-    audit = open_audit(made.path, check(AttackFile, file, "attacks"), made.path)
-    if failures := audit.run():
-        raise SystemExit("\n".join(failures))
-    return [row for row in audit.score() if row["attack"].endswith(when) and row["metric"] in METRICS]
-
-
 def measured(out: Path) -> Iterator[dict[str, Any]]:
     """The rows of results/labels.csv."""
     for place, (case, changes) in enumerate(CASES.items()):
         for seed in SEEDS:
             made = run(out / f"{place}-{seed}", tables(changes, seed))
-            rows = made.metrics
-            accuracy = float(rows[rows["client"] == "server"]["accuracy"].dropna().iloc[-1])
-            for when in WHEN:
-                for row in attacked(made, when):
-                    yield {
-                        "case": case,
-                        "rounds": when,
-                        "attack": row["attack"].removesuffix(f", {when}"),
-                        "metric": row["metric"],
-                        "seed": seed,
-                        "client": row["victim"],
-                        "value": f"{row['value']:.4f}",
-                        "floor": f"{row['floor']:.4f}",
-                        "guess": row["floor_guess"],
-                        "accuracy": f"{accuracy:.4f}",
-                    }
+            reached = f"{accuracy(made):.4f}"
+            for when, rounds in WHEN.items():
+                for row in attacked(made, ADVERSARY | {"rounds": rounds}, ATTACKS, when):
+                    if row["metric"] in METRICS:
+                        known = {"case": case, "rounds": when, "seed": seed, "accuracy": reached}
+                        yield known | cells(row) | {"guess": row["floor_guess"]}
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -147,18 +105,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def main() -> None:
     """Measure, write and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    os.environ["FEDSIM_DATA"] = given.data_dir
-    torch.set_num_threads(1)
-    rows = list(measured(given.out))
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    show(rows)
+    given = arguments(__doc__)
+    keep(measured(given.out), RESULTS, COLUMNS, show)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from attack_study import accuracy, arguments, attacked, keep, run
+from attack_study import accuracy, arguments, attacked, cells, keep, run
 
+import fedsim
 from fedsim.datasets import Dataset
 from fedsim.datasets.tables import Csv
 from fedsim.evaluation.statistics import mean_text
@@ -28,7 +29,7 @@ from fedsim.evaluation.statistics import mean_text
 RESULTS = Path(__file__).parent / "results" / "properties.csv"
 COLUMNS = ("case", "rounds", "attack", "metric", "seed", "client", "value", "floor", "accuracy")
 SEEDS = (0, 1, 2)
-CLIENTS, VICTIMS, EXAMPLES, RICH, ROUNDS = 8, 4, 64, 16, 10
+CLIENTS, VICTIMS, EXAMPLES, RICH = 8, 4, 64, 16
 FED, LEFT_OUT = "sex=Female", "group=Female"
 """The property where sex is a column, and where it says whose a record is, which the model is not fed with."""
 HALF, FEW = (0.0, 0.5), (0.1, 0.3)
@@ -48,7 +49,15 @@ CASES: dict[str, tuple[str, tuple[float, float], dict[str, Any]]] = {
     "E = 1, 30 or 10 %": (LEFT_OUT, FEW, EPOCH),
     "E = 1, sex is fed, DP-SGD": (FED, HALF, PRIVATE),
 }
-WHEN: dict[str, list[int]] = {"round 1": [1], "rounds 4, 7, 10": [4, 7, ROUNDS]}
+SHORT, LONG = 10, 60
+WHEN: dict[int, dict[str, list[int]]] = {
+    SHORT: {"round 1": [1], "rounds 4, 7, 10": [4, 7, SHORT]},
+    LONG: {"round 60": [LONG]},
+}
+"""By how many rounds a federation has."""
+LONGER = ("E = 1, sex is fed", "E = 1", "E = 1, 30 or 10 %")
+"""Cases that are run for LONG rounds, too."""
+SHOWN = [when for known in WHEN.values() for when in known]
 METRICS = {
     "property_auc": "AUC of messages",
     "property_accuracy": "accuracy of messages",
@@ -113,32 +122,31 @@ def measured(source: Path, out: Path) -> Iterator[dict[str, Any]]:
         dataset = Csv(**settings).load(None)
         for seed in SEEDS:
             index = shared_out(dataset, kind, shares, seed, out.resolve() / f"{place}-{seed}.json")
-            experiment = {
-                "data": {"name": "csv", **settings, "drop": list(settings["drop"])},
-                "partition": {"name": "index-file", "path": str(index)},
-                "model": {"name": "mlp", "hidden": [64, 64]},
-                "federation": {"clients": CLIENTS, "rounds": ROUNDS, "seed": seed, "evaluate_every": ROUNDS},
-                "adversary": {"when": "never"},
-                **changes,
-            }
-            made = run(out / f"{place}-{seed}", experiment)
-            reached = f"{accuracy(made):.4f}"
-            attack = {"name": "property-inference", "absent": shares[0], "present": shares[1]}
-            for when, rounds in WHEN.items():
-                knows = {"property_records": kind, "defenses": "defense" in changes}
-                adversary = {"victims": list(range(VICTIMS)), "rounds": rounds, "auxiliary": 5000, "knowledge": knows}
-                for row in attacked(made, adversary, {"property-inference": attack}, when):
-                    yield {
-                        "case": case,
-                        "rounds": when,
-                        "attack": row["attack"],
-                        "metric": row["metric"],
-                        "seed": seed,
-                        "client": row["victim"],
-                        "value": f"{row['value']:.4f}",
-                        "floor": f"{row['floor']:.4f}",
-                        "accuracy": reached,
-                    }
+            for rounds in (SHORT, LONG) if case in LONGER else (SHORT,):
+                experiment = {
+                    "data": {"name": "csv", **settings, "drop": list(settings["drop"])},
+                    "partition": {"name": "index-file", "path": str(index)},
+                    "model": {"name": "mlp", "hidden": [64, 64]},
+                    "federation": {"clients": CLIENTS, "rounds": rounds, "seed": seed, "evaluate_every": rounds},
+                    "adversary": {"when": "never"},
+                    **changes,
+                }
+                made = run(out / f"{place}-{seed}{'-long' * (rounds == LONG)}", experiment)
+                reached = f"{accuracy(made):.4f}"
+                for row in scores(made, kind, shares, "defense" in changes, WHEN[rounds]):
+                    yield {"case": case, "seed": seed, "accuracy": reached, **row}
+
+
+def scores(
+    made: fedsim.Run, kind: str, shares: tuple[float, float], defended: bool, when: Mapping[str, list[int]]
+) -> Iterator[dict[str, Any]]:
+    """Of all attacks on the first clients."""
+    attack = {"name": "property-inference", "absent": shares[0], "present": shares[1]}
+    knows = {"property_records": kind, "defenses": defended}
+    for title, rounds in when.items():
+        adversary = {"victims": list(range(VICTIMS)), "rounds": rounds, "auxiliary": 5000, "knowledge": knows}
+        for row in attacked(made, adversary, {"property-inference": attack}, title):
+            yield {"rounds": title, **cells(row)}
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -149,15 +157,16 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         values[key][str(row["client"]), str(row["seed"])] = float(row["value"])
     made = list(dict.fromkeys((row["case"], row["attack"]) for row in rows))
     for metric, name in METRICS.items():
-        print(f"\n{name}\n\n| case | attack | {' | '.join(WHEN)} |\n|---|---|{'---|' * len(WHEN)}")
+        print(f"\n{name}\n\n| case | attack | {' | '.join(SHOWN)} |\n|---|---|{'---|' * len(SHOWN)}")
         for case, attack in made:
-            cells = [mean_text(values[case, attack, when, metric]) for when in WHEN]
-            print(f"| {case} | {attack} | {' | '.join(cells)} |")
+            known = [values[case, attack, when, metric] for when in SHOWN]
+            print(f"| {case} | {attack} | {' | '.join(mean_text(own) if own else '' for own in known)} |")
     print()
     for case in CASES:
-        known = {row["seed"]: float(row["accuracy"]) for row in rows if row["case"] == case}
-        if known:
-            print(f"{case}: right on {fmean(known.values()):.1%} of the test records after round {ROUNDS}")
+        for when in SHOWN:
+            right = {r["seed"]: float(r["accuracy"]) for r in rows if (r["case"], r["rounds"]) == (case, when)}
+            if right:
+                print(f"{case}, {when}: right on {fmean(right.values()):.1%} of the test records in the end")
 
 
 def main() -> None:
