@@ -1,0 +1,132 @@
+"""How many kernels an iteration of an inversion attack starts, with restarts one after the other and in one call.
+
+    python benchmarks/kernel_launches.py [--restarts N ...] [--attacks NAME ...]
+
+On an accelerator, whose kernels of a small network take less time than their start, this is what an iteration costs.
+There need not be one: PyTorch's profiler counts on the CPU the operations that compute, each of which starts one kernel
+or a few. Left out are those that only look at a tensor in another way or ask for memory. Counted is from the 21st to
+the 30th of 1000 iterations, with a reading of the objective, of noise, eight images of 32 x 32 x 3 and SME's CNN.
+How many there are does not depend on the sizes, so the CNN has few channels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from unittest.mock import patch
+
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
+
+from adversaries.engine import matching
+from adversaries.engine.matching import GradientInversion
+from fedsim.attacks import Knowledge
+from fedsim.models.sme import SmeCnn
+from fedsim.plugins import registry
+from fedsim.randomness import generator, seeded
+from fedsim.task import Task
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
+
+TASK, COUNT, RATE = Task((3, 32, 32), 10), 8, 0.01
+FIRST, LAST = 21, 31
+"""Iterations at which `progress` is called, between which is counted."""
+ATTACKS: dict[str, dict[str, object]] = {
+    "inverting-gradients": {},
+    "sme": {},
+    "see-through-gradients": {"bn_weight": 0.0},
+}
+
+
+class Enough(Exception):
+    """The iterations to count are over."""
+
+
+def victim() -> tuple[Update, Knowledge]:
+    """A gradient step on noise, and all that is known."""
+
+    def model() -> torch.nn.Module:
+        with seeded("kernel launches"):
+            return SmeCnn(channels=(4, 8), hidden=20).build(TASK)
+
+    network, labels = model(), torch.arange(COUNT)
+    before = {name: tensor.detach().clone() for name, tensor in network.named_parameters()}
+    cross_entropy(network(torch.randn(COUNT, *TASK.input_shape, generator=generator("noise"))), labels).backward()
+    after = {name: p.detach() - RATE * p.grad for name, p in network.named_parameters() if p.grad is not None}
+    known = Knowledge(
+        model=model,
+        loss=cross_entropy,
+        input_shape=TASK.input_shape,
+        num_classes=TASK.num_classes,
+        value_range=((0.0,) * 3, (1.0,) * 3),
+        input_mean=(0.5,) * 3,
+        input_std=(0.25,) * 3,
+        labels=labels,
+        learning_rate=RATE,
+        local_epochs=1,
+        batch_size=COUNT,
+    )
+    sent = Payload.dense(after, "weights")
+    return Update(round=1, client=0, before=before, payload=sent, num_examples=COUNT), known
+
+
+def launches(attack: GradientInversion, *, at_once: bool) -> float:
+    """Kernels that an iteration starts."""
+    profiler = profile(activities=[ProfilerActivity.CPU])
+
+    def progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+        if iteration == FIRST:
+            profiler.start()
+        if iteration == LAST:
+            profiler.stop()
+            raise Enough
+
+    update, known = victim()
+    with patch.object(matching, "pays", lambda device: at_once), suppress(Enough):
+        attack.invert(update, known, generator("attack"), progress)
+    return sum(map(starts_one, profiler.events())) / (LAST - FIRST)
+
+
+def starts_one(event: FunctionEvent) -> bool:
+    """Whether this is an operation that computes and is not made up of others that do."""
+    return computes(event.name) and not any(map(holds_one, event.cpu_children))
+
+
+def holds_one(event: FunctionEvent) -> bool:
+    """Whether this is, or is made up of, operations that compute."""
+    return computes(event.name) or any(map(holds_one, event.cpu_children))
+
+
+@cache
+def computes(name: str) -> bool:
+    """Whether this is one of PyTorch's operations, and not one that returns a view, bare memory or no tensor."""
+    if not name.startswith("aten::") or "empty" in name or name in ("aten::_unsafe_view", "aten::resize_"):
+        return False
+    returns = [value for schema in torch._C._jit_get_schemas_for_operator(name) for value in schema.returns]
+    looks = any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
+    return not looks and any("Tensor" in str(value.type) for value in returns)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--restarts", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS))
+    chosen = parser.parse_args()
+    logging.disable()
+    print("| attack | restarts | one after the other | in one call | ratio |\n|---|---|---|---|---|")
+    for name in chosen.attacks:
+        for restarts in chosen.restarts:
+            given = {**ATTACKS.get(name, {}), "iterations": 1000, "restarts": restarts}
+            attack = registry.build("attacks", name, given, name)
+            apart, together = (launches(attack, at_once=at_once) for at_once in (False, True))
+            print(f"| `{name}` | {restarts} | {apart:.0f} | {together:.0f} | {apart / together:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
