@@ -163,10 +163,11 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
             print(f"| {case} | {attack} | {' | '.join(mean_text(own) if own else '' for own in known)} |")
     print()
     for case in CASES:
-        for when in SHOWN:
-            right = {r["seed"]: float(r["accuracy"]) for r in rows if (r["case"], r["rounds"]) == (case, when)}
+        for length, when in WHEN.items():
+            own = [row for row in rows if row["case"] == case and row["rounds"] in when]
+            right = {row["seed"]: float(row["accuracy"]) for row in own}
             if right:
-                print(f"{case}, {when}: right on {fmean(right.values()):.1%} of the test records in the end")
+                print(f"{case}: right on {fmean(right.values()):.1%} of the test records after round {length}")
 
 
 def main() -> None:
