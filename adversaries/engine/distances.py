@@ -15,6 +15,8 @@ from torch import Tensor
 from adversaries.scene import Scene
 
 Tensors = Sequence[Tensor]
+_MOVED = 1e-5
+"""Share of the longest tensor's length up to which one may have moved by rounding alone."""
 
 
 class Distance(Protocol):
@@ -82,6 +84,51 @@ class SquaredL2:
         weights = self.layers or (1.0,) * len(target)
         pairs = zip(weights, gradient, target, strict=True)
         return torch.stack([weight * (g - t).square().sum() for weight, g, t in pairs]).sum()
+
+
+@dataclass(frozen=True)
+class SquaredAndAbsolute:
+    """Squared Euclidean distance to the mean gradient plus the sum of absolute differences: TAG (Deng et al. 2021).
+
+    Attributes:
+        factor: of the absolute differences of the first tensor; it falls linearly with the tensors, as those nearest to
+            the inputs say most of them.
+    """
+
+    factor: float
+
+    def target(self, scene: Scene) -> list[Tensor]:
+        """The mean gradient."""
+        return scene.mean_gradient
+
+    def __call__(self, gradient: Tensors, target: Tensors) -> Tensor:
+        """See `Distance`."""
+        count = len(target)
+        terms = []
+        for place, (g, t) in enumerate(zip(gradient, target, strict=True)):
+            terms.append((g - t).square().sum() + self.factor * (1 - place / count) * (g - t).abs().sum())
+        return torch.stack(terms).sum()
+
+
+@dataclass(frozen=True)
+class MeanCosine:
+    """One minus the cosine between gradient and update, tensor by tensor: their mean (LAMP, Balunović et al. 2022).
+
+    Tensors that did not move are left out, and those that rounding alone moved, as the biases of an attention's keys.
+    """
+
+    def target(self, scene: Scene) -> list[Tensor]:
+        """w_0 - w_T, each tensor at length one, or 0 where it is left out."""
+        norms = torch.stack([delta.norm() for delta in scene.direction])
+        factors = torch.where(norms > _MOVED * norms.max(), 1 / norms, 0.0)
+        return [factor * delta for factor, delta in zip(factors, scene.direction, strict=True)]
+
+    def __call__(self, gradient: Tensors, target: Tensors) -> Tensor:
+        """See `Distance`."""
+        tiny = torch.finfo(target[0].dtype).tiny
+        cosines = [(g * t).sum() / g.norm().clamp_min(tiny) for g, t in zip(gradient, target, strict=True)]
+        moved = torch.stack([t.norm() for t in target])
+        return (moved - torch.stack(cosines)).sum() / moved.sum()
 
 
 @dataclass(frozen=True)

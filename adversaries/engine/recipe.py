@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
 
 from adversaries.engine.descent import Schedule
 from adversaries.engine.distances import Cosine, Distance
 from adversaries.engine.places import AtBroadcast, Place
 from adversaries.engine.priors import Prior
+from adversaries.scene import Scene
 
 MEAN_GRADIENT = frozenset({"learning_rate", "local_epochs", "batch_size"})
 """What an attack must know to compare the sizes of gradients, not only their directions."""
@@ -31,6 +35,17 @@ def by_cosine(iteration: int, iterations: int) -> float:
 def constant(iteration: int, iterations: int) -> float:
     """One."""
     return 1.0
+
+
+class Jump(Protocol):
+    """Changes the dummy data where no slope leads."""
+
+    def __call__(self, scene: Scene, dummy: Tensor, taken: int, iterations: int, rng: torch.Generator) -> None:
+        """Change `dummy`, `example ...` in standardised units, in place, after `taken` steps of `iterations`.
+
+        Called before the first step, when it is noise, and after each.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +69,7 @@ class Recipe:
         normalised_by_batch: BatchNorm layers normalise the dummy data by their own statistics, as those of
             clients do in training, instead of by the running ones of w_0.
         one_step: the attack assumes T = 1; with more it warns.
+        jump: what else is done to the dummy data before the first step and after each, see `Jump`.
     """
 
     place: Place = field(default_factory=AtBroadcast)
@@ -70,3 +86,4 @@ class Recipe:
     epochs: int = 1
     normalised_by_batch: bool = False
     one_step: bool = False
+    jump: Jump | None = None

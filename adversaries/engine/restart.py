@@ -80,6 +80,8 @@ class Restart:
         self.dummy = torch.randn(shape, generator=rng).to(like)
         if recipe.bounded:
             scene.units.clamp_(self.dummy)
+        self._taken = 0
+        self._jump()
         self._variables = recipe.place.variables(scene)
         if recipe.joint_labels is not None:
             logits = torch.randn((shape[0], *classes), generator=rng).to(like)
@@ -129,6 +131,12 @@ class Restart:
             self.scene.units.clamp_(self.dummy)
         for name, variable in self._variables.items():
             self._own[name].clamp_(variable.low, variable.high)
+        self._taken += 1
+        self._jump()
+
+    def _jump(self) -> None:
+        if self._recipe.jump is not None:
+            self._recipe.jump(self.scene, self.dummy, self._taken, self._iterations, self._rng)
 
     def finding(self, trial: Trial, merged: Callable[[Tensor, Scene], Tensor]) -> Reconstruction:
         """What was reconstructed."""

@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "femnist": {"folder": "femnist-digits"},
     "gate": {"measure": "gradient-norm", "above": 0.0},
     "image-folder": {"path": "imagenet-sample-224/val"},
+    "lamp": {"candidates": 2, "every": 100, "tries": 2},
     "layer-freeze": {"layers": ["[a1]*"]},
     "leaf": {"path": "leaf/shakespeare"},
     "lmra": {"hidden": "16x2", "learning_rate": 1e-3, "epochs": 500, "minimise_epochs": 20},

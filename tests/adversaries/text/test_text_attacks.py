@@ -17,6 +17,8 @@ from torch.nn.functional import cross_entropy, max_pool1d
 
 from adversaries.text.behind import BehindEmbedding, behind
 from adversaries.text.embedding import Lexicon, reads_tokens
+from adversaries.text.lamp import Lamp
+from adversaries.text.tag import Tag
 from adversaries.text.texts import EmbeddingRows, TemporalTextInversion, TextInvertingGradients, TextLeakage
 from adversaries.text.word_exchange import exchange
 from fedsim.attacks import Attack, Knowledge
@@ -117,8 +119,10 @@ def found(finding: Texts, true: Tensor = TRUE) -> Tensor:
         (TemporalTextInversion(gradients=1, iterations=8, layers="relative", labels="bias"), KNOWN),
         (TextLeakage(iterations=14, step_size=0.5), ONE_STEP),
         (TextInvertingGradients(iterations=150, step_size=0.1), KNOWN),
+        (Tag(iterations=150, step_size=0.3), ONE_STEP),
+        (Lamp(iterations=120, candidates=10, every=40, tries=8), KNOWN),
     ],
-    ids=["tgias-ro-text-adam", "tgias-ro-text-lbfgs", "dlg-text", "inverting-gradients-text"],
+    ids=["tgias-ro-text-adam", "tgias-ro-text-lbfgs", "dlg-text", "inverting-gradients-text", "tag", "lamp"],
 )
 def test_the_words_of_two_texts_are_read_from_one_gradient(record: Any, attack: Attack, knowledge: Knowledge) -> None:
     finding = run(attack, record(sent()), knowledge)

@@ -1,0 +1,153 @@
+"""TAG and LAMP: their distances by hand, words put into order, a transformer's words, and settings that are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adversaries.engine.distances import MeanCosine, SquaredAndAbsolute
+from adversaries.scene import Scene, scene_of
+from adversaries.text.behind import BehindEmbedding
+from adversaries.text.lamp import Lamp, Rearranged, VectorLength, _order
+from adversaries.text.tag import Tag
+from fedsim.attacks import Knowledge
+from fedsim.errors import ConfigError, KnowledgeError
+from fedsim.evaluation import text_metrics
+from fedsim.findings import Texts
+from fedsim.models.transformer import TransformerEncoder
+from fedsim.randomness import generator, seeded
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
+from fedsim.task import Task
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
+
+TRUE, LABELS = torch.tensor([[7, 3, 21, 12, 29, 5], [2, 22, 9, 14, 16, 18]]), torch.tensor([2, 0])
+TASK = Task((6,), 4, vocabulary=30, padding=0)
+
+
+def build() -> nn.Module:
+    with seeded("matching baselines"):
+        return TransformerEncoder(dim=48, heads=2).build(TASK).eval()
+
+
+KNOWN = Knowledge(
+    model=build, loss=cross_entropy, input_shape=(6,), num_classes=4, learning_rate=0.1, local_epochs=1, batch_size=2
+)
+
+
+def sent() -> Update:
+    model = build()
+    slopes = torch.autograd.grad(cross_entropy(model(TRUE), LABELS), list(model.parameters()))
+    before = {name: p.detach() for name, p in model.named_parameters()}
+    gradient = Payload.dense(dict(zip(before, slopes, strict=True)), "gradient")
+    return Update(round=1, client=5, before=before, payload=gradient, num_examples=2)
+
+
+def run(attack: Any, folder: Path, knowledge: Knowledge = KNOWN) -> Tensor:
+    Recorder(folder / "transcript").write(1, [sent()])
+    finding = attack.run(Transcript(folder / "transcript"), knowledge, victim=5, rng=generator(0))
+    assert isinstance(finding, Texts)
+    return text_metrics.paired_texts(finding.tokens, TRUE, None)
+
+
+@pytest.mark.parametrize(
+    "attack", [Tag(iterations=150, step_size=0.3), Lamp(iterations=150, candidates=10, every=50, tries=4)]
+)
+def test_words_of_an_encoder_are_found_far_beyond_chance(attack: Any, tmp_path: Path) -> None:
+    """Chance is one place of 29; guesses of the likeliest words are no better, as all words occur once."""
+    assert float((run(attack, tmp_path) == TRUE).double().mean()) >= 0.4
+
+
+def test_the_learning_rate_is_needed_for_sizes_and_not_for_directions(tmp_path: Path) -> None:
+    withheld = Knowledge(model=build, loss=cross_entropy, input_shape=(6,), num_classes=4)
+    with pytest.raises(KnowledgeError, match=r"^Tag needs batch_size, learning_rate, local_epochs, which the threat"):
+        run(Tag(iterations=1), tmp_path / "tag", withheld)
+    assert run(Lamp(iterations=1, candidates=1), tmp_path / "lamp", withheld).shape == TRUE.shape
+
+
+def test_distances_by_hand() -> None:
+    gradient, target = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])], [torch.tensor([0.0, 4.0]), torch.tensor([1.0])]
+    assert float(SquaredAndAbsolute(0.1)(gradient, target)) == pytest.approx(1 + 4 + 4 + 0.1 * 3 + 0.05 * 2)
+    unit = [torch.tensor([0.6, 0.8]), torch.tensor([1.0]), torch.zeros(2)]  # the last did not move
+    gradient = [torch.tensor([3.0, 0.0]), torch.tensor([-2.0]), torch.ones(2)]
+    assert float(MeanCosine()(gradient, unit)) == pytest.approx((0.4 + 2) / 2)
+
+
+def scene() -> tuple[Scene, Tensor]:
+    """Behind the embedding, and the vectors of the true texts in its units."""
+    given = BehindEmbedding.of(sent(), KNOWN, words="vocabulary", nearest="cosine")
+    found = replace(scene_of(given.update(sent()), given.knowledge), labels=LABELS)
+    points = given.lexicon.written(TRUE).transpose(1, 2)
+    return found, (points - found.units.centre) / found.units.scale
+
+
+def test_what_is_matched_is_zero_at_the_truth_though_biases_of_keys_move_by_rounding() -> None:
+    around, true = scene()
+    distance = MeanCosine()
+    target = distance.target(around)
+    assert [name for name, t in zip(around.names, target, strict=True) if not t.any()] == [
+        "blocks.0.attention.key.bias",
+        "blocks.1.attention.key.bias",
+    ]
+    assert float(distance(around.gradient(around.before, true, LABELS), target).detach()) == pytest.approx(0, abs=1e-5)
+
+
+def test_words_in_a_wrong_order_are_put_right_where_that_matches_better() -> None:
+    around, true = scene()
+    attack = Lamp(iterations=100, every=10, burn_in=0.2, tries=120)
+    dummy = true.clone()
+    dummy[0] = true[0][:, [0, 3, 2, 1, 4, 5]]
+    dummy[1] = true[1][:, [2, 3, 4, 5, 0, 1]]
+    wrong, rng = dummy.clone(), generator("orders")
+    for early in (1, 10, 25):  # before the burn-in, or between two turns
+        Rearranged(attack)(around, dummy, early, 100, rng)
+        assert torch.equal(dummy, wrong)
+    Rearranged(attack)(around, dummy, 20, 100, rng)
+    assert torch.equal(dummy, true)
+    Rearranged(replace(attack, tries=8))(around, dummy, 30, 100, rng)
+    assert torch.equal(dummy, true)  # nothing matches better
+
+
+def test_the_best_start_of_several_has_vectors_as_long_as_words() -> None:
+    around, true = scene()
+    distance, prior = MeanCosine(), VectorLength()
+    target, started = distance.target(around), []
+    for candidates in (1, 30):
+        dummy = torch.zeros_like(true)
+        Rearranged(Lamp(candidates=candidates))(around, dummy, 0, 100, generator(0))
+        assert float(prior(around, dummy, dummy)) == pytest.approx(0, abs=1e-8)
+        started.append(float(distance(around.gradient(around.before, dummy, LABELS), target).detach()))
+    assert started[1] < started[0]
+    assert float(prior(around, true, true)) == pytest.approx(0, abs=0.05)
+
+
+def test_rearrangements_keep_all_words() -> None:
+    rng = generator(0)
+    for length in (1, 2, 7):
+        for kind in range(40):
+            assert sorted(_order(kind, length, rng).tolist()) == list(range(length))
+
+
+@pytest.mark.parametrize(
+    ("attack", "settings"),
+    [
+        (Tag, {"step_size": 0.0}),
+        (Tag, {"absolute": -1.0}),
+        (Lamp, {"decay": 0.0}),
+        (Lamp, {"norm_weight": -1.0}),
+        (Lamp, {"candidates": 0}),
+        (Lamp, {"every": 0}),
+        (Lamp, {"tries": -1}),
+        (Lamp, {"burn_in": 1.5}),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(attack: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{next(iter(settings))}: expected a"):
+        attack(**settings)
