@@ -24,7 +24,8 @@ log = logging.getLogger("fedsim." + __name__)
 _AGREE = 1e-2
 _ABOUT = 0.1
 """By how much a derivative in float32 may be off, beside its length: a lost path changes more."""
-_NEARBY = 1e-6
+_NEARBY = (1e-6, 1e-8)
+"""Lengths of a step, beside that of a random direction: large networks have a kink within the first now and then."""
 _ROUNDING = 1e-6
 """Of what is sent, by how much its derivative may be off by rounding, where it hardly depends on the inputs."""
 
@@ -113,18 +114,22 @@ class Linear:
     def _is_a_derivative(self) -> bool:
         """Whether J v is what is sent ahead less what is sent behind, as it is not where autograd lost a path.
 
-        That is asked in float64 and nearby, where a step crosses no kink; and whether |J v|^2 is v' J' J v.
+        That is asked in float64 and nearby, where some step crosses no kink; and whether |J v|^2 is v' J' J v.
         """
         direction, exact = self._random(self._at), self._call.double()
-        step = _NEARBY * direction.double().reshape(self.shape)
-        with torch.no_grad():
-            apart = (exact(exact.unknown + step) - exact(exact.unknown - step)) / (2 * _NEARBY)
-        pushed = self.push(direction)
-        if not (pushed.isfinite().all() and apart.isfinite().all()):
-            return True  # it diverges, which measures say themselves
-        length, back = pushed.double().square().sum(), (self.pull(pushed) @ direction).double()
-        off, rounding = (pushed - apart).norm(), 2 * _ROUNDING * self._call.vector.norm()
-        return bool(off <= _ABOUT * apart.norm() + rounding and (length - back).abs() <= _ABOUT * length + rounding**2)
+        pushed, rounding = self.push(direction), 2 * _ROUNDING * self._call.vector.norm()
+
+        def agrees(length: float) -> bool:
+            step = length * direction.double().reshape(self.shape)
+            with torch.no_grad():
+                apart = (exact(exact.unknown + step) - exact(exact.unknown - step)) / (2 * length)
+            # what is not finite diverges, which measures say themselves
+            return not apart.isfinite().all() or bool((pushed - apart).norm() <= _ABOUT * apart.norm() + rounding)
+
+        if not pushed.isfinite().all():
+            return True
+        size, back = pushed.double().square().sum(), (self.pull(pushed) @ direction).double()
+        return bool((size - back).abs() <= _ABOUT * size + rounding**2) and any(map(agrees, _NEARBY))
 
     @staticmethod
     def _random(like: Tensor) -> Tensor:

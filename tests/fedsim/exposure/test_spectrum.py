@@ -256,6 +256,19 @@ def test_a_gradient_of_zero_is_undefined_and_token_ids_are_refused(measure: Meas
         measure.of(text, LOSS, torch.randint(9, (2, 3)), torch.tensor([0, 1]))
 
 
+def test_a_kink_beside_the_inputs_is_not_taken_for_a_path_that_autograd_lost() -> None:
+    """The unit goes silent within the longer step that is compared, and what is sent jumps."""
+    model = nn.Sequential(nn.Linear(4, 1), nn.ReLU(), nn.Linear(1, 2)).double()
+    inputs = torch.ones(1, 4, dtype=torch.float64)
+    direction = torch.randn(4, generator=generator("measure", "direction")).double()
+    with torch.no_grad():
+        model[0].weight.copy_(direction)
+        model[0].bias.copy_(1e-7 - direction.sum())
+    for ahead, silent in ((-1e-6, True), (-1e-8, False)):
+        assert bool(model[1](model[0](inputs + ahead * direction)) == 0) is silent
+    assert Sent.of(model, LOSS, inputs, torch.tensor([0])).linear.push(direction).any()
+
+
 def test_too_many_inputs_for_the_whole_are_refused() -> None:
     sent = Sent.of(nn.Linear(4200, 2), LOSS, torch.randn(1, 4200), torch.tensor([1]))
     with pytest.raises(ConfigError, match="the whole Hessian of 4200 inputs is too large, expected at most 4096"):
