@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, cast, get_args, get_type_hints
 
@@ -87,10 +87,19 @@ class SimulatedClients:
         gradient = like.gradient is not None
         plan = replace(training_of(known, len(inputs)), batch_norm="train" if trained_by_batch(like, model) else "eval")
         defenses, loss = self._defending(len(inputs), plan, where), cast("Loss", known.loss)
+        before, sent = state_of(model), local_gradient if gradient else local_update
         try:
-            moved = (_gradient if gradient else _move)(
-                model, inputs.to(known.device), labels.to(known.device), plan, key, defenses, loss
+            found, *_ = sent(
+                model,
+                before,
+                inputs.to(known.device),
+                labels.to(known.device),
+                plan,
+                key=key,
+                defenses=defenses,
+                loss=loss,
             )
+            moved: State = found if gradient else {name: tensor - before[name] for name, tensor in found.items()}
             for defense, own in keyed(defenses):
                 moved = _defended(defense, moved, (*key, "defense", "on_update", *own))
         except RunError as error:
@@ -140,35 +149,6 @@ def _ends(knowledge: Knowledge) -> tuple[tuple[float, ...], tuple[float, ...]] |
 
 def _trained(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
-def _move(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    plan: LocalTraining,
-    key: tuple[int | str, ...],
-    defenses: Sequence[Defense],
-    loss: Loss,
-) -> State:
-    """w_k - w_t."""
-    before = state_of(model)
-    after, _ = local_update(model, before, inputs, labels, plan, key=key, defenses=defenses, loss=loss)
-    return {name: tensor - before[name] for name, tensor in after.items()}
-
-
-def _gradient(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    plan: LocalTraining,
-    key: tuple[int | str, ...],
-    defenses: Sequence[Defense],
-    loss: Loss,
-) -> State:
-    """That of all examples as one mini-batch."""
-    gradient, _, _ = local_gradient(model, state_of(model), inputs, labels, plan, key=key, defenses=defenses, loss=loss)
-    return gradient
 
 
 def _defended(defense: Defense, moved: State, key: tuple[int | str, ...]) -> Mapping[str, Tensor]:

@@ -12,8 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import fedsim
-from fedsim.errors import ConfigError
+from attack_study import accuracy, run
 
 SEEDS = (0, 1, 2)
 CASES: dict[str, dict[str, Any]] = {
@@ -41,20 +40,6 @@ def tables(defense: dict[str, Any], seed: int, *, canaries: bool) -> dict[str, A
         "adversary": {"when": "never"},
     }
     return found | ({"canaries": {"count": 2000, "confidence": 0.95}} if canaries else {})
-
-
-def run(path: Path, experiment: dict[str, Any]) -> fedsim.Run:
-    """The run of `experiment`, which is made if it is not there."""
-    try:
-        return fedsim.open(path)
-    except ConfigError:
-        return fedsim.run(experiment, out=path)
-
-
-def accuracy(made: fedsim.Run) -> float:
-    """Of the global model after the last round."""
-    rows = made.metrics
-    return float(rows[rows["client"] == "server"]["accuracy"].dropna().iloc[-1])
 
 
 def row(out: Path, place: int, case: str, defense: dict[str, Any]) -> str:
