@@ -1,6 +1,7 @@
 """What each measure of exposure costs: processor time against one client step, and memory (Linux).
 
     python benchmarks/measure_cost.py [--repeats 5] [--only NAME ...]   # some alone are printed, and not kept
+    python benchmarks/measure_cost.py --spectrum   # of one example: as estimated by default, and exactly
 
 LeNet with tanh on random inputs of CIFAR-10's shape, one thread, batches of 1 and 8; a client step is the gradient of
 the batch in plain torch. All measures take turns, and each time is divided by that of a step of the same turn; printed
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+from fedsim.exposure.spectrum import Spectrum
 from fedsim.measure import Measure
 from fedsim.models.lenet import LeNet
 from fedsim.plugins import registry
@@ -54,9 +56,9 @@ class Client:
         loss = self.task.loss(self.model(self.inputs), self.labels)
         torch.autograd.grad(loss, list(self.model.parameters()))
 
-    def measured(self, measure: Measure) -> None:
+    def measured(self, measure: Measure) -> dict[str, float]:
         """The measure of the batch."""
-        measure.of(self.model, self.task.loss, self.inputs, self.labels)
+        return measure.of(self.model, self.task.loss, self.inputs, self.labels)
 
 
 def main() -> None:
@@ -64,12 +66,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=list(MEASURES))
+    parser.add_argument("--spectrum", action="store_true", help="show the estimated spectrum beside the exact one")
     parser.add_argument("--memory-of", nargs=2, metavar=("NAME", "BATCH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.memory_of:
         name, size = options.memory_of
         print(_growth(name, Client(int(size))))
+        return
+    if options.spectrum:
+        client = Client(1)
+        for spectrum in (Spectrum(), Spectrum(exact=client.inputs.numel())):
+            print(", ".join(f"{name} {value:.5g}" for name, value in client.measured(spectrum).items()), flush=True)
         return
     rows = [row for size in BATCHES for row in _rows(options.only, size, options.repeats)]
     if len(options.only) < len(MEASURES):
