@@ -18,8 +18,8 @@ from fedsim.errors import AttackError
 from fedsim.models.transformer import Block, TransformerModule
 from fedsim.wire.messages import Update
 
-MATCHING = "choose 'inverting-gradients-text'"
-INSTEAD = "choose 'embedding-rows' for the words alone, or 'inverting-gradients-text'"
+MATCHING = "choose 'lamp', which matches gradients"
+INSTEAD = "choose 'embedding-rows' for the words alone, or 'lamp', which matches gradients"
 """What an error says where the span gives nothing away."""
 SPARE = 8
 """Dimensions that the span must leave: in fewer, what is wrong is too often near to it by chance."""
@@ -110,7 +110,7 @@ class Blocks:
         model: the network, at the weights that the server broadcast.
         states: the message under its names.
         words: `word`, tokens that may be claimed, ascending, without padding: those whose row of the embedding moved.
-            Where it is held (LoRA), those whose vector is near to the first span at any place.
+            Where it is held, those whose vector is near to the first span at any place.
         spans: of the first and of the second block.
         length: places of a text.
         padding: the token that fills texts up, or None.
@@ -168,7 +168,7 @@ class Blocks:
 
     def _possible(self) -> Tensor:
         """`word`, tokens that may occur: whose row moved, or where the embedding is held, those near to the span."""
-        if not self.model.lora_rank:
+        if self.embedding_moved:
             possible = (self.states.direction("embedding.weight") != 0).any(1)
         else:
             every = torch.arange(self.model.embedding.num_embeddings)
@@ -180,6 +180,11 @@ class Blocks:
         return possible.nonzero()[:, 0]
 
     def _check(self) -> None:
+        if not (self.embedding_moved or self.model.causal):
+            raise AttackError(
+                f"{self.where}: an encoder's texts are searched for from the gradient of its embedding, which is held "
+                f"or was not sent; {MATCHING}"
+            )
         rows, dim = self.spans[0].gradient.shape
         texts, rank = self.texts, max(span.rank for span in self.spans)
         lora, readable = self.model.lora_rank, min(dim - SPARE, rows - 1)
@@ -205,9 +210,14 @@ class Blocks:
             )
 
     @property
+    def embedding_moved(self) -> bool:
+        """Whether the message names the words that occur; not where the embedding is held."""
+        return not self.model.lora_rank and bool(self.states.direction("embedding.weight").any())
+
+    @property
     def instead(self) -> str:
         """What an error says where the span gives nothing away."""
-        return MATCHING if self.model.lora_rank else INSTEAD
+        return INSTEAD if self.embedding_moved else MATCHING
 
     def coarse(self) -> Blocks:
         """The same in float32, in which a search takes half the time."""
@@ -326,11 +336,6 @@ def _readable(model: nn.Module, knowledge: Knowledge, where: str) -> Transformer
         raise AttackError(
             f"{where}: the transformer has {len(model.blocks)} blocks, and {needed} are needed for the second one "
             f"to have a gradient at all places; {INSTEAD}"
-        )
-    if model.lora_rank and not model.causal:
-        raise AttackError(
-            f"{where}: an encoder's texts are searched for from the gradient of its embedding, which is held where "
-            f"adapters are trained; {MATCHING}"
         )
     if (length := len(model.positions)) != (knowledge.input_shape or ())[0]:
         raise AttackError(

@@ -38,8 +38,9 @@ class Dager(Attack):
     for: from starts that the gradients of single words suggest, by changing one word after another.
 
     All is computed in float64. Which directions count follows from the rounding of the message, see `Span.of`. Only
-    words whose row of the embedding moved are tried. A decoder that predicts from its last place needs three blocks,
-    because of two the second one's gradient is of last places alone.
+    words whose row of the embedding moved are tried, in a decoder those near to the first span where none moved. A
+    decoder that predicts from its last place needs three blocks, because of two the second one's gradient is of last
+    places alone.
 
     Weights that were returned are read like a gradient. That assumes plain SGD, whose steps all add to the span, and so
     little movement that the words' vectors stay where they were: few steps at a small rate. Otherwise the words of the
@@ -96,14 +97,16 @@ class Dager(Attack):
             tokens = search(blocks, update.num_examples, progress)
             if not len(tokens):
                 raise AttackError(
-                    f"{blocks.where}: no text fits the gradients of the second block, whose inputs have moved too far "
-                    f"in local training, or which has no gradient of all places; {blocks.instead}"
+                    f"{blocks.where}: no text fits the gradients of the second block: its inputs moved too far in "
+                    f"local training, compression left too little of them, or not all places have one; {blocks.instead}"
                 )
             if len(tokens) < update.num_examples:
                 log.warning(
                     "%s on %s: %d texts are found, N is %d; equal texts count once",
                     self.called, blocks.where, len(tokens), update.num_examples,
                 )  # fmt: skip
+            if not blocks.states.direction("linear.weight").any():
+                log.warning("%s on %s: the last layer was not sent; labels are guesses", self.called, blocks.where)
             return Texts(tokens=tokens, labels=blocks.labels(tokens))
 
     def _causal(self, blocks: Blocks, texts: int, progress: Progress) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from adversaries.named_states import named_states
 from adversaries.text.attention_span import Blocks, Span, weights_of
 from adversaries.text.causal_search import CausalSearch
 from adversaries.text.dager import Dager
+from adversaries.text.lamp import Lamp
 from adversaries.text.slopes import Slopes
 from adversaries.text.texts import EmbeddingRows, TextInvertingGradients
 from adversaries.text.whole_search import WholeSearch
@@ -269,6 +271,60 @@ def test_a_length_or_an_output_of_another_task_is_refused(run: Any) -> None:
         run(sent(one, labels=torch.zeros(3, dtype=torch.int64)), known(one))
 
 
+def changed(update: Update, of: Callable[[str, Tensor], Tensor]) -> Update:
+    """The same message, of whose arrays a defense makes something."""
+    assert update.gradient is not None
+    gradient = {name: of(name, slope) for name, slope in update.gradient.items()}
+    return dataclasses.replace(update, payload=Payload.dense(gradient, "gradient"))
+
+
+def largest(slope: Tensor, share: float) -> Tensor:
+    return torch.where(slope.abs() >= slope.abs().quantile(1 - share), slope, 0.0)
+
+
+@NETWORKS
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        (lambda _, slope: slope.half().float(), "span 48 dimensions, but 3 texts of 6 words span 18 at most: noise,"),
+        (lambda _, slope: slope.sign() * slope.abs().mean(), "but 3 texts of 6 words span 18 at most: noise, compress"),
+        (lambda _, slope: largest(slope, 0.1), "but 3 texts of 6 words span 18 at most: noise, compression"),
+        (
+            lambda name, slope: 0 * slope if name.startswith("blocks.0") else slope,
+            "the weights by which attention takes its inputs did not move in both of the first two blocks, so nothing",
+        ),
+    ],
+    ids=["half", "signs", "top-k", "held block"],
+)
+def test_a_message_that_a_defense_has_changed_is_refused_and_others_go_on(
+    run: Any, network: Any, of: Any, message: str
+) -> None:
+    update = changed(sent(network), of)
+    with pytest.raises(AttackError, match=message) as caught:
+        run(update, known(network))
+    assert "\n" not in str(caught.value)
+    assert run(update, known(network), EmbeddingRows()).tokens.shape == TRUE.shape
+    assert run(update, known(network), Lamp(iterations=1, candidates=1, tries=1)).tokens.shape == TRUE.shape
+
+
+def test_a_held_embedding_keeps_no_text_of_a_decoder_and_refuses_an_encoder(run: Any) -> None:
+    held_back = partial(changed, of=lambda name, slope: 0 * slope if name == "embedding.weight" else slope)
+    assert held(run(held_back(sent(DECODER)), known(DECODER))) == EXACT
+    with pytest.raises(
+        AttackError, match="the gradient of its embedding, which is held or was not sent; choose 'lamp'"
+    ):
+        run(held_back(sent(ENCODER)), known(ENCODER))
+
+
+@NETWORKS
+def test_without_the_last_layer_texts_are_found_and_labels_are_said_to_be_guesses(
+    run: Any, network: Any, caplog: Any
+) -> None:
+    found = run(changed(sent(network), lambda name, slope: 0 * slope if "linear" in name else slope), known(network))
+    assert sorted(found.tokens.tolist()) == [tokens for tokens, _ in EXACT]
+    assert "the last layer was not sent; labels are guesses" in caplog.text
+
+
 @pytest.mark.parametrize("settings", [{"tolerances": ()}, {"tolerances": (0.0,)}, {"attempts": 0}])
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^(tolerances|attempts): expected "):
@@ -336,7 +392,7 @@ def test_words_that_adapters_may_show_are_those_of_the_texts_and_few_others() ->
         (Begun(4), r"span 12 of 12 dimensions, of adapters of rank 4, and those of up to 11 can be read: 3 texts of 6"),
         (
             TransformerEncoder(dim=48, heads=2, lora_rank=8),
-            "an encoder's texts are searched for from the gradient of its embedding, which is held",
+            "an encoder's texts are searched for from the gradient of its embedding, which is held or was not sent",
         ),
     ],
 )
