@@ -132,10 +132,16 @@ class PropertyInference(Attack):
         from sklearn.preprocessing import StandardScaler
 
         where, made = f"round {update.round}, client {update.client}", []
+        count = update.num_examples
+        if round(self.absent * count) == round(self.present * count):
+            raise AttackError(
+                f"{where}: N is {count}, of which {self.absent:g} and {self.present:g} are as many examples; choose "
+                "shares that are further apart, or attack a client that holds more"
+            )
         kinds = np.repeat([False, True], self.simulated)
         for place, kind in enumerate(kinds):
             share = self.present if kind else self.absent
-            inputs, labels = batches.drawn(update.num_examples, share, (seed, place), where)
+            inputs, labels = batches.drawn(count, share, (seed, place), where)
             made.append(_features(clients.send(update, inputs, labels, ("property", seed, place))))
         forest = RandomForestClassifier(self.trees, min_samples_leaf=_LEAF, random_state=seed, oob_score=True)
         return make_pipeline(StandardScaler(), forest).fit(np.stack(made), kinds), 1 - float(forest.oob_score_)
@@ -174,7 +180,7 @@ class _Batches:
     def drawn(self, count: int, share: float, key: tuple[int, int], where: str) -> tuple[Tensor, Tensor]:
         """`count` of them, inputs and labels, `share` with the property, no record twice."""
         rng, having, known = np.random.default_rng(key), round(share * count), len(self._classes)
-        if not 1 <= count <= known:
+        if count > known:
             raise AttackError(
                 f"{where}: N is {count}, and there are {known} auxiliary records; raise adversary.auxiliary, or attack "
                 "a client that holds fewer"

@@ -249,6 +249,13 @@ def test_what_cannot_be_learnt_from_is_refused_in_one_sentence(tmp_path: Path) -
             claimed(transcript, knowledge(**change))
 
 
+def test_shares_that_are_the_same_number_of_examples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        AttackError, match=r"client 0: N is 24, of which 0 and 0\.01 are as many examples; choose shares"
+    ):
+        claimed(recorded(tmp_path, 1), knowledge(), present=0.01)
+
+
 @pytest.mark.parametrize("withheld", ["property_records", "learning_rate", "batch_size", "local_epochs", "loss"])
 def test_what_it_needs_is_asked_for(tmp_path: Path, withheld: str) -> None:
     with pytest.raises(KnowledgeError, match=f"needs {withheld}, which the threat model withholds"):
