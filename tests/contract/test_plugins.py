@@ -33,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "leaf": {"path": "leaf/shakespeare"},
     "lmra": {"hidden": "16x2", "learning_rate": 1e-3, "epochs": 500, "minimise_epochs": 20},
     "lmra-dummy-data": {"training_iterations": 5},
+    "property-inference": {"simulated": 10, "trees": 50},
     "see-through-gradients": {"bn_weight": 0.0},  # the network here has no BatchNorm
     "tgias-ro": {"gradients": 2},
     "tgias-ro-text": {"gradients": 2, "refinements": 1},
