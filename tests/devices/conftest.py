@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = tuple(str(ROOT / room) for room in ("adversaries", "clients", "fedsim"))
 DEVICE = torch.device("meta")
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"}
+JOINING = {"aten::cat", "aten::stack"}
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """PyTorch's marks of what needs values to go on: numbers that are read, and shapes that depend on values."""
 
@@ -66,7 +67,7 @@ class Computing(TorchDispatchMode):
     """Computes with tensors on the accelerator, and refuses what CUDA refuses.
 
     That is tensors of two devices in one computation, and random numbers on it by a generator of the CPU. As on CUDA, a
-    CPU tensor may be one number, or the places of an indexing.
+    CPU tensor may be one number, unless it is joined to others, or the places of an indexing.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -115,7 +116,7 @@ class Computing(TorchDispatchMode):
         if waits:
             self.accelerator.note()
         for leaf in leaves:
-            if isinstance(leaf, Tensor) and type(leaf) is not OnDevice and leaf.ndim:
+            if isinstance(leaf, Tensor) and type(leaf) is not OnDevice and (leaf.ndim or name in JOINING):
                 raise Mixed(f"{name} mixes a tensor {tuple(leaf.shape)} of the CPU with those of the accelerator")
             if isinstance(leaf, torch.Generator) and leaf.device != DEVICE and there:
                 raise Mixed(f"{name} draws on the accelerator by a generator of the {leaf.device}")

@@ -32,7 +32,16 @@ ROOT = Path(__file__).parents[2]
 LISTED = tomllib.loads((Path(__file__).parent / "host_reads.toml").read_text())
 READS: dict[str, str] = {place: who for about in LISTED["reads"] for place, who in about["seen_in"].items()}
 SLOW = {
-    "attacks": {"aia-gradient", "cocktail-party", "spear", "tableak", "tgias-ro", "tgias-ro-text"},
+    "attacks": {
+        "aia-gradient",
+        "cocktail-party",
+        "lamp",
+        "property-inference",
+        "spear",
+        "tableak",
+        "tgias-ro",
+        "tgias-ro-text",
+    },
     "measures": {"angular-lipschitz", "expected-error", "jacobian-norm", "lavp", "lipschitz", "spectrum"},
     "models": {"alexnet", "convnet", "resnet18", "shufflenet-v2", "torchvision", "vit-april"},
 }
@@ -43,6 +52,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "layer-freeze": {"layers": ["*bias"]},
     "lmra": {"hidden": "16x2", "learning_rate": 1e-2, "epochs": 60, "minimise_epochs": 2},
     "lmra-dummy-data": {"training_iterations": 1},
+    "property-inference": {"simulated": 10, "trees": 50},
     "see-through-gradients": {"bn_weight": 0.0},
     "tgias-ro": {"gradients": 2},
     "tgias-ro-text": {"gradients": 2, "refinements": 1},
@@ -188,6 +198,8 @@ def test_the_accelerator_refuses_what_cuda_refuses(accelerator: Any) -> None:
             lambda: there + here,
             lambda: there @ here,
             lambda: torch.cat([there, here]),
+            lambda: torch.stack([there.sum(), here.sum()]),
+            lambda: here[there.long()],
             lambda: there.index_add(0, torch.arange(3), there),
             lambda: torch.nn.functional.linear(there, here.repeat(2, 1)),
             lambda: torch.randn(3, generator=generator(0), device=accelerator.device),
