@@ -4,16 +4,19 @@
     python benchmarks/membership_study.py --data-dir DIR --out runs/membership --speed
     python benchmarks/membership_study.py --data-dir DIR --out runs/membership --low
 
-CIFAR-100 shared out among clients, a small CNN; in each run some of the clients are attacked. Writes
+CIFAR-100 shared out among clients, a small CNN; in each run some clients are attacked. An attack that learns from
+known records is granted 100 of the 300 candidates that the others have, and scored on the 200 that are left. Writes
 results/membership.csv, one row a client and metric, and prints the table. Runs that are there already are read again.
 With --speed it prints how long each attack on one client takes: 1000 candidates, 50 rounds. With --low it prints all
-metrics, the TPR at a FPR of 0.1 % among them, of clients of 1000 images each: five clients, E = 5, one seed.
+metrics, the TPR at a FPR of 0.1 % among them, of clients of 1000 images each: five clients, E = 5, one seed; where 400
+of the 2000 candidates are known, those left are too few for that rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import os
 import time
 from collections import defaultdict
@@ -48,13 +51,12 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "fedmia, cosine": {"name": "fedmia"},
     "membership-lira": {"name": "membership-lira"},
 }
-METRICS = {"membership_auc": "AUC", "tpr_at_1_in_100": "TPR at 1 %"}
-ALL_METRICS = (
-    {"membership_auc": "AUC", "membership_accuracy": "balanced accuracy"}
-    | METRICS
-    | {"tpr_at_1_in_1000": "TPR at 0.1 %"}
-)
-MANY = 1000
+LEARNT: dict[str, dict[str, Any]] = {"membership-white-box": {"name": "membership-white-box"}}
+"""Attacks that learn from known records, which are left out of their candidates, and of theirs alone."""
+METRICS = {"membership_auc": "AUC", "membership_accuracy": "balanced accuracy", "tpr_at_1_in_100": "TPR at 1 %"}
+ALL_METRICS = METRICS | {"tpr_at_1_in_1000": "TPR at 0.1 %"}
+KNOWN = 100
+MANY, KNOWN_OF_MANY = 1000, 400
 
 
 def tables(changes: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -91,23 +93,35 @@ def run(path: Path, experiment: dict[str, Any]) -> fedsim.Run:
 
 
 def attacked(
-    made: fedsim.Run, others: str, *, examples: int = EXAMPLES, metrics: Collection[str] = METRICS
-) -> list[dict[str, Any]]:
+    made: fedsim.Run, others: str, *, examples: int = EXAMPLES, known: int = KNOWN, metrics: Collection[str] = METRICS
+) -> Iterator[dict[str, Any]]:
     """The scores of all attacks on the first clients, of `examples` each, in every fifth round."""
+    for attacks, grant in (ATTACKS, {}), (LEARNT, {"known_candidates": known}):
+        for row in scored(made, attacks, examples, {"candidates": others, **grant}):
+            attack = row["attack"].removesuffix(f", {others}")
+            if attack in attacks and row["attack"] != attack and row["metric"] in metrics:
+                yield row | {"attack": attack}
+
+
+def scored(
+    made: fedsim.Run, attacks: Mapping[str, Mapping[str, Any]], examples: int, knowledge: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The scores of everything that was attacked in this run, `attacks` with this `knowledge` among it."""
+    others = knowledge["candidates"]
     file = {
         "adversary": {
             "victims": list(range(VICTIMS)),
             "rounds": [number for number in made.transcript.rounds if number % EVERY == 0],
             "workers": 1,
             "candidates": 2 * examples,
-            "knowledge": {"candidates": others},
+            "knowledge": knowledge,
         },
-        "attack": [table | {"label": f"{title}, {others}"} for title, table in ATTACKS.items()],
+        "attack": [{**table, "label": f"{title}, {others}"} for title, table in attacks.items()],
     }
     audit = open_audit(made.path, check(AttackFile, file, "attacks"), made.path)
     if failures := audit.run():
         raise SystemExit("\n".join(failures))
-    return [row for row in audit.score() if row["attack"].endswith(others) and row["metric"] in metrics]
+    return audit.score()
 
 
 def accuracy(made: fedsim.Run) -> float:
@@ -126,7 +140,7 @@ def measured(out: Path) -> Iterator[dict[str, Any]]:
                     yield {
                         "case": case,
                         "others": others,
-                        "attack": row["attack"].removesuffix(f", {others}"),
+                        "attack": row["attack"],
                         "metric": row["metric"],
                         "seed": seed,
                         "client": row["victim"],
@@ -147,9 +161,9 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         print(f"\n{case}: the global model is right on {fmean(known.values()):.1%} of the test images\n")
         print(f"| attack | {' | '.join(f'{name}, {others}' for others in OTHERS for name in METRICS.values())} |")
         print(f"|---|{'---|' * len(OTHERS) * len(METRICS)}")
-        floors = {row["metric"]: float(row["floor"]) for row in rows}
+        floors = {row["metric"]: float(row["floor"]) for row in rows if row["attack"] in ATTACKS}
         print(f"| chance | {' | '.join(f'{floors[metric]:.3f}' for _ in OTHERS for metric in METRICS)} |")
-        for attack in ATTACKS:
+        for attack in (*ATTACKS, *LEARNT):
             cells = [mean_text(values[case, others, attack, metric]) for others in OTHERS for metric in METRICS]
             print(f"| {attack} | {' | '.join(cells)} |")
 
@@ -157,16 +171,17 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 def speed(out: Path) -> None:
     """Print how long each attack takes on one client."""
     changes = {
-        "partition.samples_per_client": 500,
+        "partition.samples_per_client": 600,
         "model.channels": [16, 32],
         "federation.clients": 5,
         "federation.rounds": 50,
     }
     made = run(out / "speed", tables(changes, 0))
-    for title, table in ATTACKS.items():
+    for title, table in (ATTACKS | LEARNT).items():
         settings = {name: value for name, value in table.items() if name != "name"}
+        knowledge = {"candidates": HELD_OUT} | ({"known_candidates": KNOWN} if title in LEARNT else {})
         start, own = time.monotonic(), time.process_time()
-        made.attack(table["name"], victim=0, round=range(1, 51), knowledge={"candidates": HELD_OUT}, **settings)
+        made.attack(table["name"], victim=0, round=range(1, 51), knowledge=knowledge, **settings)
         print(f"{title}: {time.process_time() - own:.0f} s of CPU, {time.monotonic() - start:.0f} s", flush=True)
 
 
@@ -175,14 +190,16 @@ def low(out: Path) -> None:
     changes = {"partition.samples_per_client": MANY, "federation.clients": 5, **CASES["E = 5"]}
     made = run(out / "low", tables(changes, 0))
     values: dict[tuple[str, str], dict[tuple[str, str], float]] = defaultdict(dict)
-    for row in attacked(made, HELD_OUT, examples=MANY, metrics=ALL_METRICS):
-        attack = row["attack"].removesuffix(f", {HELD_OUT}")
-        for name in (attack, "chance"):
+    for row in attacked(made, HELD_OUT, examples=MANY, known=KNOWN_OF_MANY, metrics=ALL_METRICS):
+        attack = row["attack"]
+        for name in (attack, *["chance"] * (attack in ATTACKS)):
             values[name, row["metric"]][str(row["victim"]), "0"] = row["floor" if name == "chance" else "value"]
     print(f"right on {accuracy(made):.1%}\n\n| attack | {' | '.join(ALL_METRICS.values())} |")
     print(f"|---|{'---|' * len(ALL_METRICS)}")
-    for attack in ("chance", *ATTACKS):
-        print(f"| {attack} | {' | '.join(mean_text(values[attack, metric]) for metric in ALL_METRICS)} |")
+    for attack in ("chance", *ATTACKS, *LEARNT):
+        cells = [values[attack, metric] for metric in ALL_METRICS]
+        texts = ["-" if any(map(math.isnan, cell.values())) else mean_text(cell) for cell in cells]
+        print(f"| {attack} | {' | '.join(texts)} |")
 
 
 def main() -> None:
