@@ -6,7 +6,7 @@ Of further ones, drawn likewise, the adversary can be told which half it is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import numpy as np
@@ -67,6 +67,8 @@ def known_drawn(data: FederatedData, clients: Sequence[int], others: str, count:
         DataError: there are not so many, or none would be left to be candidates.
     """
     drawing = _Drawing.of(data, clients, others)
+    # Mixed as the candidates are, known records would say which of these are members.
+    drawing = replace(drawing, rng=numpy_generator(data.seed, "known-candidates", others, *clients))
     pairs = drawing.pairs.shape[1]
     if count // 2 >= pairs:
         raise DataError(

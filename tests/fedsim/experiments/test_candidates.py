@@ -134,6 +134,13 @@ def test_known_records_are_like_candidates_and_none_of_them(others: str) -> None
     assert torch.equal(members.sort(0).values, everything.inputs[everything.members].sort(0).values)
 
 
+def test_in_what_order_known_records_are_does_not_tell_in_what_order_candidates_are() -> None:
+    data = federated(CLASSES)
+    found, known = drawn(data, [0], HELD_OUT, 8, 8), known_drawn(data, [0], HELD_OUT, 8)
+    assert len(found.members) == len(known.members)
+    assert not torch.equal(found.members, known.members)
+
+
 def test_who_knows_the_number_of_candidates_finds_them_without_knowing_of_known_ones() -> None:
     data = federated(CLASSES)
     first = drawn(data, [0], HELD_OUT, 1000, 6)
