@@ -27,6 +27,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.text.dager import Dager
+from adversaries.text.lamp import Lamp
+from adversaries.text.tag import Tag
 from adversaries.text.texts import TextInvertingGradients
 from fedsim.attacks import Attack, Knowledge
 from fedsim.datasets import Dataset
@@ -57,11 +59,18 @@ MOST = {
     ("decoder", "fresh"): 256,
     ("decoder", "trained"): 128,
     ("encoder", "fresh"): 128,
-    ("encoder", "trained"): 32,
+    ("encoder", "trained"): 64,
     ("decoder-lora", "fresh"): 64,
     ("decoder-lora", "trained"): 64,
 }
 """Most words of a batch that is measured."""
+ATTACKS: dict[str, Attack] = {
+    "dager": Dager(attempts=2),
+    "inverting-gradients-text": TextInvertingGradients(iterations=300, step_size=0.1),
+    "tag": Tag(iterations=300),
+    "lamp": Lamp(iterations=300, candidates=50, tries=10),
+}
+"""Beside `dager` those that match gradients, with fewer steps than their papers take."""
 METRICS = ("exact", "floor", "rouge_1", "rouge_2", "labels")
 
 
@@ -99,10 +108,8 @@ def every_cell() -> Iterator[Cell]:
             if size * length <= MOST[network, weights] and (size == 4 or network != "decoder-lora"):
                 yield Cell("dager", network, weights, size, length, seed)
         if length == LENGTHS[0] and size in (1, 4):
-            yield from (
-                Cell("inverting-gradients-text", network, "fresh", size, length, seed)
-                for network in ("encoder", "decoder")
-            )
+            for attack, network in product(list(ATTACKS)[1:], ("encoder", "decoder")):
+                yield Cell(attack, network, "fresh", size, length, seed)
 
 
 @cache
@@ -145,10 +152,16 @@ def measured(cell: Cell) -> dict[str, Any]:
     names = [name for name, _ in model.named_parameters()]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     gradient = Payload.dense(dict(zip(names, slopes, strict=True)), "gradient")
-    known = Knowledge(model=lambda: model, loss=cross_entropy, input_shape=(cell.length,), num_classes=8)
-    attack: Attack = (
-        Dager(attempts=2) if cell.attack == "dager" else TextInvertingGradients(iterations=300, step_size=0.1)
+    known = Knowledge(
+        model=lambda: model,
+        loss=cross_entropy,
+        input_shape=(cell.length,),
+        num_classes=8,
+        learning_rate=1.0,
+        local_epochs=1,
+        batch_size=cell.size,
     )
+    attack = ATTACKS[cell.attack]
     row: dict[str, Any] = dict(zip(Cell.__dataclass_fields__, astuple(cell), strict=True)) | {"dim": dim}
     with tempfile.TemporaryDirectory() as folder:
         update = Update(round=1, client=0, before=before, payload=gradient, num_examples=cell.size)

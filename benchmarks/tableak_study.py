@@ -6,7 +6,7 @@ FEDSIM_DATA.
 
 The setting is that of Vero et al. 2023, Table 1: all 14 columns of Adult, everything standardised, the categories too;
 a fresh network with hidden layers of 100 and 100 units for each batch; labels are known. `gradient`: one gradient of
-`size` rows. `fedavg`: the weights after `EPOCHS` epochs on them in two mini-batches.
+`size` rows. `E = 1` and so on: the weights after so many epochs on them in two mini-batches.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ATTACKS: Mapping[str, Attack] = {
     "tableak": TabLeak(iterations=ITERATIONS, restarts=STARTS),
 }
 SIZES, SEEDS = (1, 2, 4, 8, 16, 32), range(2, 12)
-FEDAVG_SIZE, EPOCHS, FEDAVG = 8, 2, 3
+FEDAVG_SIZE, EPOCHS, FEDAVG = 8, {"E = 1": 1, "E = 2": 2, "E = 5": 5}, 3
 """Rows and passes of a client that sends weights, and for how many seeds it is attacked."""
 PUBLIC, DRAWS = 5000, 20
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, math.inf)
@@ -81,11 +81,14 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    """All of them, seed by seed; those of clients that send weights last."""
-    for seed, size, attack in product(SEEDS, SIZES, ATTACKS):
-        yield Cell(attack, "gradient", size, seed)
-    for seed, attack in product(SEEDS[:FEDAVG], ATTACKS):
-        yield Cell(attack, "fedavg", FEDAVG_SIZE, seed)
+    """All of them, seed by seed; those of many passes, which take longest, last."""
+    *short, long = EPOCHS
+    for seed in SEEDS:
+        for size, attack in product(SIZES, ATTACKS):
+            yield Cell(attack, "gradient", size, seed)
+        if seed in SEEDS[:FEDAVG]:
+            yield from (Cell(attack, passes, FEDAVG_SIZE, seed) for passes, attack in product(short, ATTACKS))
+    yield from (Cell(attack, long, FEDAVG_SIZE, seed) for seed, attack in product(SEEDS[:FEDAVG], ATTACKS))
 
 
 @cache
@@ -166,7 +169,7 @@ def sent(cell: Cell, model: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[
         slopes = torch.autograd.grad(cross_entropy(model(inputs), labels), list(model.parameters()))
         payload = Payload.dense(dict(zip(before, slopes, strict=True)), "gradient")
     else:
-        plan = LocalTraining(local_epochs=EPOCHS, batch_size=cell.size // 2, learning_rate=0.01)
+        plan = LocalTraining(local_epochs=EPOCHS[cell.sent], batch_size=cell.size // 2, learning_rate=0.01)
         after, _ = local_update(model, before, inputs, labels, plan, key=("tableak", cell.seed))
         payload = Payload.dense(after, "weights")
     return Update(round=1, client=0, before=before, payload=payload, num_examples=cell.size), plan
@@ -205,19 +208,16 @@ BINS = [
 
 def tables(rows: list[dict[str, str]]) -> Iterator[str]:
     """Lines of the tables."""
-    for sent_, title in (
-        ("gradient", "One gradient"),
-        ("fedavg", f"Weights after {EPOCHS} epochs in two mini-batches"),
-    ):
+    weights = {passes: f"Weights after {passes} in two mini-batches each" for passes in EPOCHS}
+    for sent_, title in ({"gradient": "One gradient"} | weights).items():
         own = [row for row in rows if row["sent"] == sent_]
-        if not own:
+        if not _common(own):
             continue
         yield f"\n{title}; values that are right, in percent, with 95 % intervals of the mean:\n"
         yield "| rows | batches | " + " | ".join(f"`{a}`" for a in ATTACKS) + " | floor | random | exact | seconds |"
         yield "|---:|---:|" + "---:|" * (len(ATTACKS) + 4)
         for size in sorted({int(row["size"]) for row in own}):
-            seeds = [{r["seed"] for r in own if r["size"] == str(size) and r["attack"] == a} for a in ATTACKS]
-            whole = set.intersection(*seeds)  # the same batches for all
+            whole = {seed for of_size, seed in _common(own) if of_size == str(size)}
             of = {
                 a: [r for r in own if r["size"] == str(size) and r["attack"] == a and r["seed"] in whole]
                 for a in ATTACKS
@@ -232,6 +232,11 @@ def tables(rows: list[dict[str, str]]) -> Iterator[str]:
             yield f"| {size} | {len(whole)} | {figures} |"
     yield "\n`tableak`, one gradient, how many values are right where the starts agree so far:\n"
     yield from (line for kind in ("category", "number") for line in sure(rows, kind))
+
+
+def _common(rows: list[dict[str, str]]) -> set[tuple[str, str]]:
+    """Sizes and seeds of the batches that all attacks were made on."""
+    return set.intersection(*({(r["size"], r["seed"]) for r in rows if r["attack"] == a} for a in ATTACKS))
 
 
 def spread(values: Sequence[float]) -> str:
