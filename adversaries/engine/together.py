@@ -26,6 +26,8 @@ BUDGET = 1 << 32
 """Bytes of memory that one call may take."""
 _AGREEMENT = 1e-3
 """By how much what is computed for several at once may differ from what is computed for one, relative to its size."""
+_NOTHING = 1e-3
+"""Sizes below it count as this: slopes that are all rounding have no size of their own."""
 
 
 def pays(device: torch.device) -> bool:
@@ -64,8 +66,6 @@ def at_once(
     calls = [_Call(recipe, replace(scene, transformed=True), target, part, computing) for part in parts]
     try:
         found = calls[0].compute(around, moving)[0]
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, NotImplementedError) as error:
         log.warning("%s: restarts are computed one after the other (%s)", scene.where, first_line(error))
         return None
@@ -118,7 +118,7 @@ class _Call:
 
 def _agree(some: Tensor, other: Tensor) -> bool:
     """Whether they differ by rounding alone, or neither is finite."""
-    same = (some - other).norm() <= _AGREEMENT * other.norm().clamp_min(1)
+    same = (some - other).norm() <= _AGREEMENT * other.norm().clamp_min(_NOTHING)
     return bool(same | ~(some.isfinite().all() | other.isfinite().all()))
 
 

@@ -157,6 +157,28 @@ def test_values_that_differ_at_once_are_not_used(
     assert torch.equal(apart.data, again.data)
 
 
+def test_small_slopes_that_differ_are_not_taken_for_the_same() -> None:
+    slopes = torch.full((4,), 0.01)
+    assert together._agree(slopes * 1.0001, slopes)
+    assert not together._agree(slopes * 1.01, slopes)
+    assert together._agree(torch.full((4,), 1e-9), torch.zeros(4))
+
+
+def test_a_memory_that_does_not_last_for_several_lasts_for_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    apart, _ = found(attack())
+    monkeypatch.setattr(matching, "pays", lambda device: True)
+
+    def full(self: Any, *given: Any) -> dict[int, list[Tensor]]:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(together._Call, "compute", full)
+    again, _ = found(attack())
+    assert "restarts are computed one after the other (out of memory)" in caplog.text
+    assert torch.equal(apart.data, again.data)
+
+
 def test_a_restart_that_diverges_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     start, made = Restart.__init__, []
 
