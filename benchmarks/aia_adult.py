@@ -11,20 +11,15 @@ Guesses are rows, too: a coin, the majority among the client's own records, and 
 
 from __future__ import annotations
 
-import argparse
-import csv
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
+from attack_study import accuracy, arguments, keep, run
 from torch import Tensor
 
-import fedsim
-from fedsim.errors import ConfigError
 from fedsim.evaluation.imputation import Imputation
 from fedsim.evaluation.statistics import mean_text
 from fedsim.experiments.build import Experiment
@@ -93,12 +88,8 @@ def measured(out: Path) -> Iterator[dict[str, Any]]:
     for case, epochs in CASES.items():
         for seed in SEEDS:
             experiment, path = tables(epochs, seed), out / f"{epochs}-{seed}"
-            try:
-                made = fedsim.open(path)
-            except ConfigError:
-                made = fedsim.run(experiment, out=path)
-            server = made.metrics[made.metrics["client"] == "server"]
-            row = {"case": case, "seed": seed, "model": f"{float(server['accuracy'].dropna().iloc[-1]):.4f}"}
+            made = run(path, experiment)
+            row = {"case": case, "seed": seed, "model": f"{accuracy(made):.4f}"}
             for name, metric, client, value in guesses(seed, experiment):
                 yield row | {"attack": name, "metric": metric, "client": client, "value": f"{value:.4f}"}
             for one in made.scores[made.scores["metric"].isin(METRICS)].to_dict("records"):
@@ -126,18 +117,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def main() -> None:
     """Measure, write and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    os.environ["FEDSIM_DATA"] = given.data_dir
-    torch.set_num_threads(1)
-    rows = list(measured(given.out.resolve()))
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    show(rows)
+    given = arguments(__doc__)
+    keep(measured(given.out.resolve()), RESULTS, COLUMNS, show)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,7 @@ of the 2000 candidates are known, those left are too few for that rate.
 
 from __future__ import annotations
 
-import argparse
-import csv
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,13 +22,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
+from attack_study import accuracy, arguments, attacked, cells, keep, run
 
 import fedsim
-from fedsim.auditing.audit import open_audit
-from fedsim.errors import ConfigError
 from fedsim.evaluation.statistics import mean_text
-from fedsim.experiments.config import AttackFile, check
 from fedsim.knowledge import HELD_OUT, OTHERS
 
 RESULTS = Path(__file__).parent / "results" / "membership.csv"
@@ -84,50 +78,20 @@ def tables(changes: dict[str, Any], seed: int) -> dict[str, Any]:
     return found
 
 
-def run(path: Path, experiment: dict[str, Any]) -> fedsim.Run:
-    """The run of `experiment`, which is made if it is not there."""
-    try:
-        return fedsim.open(path)
-    except ConfigError:
-        return fedsim.run(experiment, out=path)
-
-
-def attacked(
+def scored(
     made: fedsim.Run, others: str, *, examples: int = EXAMPLES, known: int = KNOWN, metrics: Collection[str] = METRICS
 ) -> Iterator[dict[str, Any]]:
     """The scores of all attacks on the first clients, of `examples` each, in every fifth round."""
     for attacks, grant in (ATTACKS, {}), (LEARNT, {"known_candidates": known}):
-        for row in scored(made, attacks, examples, {"candidates": others, **grant}):
-            attack = row["attack"].removesuffix(f", {others}")
-            if attack in attacks and row["attack"] != attack and row["metric"] in metrics:
-                yield row | {"attack": attack}
-
-
-def scored(
-    made: fedsim.Run, attacks: Mapping[str, Mapping[str, Any]], examples: int, knowledge: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """The scores of everything that was attacked in this run, `attacks` with this `knowledge` among it."""
-    others = knowledge["candidates"]
-    file = {
-        "adversary": {
+        adversary = {
             "victims": list(range(VICTIMS)),
             "rounds": [number for number in made.transcript.rounds if number % EVERY == 0],
-            "workers": 1,
             "candidates": 2 * examples,
-            "knowledge": knowledge,
-        },
-        "attack": [{**table, "label": f"{title}, {others}"} for title, table in attacks.items()],
-    }
-    audit = open_audit(made.path, check(AttackFile, file, "attacks"), made.path)
-    if failures := audit.run():
-        raise SystemExit("\n".join(failures))
-    return audit.score()
-
-
-def accuracy(made: fedsim.Run) -> float:
-    """Of the global model after the last round."""
-    rows = made.metrics
-    return float(rows[rows["client"] == "server"]["accuracy"].dropna().iloc[-1])
+            "knowledge": {"candidates": others, **grant},
+        }
+        for row in attacked(made, adversary, attacks, others):
+            if row["attack"] in attacks and row["metric"] in metrics:
+                yield row
 
 
 def measured(out: Path) -> Iterator[dict[str, Any]]:
@@ -135,19 +99,10 @@ def measured(out: Path) -> Iterator[dict[str, Any]]:
     for place, (case, changes) in enumerate(CASES.items()):
         for seed in SEEDS:
             made = run(out / f"{place}-{seed}", tables(changes, seed))
+            reached = f"{accuracy(made):.4f}"
             for others in OTHERS:
-                for row in attacked(made, others):
-                    yield {
-                        "case": case,
-                        "others": others,
-                        "attack": row["attack"],
-                        "metric": row["metric"],
-                        "seed": seed,
-                        "client": row["victim"],
-                        "value": f"{row['value']:.4f}",
-                        "floor": f"{row['floor']:.4f}",
-                        "accuracy": f"{accuracy(made):.4f}",
-                    }
+                for row in scored(made, others):
+                    yield {"case": case, "others": others, "seed": seed, "accuracy": reached, **cells(row)}
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -164,8 +119,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         floors = {row["metric"]: float(row["floor"]) for row in rows if row["attack"] in ATTACKS}
         print(f"| chance | {' | '.join(f'{floors[metric]:.3f}' for _ in OTHERS for metric in METRICS)} |")
         for attack in (*ATTACKS, *LEARNT):
-            cells = [mean_text(values[case, others, attack, metric]) for others in OTHERS for metric in METRICS]
-            print(f"| {attack} | {' | '.join(cells)} |")
+            texts = [mean_text(values[case, others, attack, metric]) for others in OTHERS for metric in METRICS]
+            print(f"| {attack} | {' | '.join(texts)} |")
 
 
 def speed(out: Path) -> None:
@@ -190,40 +145,27 @@ def low(out: Path) -> None:
     changes = {"partition.samples_per_client": MANY, "federation.clients": 5, **CASES["E = 5"]}
     made = run(out / "low", tables(changes, 0))
     values: dict[tuple[str, str], dict[tuple[str, str], float]] = defaultdict(dict)
-    for row in attacked(made, HELD_OUT, examples=MANY, known=KNOWN_OF_MANY, metrics=ALL_METRICS):
+    for row in scored(made, HELD_OUT, examples=MANY, known=KNOWN_OF_MANY, metrics=ALL_METRICS):
         attack = row["attack"]
         for name in (attack, *["chance"] * (attack in ATTACKS)):
             values[name, row["metric"]][str(row["victim"]), "0"] = row["floor" if name == "chance" else "value"]
     print(f"right on {accuracy(made):.1%}\n\n| attack | {' | '.join(ALL_METRICS.values())} |")
     print(f"|---|{'---|' * len(ALL_METRICS)}")
     for attack in ("chance", *ATTACKS, *LEARNT):
-        cells = [values[attack, metric] for metric in ALL_METRICS]
-        texts = ["-" if any(map(math.isnan, cell.values())) else mean_text(cell) for cell in cells]
+        found = [values[attack, metric] for metric in ALL_METRICS]
+        texts = ["-" if any(map(math.isnan, own.values())) else mean_text(own) for own in found]
         print(f"| {attack} | {' | '.join(texts)} |")
 
 
 def main() -> None:
     """Measure, write and print; or only time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--low", action="store_true")
-    given = parser.parse_args()
-    os.environ["FEDSIM_DATA"] = given.data_dir
-    torch.set_num_threads(1)
+    given = arguments(__doc__, "--speed", "--low")
     if given.speed:
         speed(given.out)
-        return
-    if given.low:
+    elif given.low:
         low(given.out)
-        return
-    rows = list(measured(given.out))
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    show(rows)
+    else:
+        keep(measured(given.out), RESULTS, COLUMNS, show)
 
 
 if __name__ == "__main__":
