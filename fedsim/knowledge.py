@@ -114,6 +114,14 @@ class Records:
     inputs: Tensor
     labels: Tensor
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is said of the records, by name."""
+        from torch import Tensor
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownCandidates(Records):
@@ -271,6 +279,11 @@ class Knowledge:
     def granted(self) -> list[str]:
         """Names of what is granted, in the order of the fields."""
         return [name for name in FACTS if getattr(self, name) is not None]
+
+    @property
+    def tables(self) -> dict[str, Records]:
+        """All records that are granted, by the name of the fact."""
+        return {name: value for name in FACTS if isinstance(value := getattr(self, name), Records)}
 
     def only(self, names: Set[str]) -> Knowledge:
         """The same without what is granted but is not among `names`."""

@@ -230,23 +230,7 @@ def _read_model(path: Path) -> State:
 
 def _records_hash(knowledge: Knowledge) -> list[str]:
     """Hashes of the records that are granted, if there are any."""
-    held = [
-        table
-        for table in (
-            knowledge.records,
-            knowledge.partial_records,
-            knowledge.candidates,
-            knowledge.known_candidates,
-            knowledge.auxiliary,
-            knowledge.property_records,
-        )
-        if table is not None
-    ]
-    tensors = [tensor.contiguous().numpy() for table in held for tensor in (table.inputs, table.labels)]
-    if knowledge.known_candidates is not None:
-        tensors.append(knowledge.known_candidates.members.numpy())
-    if knowledge.property_records is not None:
-        tensors.append(knowledge.property_records.has.numpy())
+    tensors = [tensor.contiguous().numpy() for table in knowledge.tables.values() for tensor in table.tensors.values()]
     return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors]
 
 

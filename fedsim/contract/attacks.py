@@ -126,17 +126,7 @@ def changes_nothing_it_is_given(subject: Subject) -> None:
     assert known.model is not None
     shared = known.model()
     tensors = {"labels": known.labels} | {
-        f"{what}.{part}": getattr(of, part)
-        for what, of in (
-            ("records", known.records),
-            ("partial_records", known.partial_records),
-            ("candidates", known.candidates),
-            ("known_candidates", known.known_candidates),
-            ("auxiliary", known.auxiliary),
-            ("property_records", known.property_records),
-        )
-        if of is not None
-        for part in ("inputs", "labels")
+        f"{what}.{part}": tensor for what, table in known.tables.items() for part, tensor in table.tensors.items()
     }
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     given |= {f"model's {name}": tensor for name, tensor in shared.state_dict().items()}
