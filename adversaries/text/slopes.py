@@ -74,14 +74,10 @@ class Slopes:
         if blocks.states.gradient is None:  # weights move by an unknown multiple
             moved = (rows * slopes).sum((2, 3)) / slopes.square().sum((2, 3)).clamp_min(torch.finfo(rows.dtype).tiny)
             slopes = slopes * moved.clamp_min(0)[..., None, None]
-        larger = torch.maximum(self._sizes[at], slopes.norm(dim=3)).square().clamp_min(torch.finfo(rows.dtype).tiny)
-        fits = ((rows * slopes).sum(3) / larger * held[:, None]).sum(2) / lengths[:, None]
+        fits = ((rows * slopes).sum(3) / _larger(self._sizes[at], slopes) * held[:, None]).sum(2) / lengths[:, None]
         best, label = divmod(int(fits.argmax()), fits.shape[1])
         chosen = slopes[best, label]
-        larger = (
-            torch.maximum(self._sizes[:, None], chosen.norm(dim=1)).square().clamp_min(torch.finfo(rows.dtype).tiny)
-        )
-        likely = (self._rows @ chosen.T / larger).clamp_min(0) + _UNFIT
+        likely = (self._rows @ chosen.T / _larger(self._sizes[:, None], chosen)).clamp_min(0) + _UNFIT
         guess = Guess(texts[best], likely * (self._places + _UNLIKELY), float(fits[best, label]))
         return guess, int(lengths[best])
 
@@ -96,3 +92,8 @@ class Slopes:
             (slopes,) = torch.autograd.grad(torch.stack(losses).sum(), embedded)
         found: Tensor = slopes.unflatten(0, (-1, classes)) / blocks.texts
         return found
+
+
+def _larger(sizes: Tensor, slopes: Tensor) -> Tensor:
+    """The square of the larger length, of a word's row or of a slope."""
+    return torch.maximum(sizes, slopes.norm(dim=-1)).square().clamp_min(torch.finfo(slopes.dtype).tiny)

@@ -9,7 +9,7 @@ from adversaries.engine.distances import SquaredAndAbsolute
 from adversaries.engine.recipe import MEAN_GRADIENT, Recipe, constant
 from adversaries.engine.settings import check_not_negative, check_positive
 from adversaries.scene import STEPPING, Scene
-from adversaries.text.texts import FromOneUpdate, TextAttack
+from adversaries.text.texts import TAG, FromOneUpdate, TextAttack
 from fedsim.attacks import Paper
 
 
@@ -42,13 +42,7 @@ class Tag(FromOneUpdate):
     step_size: float = 0.1
     absolute: float = 0.01
 
-    paper: ClassVar[Paper] = Paper(
-        title="TAG: Gradient Attack on Transformer-based Language Models",
-        authors="Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran, Ding",
-        venue="Findings of EMNLP",
-        year=2021,
-        url="https://arxiv.org/abs/2103.06819",
-    )
+    paper: ClassVar[Paper] = TAG
     needs: ClassVar[frozenset[str]] = TextAttack.needs | MEAN_GRADIENT
     uses: ClassVar[frozenset[str]] = STEPPING | {"labels"}
 

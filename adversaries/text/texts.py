@@ -34,6 +34,13 @@ from fedsim.findings import Reconstruction, Texts
 from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger("fedsim." + __name__)
+TAG = Paper(
+    title="TAG: Gradient Attack on Transformer-based Language Models",
+    authors="Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran, Ding",
+    venue="Findings of EMNLP",
+    year=2021,
+    url="https://arxiv.org/abs/2103.06819",
+)
 _NEEDS = frozenset({"model", "loss", "input_shape"})
 _EXCHANGED_BY = 2
 """Gradients that an exchange of words is judged by; more take longer."""
@@ -183,13 +190,7 @@ class EmbeddingRows(Attack):
         reads the embedding's rows, which that paper matches along with the rest.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="TAG: Gradient Attack on Transformer-based Language Models",
-        authors="Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran, Ding",
-        venue="Findings of EMNLP",
-        year=2021,
-        url="https://arxiv.org/abs/2103.06819",
-    )
+    paper: ClassVar[Paper] = TAG
     needs: ClassVar[frozenset[str]] = _NEEDS
     uses: ClassVar[frozenset[str]] = MEAN_GRADIENT | {"labels", "momentum", "optimizer"}
     texts: ClassVar[bool] = True

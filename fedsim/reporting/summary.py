@@ -35,9 +35,9 @@ _SHARES = {
 _COSINES = ("zest", "zest_other_start", "zest_of_optima")
 _RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0))
 _UNIT = (
-    *("mse", "membership_auc", "membership_accuracy"),
-    *("label_distance", "label_cosine", "property_auc", "property_client_auc"),
-)
+    "mse", "membership_auc", "membership_accuracy", "label_distance", "label_cosine", "property_auc",
+    "property_client_auc",
+)  # fmt: skip
 _RANGES |= dict.fromkeys(_UNIT, (0.0, 1.0))
 _RANGES |= dict.fromkeys(
     ("psnr", "class_psnr", "lpips", "parameter_distance", "local_loss", "local_mape"), (0.0, math.inf)
