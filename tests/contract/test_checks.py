@@ -117,6 +117,17 @@ class Spoils(Fine):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Turns(Fine):
+    """Change which of the known candidates are members."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"input_shape", "known_candidates"})
+
+    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+        knowledge.known_candidates.members.logical_not_()
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
 class Silent(Fine):
     """Never report progress."""
 
@@ -569,6 +580,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (attacks.reads_what_it_declares, "attacks", UsesNothing, {}, "it declares to use labels, and reads nothing"),
     (attacks.reads_what_it_declares, "attacks", ReadsMore, {}, "changes with knowledge that it does not declare"),
     (attacks.changes_nothing_it_is_given, "attacks", Spoils, {}, r"it changes the records.inputs"),
+    (attacks.changes_nothing_it_is_given, "attacks", Turns, {}, r"it changes the known_candidates.members"),
     (attacks.reports_progress, "attacks", Silent, {}, "it never calls 'progress'"),
     (defenses.is_a_defense, "defenses", NoHook, {}, "overrides none of"),
     (defenses.does_something, "defenses", Identity, {}, "it changes nothing"),
