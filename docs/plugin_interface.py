@@ -52,7 +52,7 @@ PARTS = {
             findings.LabelDistribution,
             findings.PropertyPresence,
         ],
-        [],
+        [findings.client_ids],
     ),
     "A defense": (
         "Derive a frozen dataclass from `Defense` and override a hook; each is the identity by default.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self, get_args
 
@@ -233,7 +233,7 @@ class Inference(Finding):
 
     Attributes:
         of: what is inferred, the client whom a record comes from (`source`) or its sensitive `attribute`.
-        candidates: `candidate`, client ids, or indices into the categories of the attribute.
+        candidates: `candidate`, ids of clients, see `client_ids`, or indices into the categories of the attribute.
         scores: `record candidate`, the higher, the likelier; any scale.
     """
 
@@ -254,7 +254,8 @@ class Inference(Finding):
             )
         if len(self.candidates) < 2:
             raise AttackError(f"the attack chooses among {len(self.candidates)} candidates, expected at least 2")
-        _check_integers("candidates", self.candidates, len(self.candidates), 1 << 63)
+        below, kinds = (1 << 64, _CLIENT_IDS) if self.of == "source" else (1 << 63, _INTEGERS)
+        _check_integers("candidates", self.candidates, len(self.candidates), below, kinds)
         if len(set(self.candidates.tolist())) < len(self.candidates):
             raise AttackError("the attack names a candidate twice, expected each once")
         if not self.scores.is_floating_point():
@@ -353,7 +354,7 @@ class PropertyPresence(Finding):
     """How likely the attack claims that many of the examples behind each message have a property, and not few.
 
     Attributes:
-        clients: `message`, who sent it; the victim, and others whose messages were read beside its own.
+        clients: `message`, who sent it, see `client_ids`; the victim, and others whose messages were read beside.
         rounds: `message`, when; of each client a round once.
         scores: `message`, in [0, 1], how likely its examples have the property in the larger share.
         shares: the smaller and the larger share of examples with the property that are told apart, in [0, 1].
@@ -376,8 +377,8 @@ class PropertyPresence(Finding):
             raise AttackError(
                 f"the attack tells shares {self.shares.tolist()} apart, expected a smaller and a larger one"
             )
-        for name in ("clients", "rounds"):
-            _check_integers(name, getattr(self, name), len(self.scores), 1 << 63)
+        _check_integers("clients", self.clients, len(self.scores), 1 << 64, _CLIENT_IDS)
+        _check_integers("rounds", self.rounds, len(self.scores), 1 << 63)
         if len(set(zip(self.clients.tolist(), self.rounds.tolist(), strict=True))) < len(self.scores):
             raise AttackError("the attack scores a message twice, expected each once")
         super().__post_init__()
@@ -393,7 +394,14 @@ class PropertyPresence(Finding):
         return cls(**{name: tensors[name] for name in ("clients", "rounds", "scores", "shares")}, trace=trace)
 
 
+def client_ids(clients: Iterable[int]) -> Tensor:
+    """Ids of clients, int64; uint64 where one does not fit, as half of the ids that Flower draws for its nodes."""
+    ids = list(clients)
+    return torch.tensor(ids, dtype=torch.uint64 if max(ids, default=0) >= 1 << 63 else torch.int64)
+
+
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_CLIENT_IDS = (*_INTEGERS, torch.uint64)
 
 
 def _check_dense(what: str, tensor: object) -> None:
@@ -420,12 +428,15 @@ def _check_unit_range(what: str, tensor: Tensor) -> None:
         raise AttackError(f"the attack claims {what} outside [0, 1], or NaN")
 
 
-def _check_integers(what: str, tensor: Tensor, count: int, below: int) -> None:
-    """Raise AttackError unless these are `count` integers from 0 to `below`."""
+def _check_integers(
+    what: str, tensor: Tensor, count: int, below: int, kinds: Sequence[torch.dtype] = _INTEGERS
+) -> None:
+    """Raise AttackError unless these are `count` integers from 0 to `below`, of one of these `kinds`."""
     _check_tensor(what, tensor)
-    if tensor.ndim != 1 or len(tensor) != count or tensor.dtype not in _INTEGERS:
+    if tensor.ndim != 1 or len(tensor) != count or tensor.dtype not in kinds:
         raise _wrong(what, tensor, f"integers of shape ({count},)")
-    if int(tensor.min()) < 0 or int(tensor.max()) >= below:
+    numbers = tensor.tolist()  # torch has no minimum of uint64
+    if min(numbers) < 0 or max(numbers) >= below:
         raise AttackError(f"the attack claims {what} below 0 or from {below} on")
 
 

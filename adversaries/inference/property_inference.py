@@ -17,7 +17,7 @@ from adversaries.scene import STEPPING
 from adversaries.simulated import SimulatedClients
 from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress, PropertyRecords, single_update
 from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, PropertyPresence
+from fedsim.findings import Finding, PropertyPresence, client_ids
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
 
@@ -105,7 +105,7 @@ class PropertyInference(Attack):
             progress(done, len(rounds), {"objective": error})
         senders, numbers, scores = zip(*found, strict=True)
         return PropertyPresence(
-            clients=torch.tensor(senders),
+            clients=client_ids(senders),
             rounds=torch.tensor(numbers),
             scores=torch.tensor(scores),
             shares=torch.tensor([self.absent, self.present]),

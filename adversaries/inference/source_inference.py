@@ -13,7 +13,7 @@ from adversaries.local_models.model_sources import ModelAttack, Network, known, 
 from adversaries.local_updates import rounds_of
 from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, Inference
+from fedsim.findings import Finding, Inference, client_ids
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State
 
@@ -131,4 +131,4 @@ class _Judge:
 
 
 def _claim(candidates: list[int], scores: Tensor) -> Inference:
-    return Inference(of="source", candidates=torch.tensor(candidates), scores=scores)
+    return Inference(of="source", candidates=client_ids(candidates), scores=scores)

@@ -21,7 +21,8 @@ from fedsim.task import Task, squared_error
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 
-VICTIM, OTHER, THIRD = 5, 6, 4
+VICTIM, OTHER, THIRD = 2**63 + 5, 2**64 - 1, 4
+"""Flower draws ids of nodes from all of 64 bits, so that half of them do not fit into int64."""
 _RATE = 0.1
 _IMAGES, _TEXTS, _TABLE = Task((1, 8, 8), 10), Task((6,), 10, 20), Task((4,), 0)
 _ROWS, _COLUMNS = Task((6,), 10), (1, 3, 2)

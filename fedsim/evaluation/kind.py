@@ -59,8 +59,8 @@ class Owed:
 
     def expect_below(self, what: str, numbers: Tensor, end: int) -> None:
         """Likewise where one of `numbers` is not below `end`."""
-        if not numbers.is_floating_point() and int(numbers.max()) >= end:
-            self.expect(f"{what} up to", int(numbers.max()), f"at most {end - 1}")
+        if not numbers.is_floating_point() and (highest := max(numbers.flatten().tolist())) >= end:
+            self.expect(f"{what} up to", highest, f"at most {end - 1}")
 
 
 class OptimumOf(Protocol):

@@ -12,7 +12,17 @@ import torch
 from safetensors.torch import save_file
 
 from fedsim.errors import AttackError, TranscriptError
-from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
+from fedsim.findings import (
+    Finding,
+    Inference,
+    LabelDistribution,
+    LocalModel,
+    PropertyPresence,
+    Reconstruction,
+    Representatives,
+    Texts,
+    client_ids,
+)
 from fedsim.recording.finding_files import load_claim, load_finding, read_about, save_finding
 
 GREY, KINDS = torch.full((2, 1, 4, 4), 0.5), torch.tensor([0, 1])
@@ -101,7 +111,7 @@ BAD: list[tuple[Callable[..., Finding], dict[str, Any], str]] = [
     (guess, {"scores": torch.zeros(3)}, "scores candidates as (3,), expected records by 2 candidates"),
     (guess, {"candidates": torch.tensor([1, 1])}, "names a candidate twice, expected each once"),
     (guess, {"candidates": torch.tensor([0.0, 1.0])}, "candidates of torch.float32, shape (2,), expected integers"),
-    (guess, {"candidates": torch.tensor([-1, 1])}, "candidates below 0 or from 9223372036854775808 on"),
+    (guess, {"candidates": torch.tensor([-1, 1])}, "candidates below 0 or from 18446744073709551616 on"),
 ]
 
 
@@ -236,3 +246,33 @@ def test_the_same_finding_is_the_same_bytes(tmp_path: Path) -> None:
         written.add((tmp_path / str(number)).read_bytes())
     assert len(written) == 1
     assert load_finding(tmp_path / "0")[1] == {"attack": "x", "victim": 1, "round": 1}
+
+
+HUGE = [0, 1 << 63, (1 << 64) - 1]
+
+
+@pytest.mark.parametrize("clients", [[3, 5, 7], HUGE])
+def test_all_ids_of_clients_survive_being_saved(clients: list[int], tmp_path: Path) -> None:
+    messages = {"rounds": torch.ones(3, dtype=torch.long), "scores": torch.rand(3), "shares": torch.tensor([0.0, 1.0])}
+    claims = [
+        Inference(of="source", candidates=client_ids(clients), scores=torch.eye(3)),
+        PropertyPresence(clients=client_ids(clients), **messages),
+    ]
+    for claim in claims:
+        save_finding(claim, tmp_path / claim.kind, ABOUT)
+    source, present = (load_finding(tmp_path / claim.kind)[0] for claim in claims)
+    assert isinstance(source, Inference)
+    assert isinstance(present, PropertyPresence)
+    assert source.claimed.tolist() == present.clients.tolist() == clients
+
+
+def test_what_is_no_id_of_a_client_may_not_be_as_large() -> None:
+    with pytest.raises(AttackError, match=r"candidates of torch.uint64.* expected integers of shape \(3,\)"):
+        Inference(of="attribute", candidates=client_ids(HUGE), scores=torch.eye(3))
+    with pytest.raises(AttackError, match=r"rounds of torch.uint64.* expected integers of shape \(3,\)"):
+        LabelDistribution(rounds=client_ids(HUGE), shares=torch.eye(3))
+
+
+def test_a_large_id_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(AttackError, match="names a candidate twice"):
+        Inference(of="source", candidates=client_ids([HUGE[2], HUGE[2]]), scores=torch.eye(2))

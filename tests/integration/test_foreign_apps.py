@@ -25,6 +25,8 @@ from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, DataError, FedsimError, TranscriptError
 from fedsim.evaluation.truth import write_truth
 from fedsim.experiments.config import AttackFile, check
+from fedsim.findings import Inference
+from fedsim.recording.finding_files import load_claim
 from fedsim.recording.reading import Reading
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import State, Update
@@ -194,6 +196,28 @@ def test_names_with_a_prefix_in_one_of_two_records_in_double_precision(tmp_path:
     ):
         with pytest.raises(FedsimError, match=words):
             attacked(tmp_path / "run", app | changed)
+
+
+def test_sources_among_clients_whose_ids_do_not_fit_into_int64(tmp_path: Path) -> None:
+    """Flower draws ids of nodes from all of 64 bits."""
+    nodes = [(1 << 63) + 5, (1 << 64) - 1]
+    (before, after, _), (_, other, _) = (trained(built("mlp"), key, steps=200) for key in (0, 1))
+    sent = [
+        Update(round=1, client=c, before=before, payload=Payload.dense(s, "weights"), num_examples=COUNT)
+        for c, s in zip(nodes, (after, other), strict=True)
+    ]
+    Recorder(tmp_path / "run" / "transcript").write(1, sent)
+    truth = write_truth(tmp_path / "truth", lambda client: digits(COUNT, nodes.index(int(client))), nodes)
+    adversary = {"workers": 1, "victims": nodes, "knowledge": {"records": True, **KNOWN, "num_classes": CLASSES}}
+    tables = {"adversary": adversary, "attack": [{"name": "sia"}], "truth": truth}
+    audit = open_audit(tmp_path / "run", check(AttackFile, tables, "attack.toml"), tmp_path)
+    assert audit.run() == []
+    for node in nodes:
+        finding, about = load_claim(audit.folder.findings / "sia" / f"round-1-client-{node}-repeat-0.safetensors")
+        assert isinstance(finding, Inference)
+        assert about["victim"] == node
+        assert finding.candidates.tolist() == nodes
+        assert finding.claimed.tolist() == [node] * COUNT
 
 
 def test_arrays_in_another_order_with_inputs_first(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,16 @@ import torch
 from fedsim.attacks import Knowledge, PartialRecords, Records
 from fedsim.errors import AttackError
 from fedsim.evaluation.kind import Owed, evaluator_of
-from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
+from fedsim.findings import (
+    Finding,
+    Inference,
+    LocalModel,
+    PropertyPresence,
+    Reconstruction,
+    Representatives,
+    Texts,
+    client_ids,
+)
 from fedsim.task import Task
 
 IMAGES, WORDS, NUMBERS = Task((1, 4, 4), 3), Task((5,), 3, vocabulary=9), Task((1, 4, 4), 0)
@@ -40,7 +50,12 @@ def words(*shape: int) -> Texts:
 
 
 def inferred(of: Any, records: int, *candidates: int) -> Inference:
-    return Inference(of=of, candidates=torch.tensor(candidates), scores=torch.zeros(records, len(candidates)))
+    return Inference(of=of, candidates=client_ids(candidates), scores=torch.zeros(records, len(candidates)))
+
+
+def present(*clients: int) -> PropertyPresence:
+    scores, rounds = torch.zeros(len(clients)), torch.ones(len(clients), dtype=torch.long)
+    return PropertyPresence(clients=client_ids(clients), rounds=rounds, scores=scores, shares=torch.tensor([0.0, 1.0]))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +71,8 @@ def inferred(of: Any, records: int, *candidates: int) -> Inference:
         (owed(None, input_shape=(8,)), data(9, 8)),
         (owed(), LocalModel(state=BEFORE)),
         (owed(records=HELD), inferred("source", 4, 0, 2)),
+        (replace(owed(), clients=None), inferred("source", 4, 0, (1 << 64) - 1)),
+        (owed(), present(0, 2)),
         (owed(partial_records=PARTIAL), inferred("attribute", 4, 0, 1)),
     ],
 )
@@ -101,6 +118,8 @@ def test_a_finding_of_the_right_form_passes(rule: Owed, finding: Finding) -> Non
         ),
         (owed(records=HELD), inferred("source", 5, 0, 2), "scores of records numbering 5, expected 4"),
         (owed(records=HELD), inferred("source", 4, 0, 3), "candidates [0, 3], expected numbers from 0 to 2"),
+        (owed(), inferred("source", 1, 0, 1 << 63), f"candidates [0, {1 << 63}], expected numbers from 0 to 2"),
+        (owed(), present(1, 1 << 63), f"messages of clients up to {1 << 63}, expected at most 2"),
         (
             owed(partial_records=PARTIAL),
             inferred("attribute", 4, 0, 1, 2),
