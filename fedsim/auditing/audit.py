@@ -162,21 +162,40 @@ class Audit:
         """See `Case.truth`."""
         return self.case.truth(victim, number, members)
 
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """By title, the sentence why an attack is not made: it is not granted what it needs, or is for other data.
+
+        One that builds on such an attack is not made either.
+        """
+        granted = [*private(self.spec.adversary), *self._sent_along()]
+        attacks, found = {table.title: attack for table, attack in self.attacks}, dict[str, str]()
+        for title in itertools.chain.from_iterable(self.stages):
+            attack = attacks[title]
+            try:
+                self.case.check_kind(title, attack)
+                attack.check(self.granted, granted)
+                self._check_reads(attack)
+            except KnowledgeError as error:
+                found[title] = str(error)
+            if (source := attack.builds_on) in found:
+                found.setdefault(title, f"{title} builds on '{source}', which is not made; name another source")
+        return found
+
     def check(self) -> None:
-        """Make sure that every attack can be built and is granted what it needs.
+        """Make sure that the file says nothing that cannot be, and that some attack of it can be made.
 
         Raises:
-            ConfigError, PluginError, KnowledgeError: before any work.
+            ConfigError, DataError, PluginError: something cannot be, before any work.
+            KnowledgeError: no attack can be made; this is why the first one is refused.
         """
         check_model(self.spec.adversary, self.granted)
         _ = self.cache.model_code  # hashed soon after the import, before its file can change
-        granted = [*private(self.spec.adversary), *self._sent_along()]
-        for table, attack in self.attacks:
-            self.case.check_kind(table.title, attack)
-            attack.check(self.granted, granted)
-            self._check_reads(attack)
+        for _, attack in self.attacks:
             code_hash(type(attack))  # for the same reason
             settings_of(attack)
+        if self.attacks and len(self.refused) == len(self.attacks):
+            raise KnowledgeError(next(iter(self.refused.values())))
         self.case.check_files()
         if self.experiment is not None and self.spec.app != AppTable():
             raise ConfigError(
@@ -188,6 +207,11 @@ class Audit:
         check_private(self.spec.adversary, self.experiment, bool(self.spec.truth))
         metrics.check_weights(_weights())
 
+    @property
+    def _possible(self) -> Named:
+        """The attacks that are not refused."""
+        return [(table, attack) for table, attack in self.attacks if table.title not in self.refused]
+
     def _check_reads(self, attack: Attack) -> None:
         """Raise KnowledgeError where the server of our own run sees nothing that `attack` could read."""
         secure = self.experiment is not None and self.experiment.config.secure_aggregation is not None
@@ -195,7 +219,7 @@ class Audit:
             raise KnowledgeError(f"{attack.called} does not apply: {does_not_read(attack)}")
 
     def run(self, progress: ProgressOf | None = None, rounds: Iterable[int] | None = None) -> list[str]:
-        """Attack, and return one sentence for each attack that failed; the others go on.
+        """Attack, and return one sentence for each attack that is `refused` or failed; the others go on.
 
         Findings that are already there, and were made with the same settings and the same code, are kept.
 
@@ -207,14 +231,17 @@ class Audit:
         Raises:
             ConfigError: a round that is to be attacked, or a victim that an attack file names, is recorded nowhere;
                 nothing was attacked.
+            FedsimError: see `check`.
         """
         self.check()
         transcript, adversary = self.transcript, self.spec.adversary
         # A run that is not finished has not seen all clients yet, and one that samples clients may never see some.
         if rounds is None and not isinstance(self.spec, Config):
             check_victims(transcript, adversary, chosen_rounds(transcript, adversary, rounds))
-        failures: list[str] = []
-        plan = list(jobs(transcript, adversary, self.attacks, rounds, failures))
+        failures = list(self.refused.values())
+        for failure in failures if rounds is None else ():
+            log.error("%s", failure)
+        plan = list(jobs(transcript, adversary, self._possible, rounds, failures))
         for stage in self.stages:
             todo = [job for job in plan if job.title in stage]
             with fresh_folder() as room, closing(self._work(transcript, todo, progress or _silent, room)) as work:
@@ -320,7 +347,7 @@ class Audit:
         """Make sure that what the file says of somebody's app fits what was recorded; see `fedsim.auditing.fit`."""
         check_fit(self.transcript, self.granted)
         check_truths(self.case.files, self.counts, self.granted)
-        warn_of_cost([(table.title, attack) for table, attack in self.attacks], self.transcript, self.granted)
+        warn_of_cost([(table.title, attack) for table, attack in self._possible], self.transcript, self.granted)
 
     def _sent_along(self) -> list[str]:
         """Facts of the protocol that the headers of a recording made elsewhere state, and that are not withheld."""

@@ -101,6 +101,7 @@ def write_report(
     found = read_findings(
         folder, audit, notes, failures, gallery=gallery, scores=of_examples, cut=places(extremes), trust=trust
     )
+    notes += _not_made(audit, found)
     attacks = attack_classes(audit, found, trust=trust)
     both = [pair for pair in adaptive.pairs(leaks) if pair.outcome]
     granted = threats(audit, found, attacks)
@@ -158,6 +159,17 @@ def write_report(
     if tensorboard.is_wanted(*specs):
         tensorboard.write_events(folder)
     return folder.report
+
+
+def _not_made(audit: Audit | None, found: Sequence[Found]) -> list[str]:
+    """A sentence for each attack that was refused, unless another file made it."""
+    made = {item.about["attack"] for item in found}
+    if audit is None or (audit.spec.adversary.when == "never" and not made):
+        return []
+    try:
+        return [f"Not made: {why}." for title, why in audit.refused.items() if title not in made]
+    except FedsimError:  # what is granted cannot be told any more, as on a machine without the data
+        return []
 
 
 def worth_of_defenses(found: Sequence[Line], audit: Audit | None) -> list[str]:

@@ -111,8 +111,8 @@ def _why_not(cells: Iterable[Cell], store: Store) -> dict[str, str]:
         experiment = Experiment(group[0].config)
         reason = _refused(experiment.check)
         for cell in group:
-            folder = store.cell(cell.key).folder
-            if why := reason or _refused(_audit(cell, experiment, folder).check):
+            audit = _audit(cell, experiment, store.cell(cell.key).folder)
+            if why := reason or _refused(audit.check) or audit.refused.get(cell.title, ""):
                 found[cell.key] = why
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.attacks import Attack
 from fedsim.auditing.audit import Audit, ProgressOf, open_audit
 from fedsim.auditing.plan import ADAPTIVE
-from fedsim.errors import AttackError, ConfigError, RunError, TranscriptError
+from fedsim.errors import AttackError, ConfigError, KnowledgeError, RunError, TranscriptError
 from fedsim.experiments.build import build_attacks
 from fedsim.experiments.config import AttackFile, AttackTable, check
 from fedsim.experiments.run_folder import RunFolder
@@ -86,6 +86,7 @@ def made(
         base: the run's own file, whose attacks say which other findings are of the present code and settings.
 
     Raises:
+        KnowledgeError: the attack cannot be made; nothing was attacked.
         AttackError: the attack failed.
         RunError: something could not be scored; the finding is kept.
     """
@@ -94,6 +95,8 @@ def made(
     audit = open_audit(path, spec, adversary.beside, trust=trust, command=adversary.command)
     with audit.folder.held(), kept(audit.folder.log):
         make_ready(audit)
+        if (why := audit.refused.get(spec.attack[-1].title)) is not None:  # but not what it builds on
+            raise KnowledgeError(why)
         failures = audit.run(follow)
         titles = {table.title for table in spec.attack}
         others = [table for table in base.attack if table.title not in titles and not is_gone(table.name)]

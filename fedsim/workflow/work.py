@@ -1,7 +1,7 @@
 """Work on a run folder, from the first check to the report; each function returns the results of its attacks.
 
-An attack that fails does not stop the others: it becomes a sentence in `Done.failures`. A request that is not valid is
-refused before work starts.
+An attack that fails, or cannot be made, does not stop the others: it becomes a sentence in `Done.failures`. A request
+that is not valid, or of which no attack can be made, is refused before work starts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, fo
     check_installed(config)
     attacked = config.adversary.when != "never" and bool(config.attack)
     if attacked:
-        Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), beside=folder.path).check()
+        audit = Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), beside=folder.path)
+        audit.check()
+        for sentence in audit.refused.values():  # said now, because training may take hours
+            log.error("%s", sentence)
     with folder.held(), kept(folder.log):
         federate(config, folder, resume=resume, overwrite=overwrite)
         failures = _measured(config, folder) + unmeasured(exposures(folder))

@@ -1,0 +1,168 @@
+"""An attack that cannot be made is told of before any work and stops no other; a file without one that can does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+import fedsim
+from fedsim.auditing.audit import Audit, open_audit
+from fedsim.cli.main import main
+from fedsim.errors import ConfigError, KnowledgeError
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.run_folder import RunFolder
+from fedsim.reporting.page import write_report
+from fedsim.sweeps.file import sweep_of
+from fedsim.sweeps.plan import planned
+from fedsim.sweeps.store import Store
+
+SME = {"name": "sme", "iterations": 2}
+TEXTS = {"name": "tgias-ro-text"}
+TABLES: dict[str, Any] = {
+    "partition": {"name": "iid", "samples_per_client": 4},
+    "model": {"name": "mlp", "hidden": [8]},
+    "training": {"local_epochs": 1, "batch_size": 4},
+    "federation": {"engine": "serial", "clients": 2, "rounds": 2},
+    "adversary": {"victims": [0], "workers": 1},
+}
+LEARNT = "membership-white-box needs candidates, known_candidates, which the threat model withholds; grant it under "
+WORDS = "tgias-ro-text is an attack on texts, and 'digits' holds numbers; choose an attack on numbers, or texts"
+
+
+def ended(capfd: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, list[str]]:
+    """Exit code, what is said meanwhile, and the last words on stderr."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["fedsim", *map(str, words)])
+        patch.setenv("COLUMNS", "300")
+        with pytest.raises(SystemExit) as end:
+            main()
+    said = capfd.readouterr()
+    return int(end.value.code or 0), said.out, [line.removeprefix("fedsim: ") for line in said.err.splitlines()]
+
+
+def written(folder: Path, **tables: Any) -> Path:
+    (folder / "file.toml").write_text(tomli_w.dumps(tables))
+    return folder / "file.toml"
+
+
+@pytest.fixture(scope="module")
+def run(
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> RunFolder:
+    return serial_run(tiny_config(**TABLES | {"adversary": {"when": "never"}}), tmp_path_factory.mktemp("run") / "run")
+
+
+def audit(run: RunFolder, *attacks: dict[str, Any], **knowledge: Any) -> Audit:
+    adversary = {"victims": [0], "workers": 1, "knowledge": knowledge}
+    return open_audit(run.path, check(AttackFile, {"adversary": adversary, "attack": attacks}, "a file"))
+
+
+def test_what_cannot_be_made_is_said_before_training_and_the_others_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, **TABLES, attack=[{"name": "membership-white-box"}, SME, TEXTS])
+    code, said, told = ended(capfd, "run", file, "--out", tmp_path / "run")
+    assert code == 1
+    assert len(told) == 2
+    assert told[0].startswith(LEARNT)
+    assert told[1] == WORDS
+    for sentence in told:
+        assert 0 < said.find(sentence) < said.find("round 1/2"), said
+    assert "What leaked to sme" in said
+    log, page = ((tmp_path / "run" / name).read_text() for name in ("log.txt", "report.html"))
+    assert all(sentence in log for sentence in told)
+    notes = re.findall(r'<p class="note">(Not made: .*?)</p>', page)
+    assert [note.split(" ")[2] for note in notes] == ["membership-white-box", "tgias-ro-text"]
+    assert {path.name for path in (tmp_path / "run" / "findings").iterdir()} == {"sme"}
+
+
+def test_a_file_of_which_nothing_can_be_made_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, **TABLES, attack=[{"name": "membership-white-box"}, TEXTS])
+    code, said, [told] = ended(capfd, "run", file, "--out", tmp_path / "run")
+    assert code == 2
+    assert told.startswith(LEARNT)
+    assert "round" not in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("attack", "told"),
+    [
+        ({"name": "smee"}, "did you mean 'sme'"),
+        ({"name": "inverting-gradients", "iteration": 3}, "did you mean 'iterations'"),
+        ({"name": "inverting-gradients", "iterations": "many"}, "iterations"),
+        ({"name": "sia", "source": "nobody"}, "there is no attack 'nobody' in the file"),
+    ],
+)
+def test_a_mistake_in_the_file_still_stops_all_of_it(
+    run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str], attack: dict[str, Any], told: str
+) -> None:
+    before = sorted(run.path.rglob("*"))
+    code, _, [sentence] = ended(capfd, "attack", run.path, written(tmp_path, attack=[SME, attack]))
+    assert code == 2
+    assert told in sentence
+    assert [path for path in sorted(run.path.rglob("*")) if path not in before and path.name != "log.txt"] == []
+
+
+def test_an_attack_file_reports_what_it_cannot_make_as_a_failure(
+    run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, adversary={"victims": [0], "workers": 1}, attack=[TEXTS, SME])
+    code, said, told = ended(capfd, "attack", run.path, file)
+    assert (code, told) == (1, [WORDS])
+    assert 0 < said.find(WORDS) < said.find("What leaked to sme")
+    assert f"Not made: {WORDS}." in run.report.read_text().replace("&#39;", "'")
+
+
+def test_what_builds_on_a_refused_attack_is_refused_with_it(run: RunFolder) -> None:
+    source = {"name": "lmra-dummy-data"}
+    chain = [{"name": "sia", "source": "lmra-dummy-data"}, source, {"name": "shared-model"}]
+    withheld = audit(run, *chain, records=True, input_shape=False)
+    assert withheld.run() == [
+        "lmra-dummy-data needs input_shape, which the threat model withholds; grant it under [adversary.knowledge] or "
+        "choose another attack",
+        "sia builds on 'lmra-dummy-data', which is not made; name another source",
+    ]
+    assert (run.findings / "shared-model").is_dir()
+    assert not (run.findings / "sia").exists()
+    with pytest.raises(KnowledgeError, match=r"^lmra-dummy-data needs input_shape"):
+        audit(run, *chain[:2], records=True, input_shape=False).check()
+
+
+def test_nothing_is_said_of_an_attack_that_another_file_made(run: RunFolder) -> None:
+    assert audit(run, {"name": "membership-loss"}, candidates="held-out").run() == []
+    withheld = audit(run, {"name": "membership-loss"}, SME)
+    [failure] = withheld.run()
+    assert failure.startswith("membership-loss needs candidates, which")
+    assert "Not made" not in write_report(run.path, withheld).read_text()
+
+
+def test_in_python_an_attack_that_cannot_be_made_raises_and_its_source_is_not_made(run: RunFolder) -> None:
+    opened = fedsim.open(run.path)
+    before = len(opened.findings)
+    with pytest.raises(KnowledgeError, match="sia needs records, which the threat model withholds"):
+        opened.attack("sia")
+    assert len(opened.findings) == before
+
+
+def test_a_cell_whose_own_attack_is_refused_does_not_apply_although_its_source_does(tmp_path: Path) -> None:
+    attacks = [{"name": "sia", "source": "shared-model"}, {"name": "shared-model"}]
+    sweep = {"sweep": {"axes": {"attack": attacks}}, **TABLES}
+    plan = planned(sweep_of(sweep, "study.toml", tmp_path), Store(tmp_path), trust=False)
+    assert [cell.title for cell in plan.cells] == ["shared-model"]
+    [(point, why)] = plan.left_out
+    assert point.labels["attack"].startswith("sia")
+    assert why.startswith("sia needs records, which the threat model withholds")
+    with pytest.raises(ConfigError, match="no cell of the grid applies; the first one does not, because sia needs"):
+        planned(
+            sweep_of({**sweep, "sweep": {"axes": {"attack": attacks[:1]}}, "attack": attacks[1:]}, "s.toml", tmp_path),
+            Store(tmp_path),
+            trust=False,
+        )
