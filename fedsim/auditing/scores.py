@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedsim.auditing.cache import Cache
 from fedsim.auditing.variants import VARIANT, columns
 from fedsim.errors import FedsimError, RunError, one_line, what_it_said
-from fedsim.evaluation.kind import Bench, Judgement, evaluator_of
+from fedsim.evaluation.kind import VICTIMS, Bench, Judgement, evaluator_of
 from fedsim.evaluation.score import Score
 from fedsim.findings import Finding
 from fedsim.progress import tracked
-from fedsim.recording.finding_files import load_claim
+from fedsim.recording.finding_files import load_claim, read_about
 from fedsim.recording.manifest import is_noted
 
 log = logging.getLogger(__name__)
@@ -42,11 +43,13 @@ def score(cache: Cache, bench: Bench, failures: list[str]) -> list[dict[str, Any
     """
     rows, images, folder = [], [], cache.folder
     paths = _findings(folder.findings)
-    for path in tracked(paths, "scoring", len(paths)):
-        if (read := _readable(path, cache, failures)) is None:
+    known = {path: about for path in paths if (about := _accepted(path, cache, failures)) is not None}
+    together = _victims(known.values())
+    for path in tracked(known, "scoring", len(known)):
+        if (read := _readable(path, failures)) is None:
             continue
         finding, about = read
-        judgement = _judged(finding, about, bench, failures)
+        judgement = _judged(finding, about | {VICTIMS: together[_run_of(about)]}, bench, failures)
         where = {key: about[key] for key in ("attack", "victim", "round", "repeat")} | columns(about)
         rows += [where | _row(item, judgement.examples) | {"seed": cache.seed} for item in judgement.scores]
         for item in judgement.scores:
@@ -60,21 +63,47 @@ def score(cache: Cache, bench: Bench, failures: list[str]) -> list[dict[str, Any
     return rows
 
 
-def _readable(path: Path, cache: Cache, failures: list[str]) -> tuple[Finding, dict[str, Any]] | None:
-    """A finding and what it says of itself; None where it is not scored, and then the log says why."""
+def _accepted(path: Path, cache: Cache, failures: list[str]) -> dict[str, Any] | None:
+    """What a finding says of itself; None where it is not scored, and then the log says why."""
     try:
         if not is_noted(cache.folder.path, path):
             raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
-        finding, about = load_claim(path)
+        about = read_about(path)
     except FedsimError as error:
-        log.error("%s/%s: not scored: %s", path.parent.name, path.name, error)
-        if not any(str(error) in told for told in failures):  # the attack may have reported the same already
-            failures.append(f"not scored: {error}")
+        _fail(path, error, failures)
         return None
     if cache.is_outdated(about):
         log.warning("%s/%s: not scored: made with other code", path.parent.name, path.name)
         return None
-    return finding, about
+    return about
+
+
+def _readable(path: Path, failures: list[str]) -> tuple[Finding, dict[str, Any]] | None:
+    """A finding and what it says of itself; None where it is damaged."""
+    try:
+        return load_claim(path)
+    except FedsimError as error:
+        _fail(path, error, failures)
+        return None
+
+
+def _fail(path: Path, error: FedsimError, failures: list[str]) -> None:
+    log.error("%s/%s: not scored: %s", path.parent.name, path.name, error)
+    if not any(str(error) in told for told in failures):  # the attack may have reported the same already
+        failures.append(f"not scored: {error}")
+
+
+def _run_of(about: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What findings have in common that one attack made of several victims."""
+    return (*(about[key] for key in ("attack", "variant", "round", "repeat")), *about["rounds"])
+
+
+def _victims(abouts: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[int]]:
+    """All victims of each such attack, ascending."""
+    found: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+    for about in abouts:
+        found[_run_of(about)].add(int(about["victim"]))
+    return {which: sorted(victims) for which, victims in found.items()}
 
 
 def _judged(finding: Finding, about: Mapping[str, Any], bench: Bench, failures: list[str]) -> Judgement:

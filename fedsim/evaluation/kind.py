@@ -32,6 +32,8 @@ from fedsim.wire.messages import State
 F = TypeVar("F", bound=Finding)
 About = Mapping[str, Any]
 """What a finding says of itself: attack, victim, rounds, what was granted ..."""
+VICTIMS = "victims"
+"""What scoring adds: all whom this attack was made on in these rounds, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.errors import DataError
 from fedsim.evaluation.case import Case
-from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, Shown
+from fedsim.evaluation.kind import VICTIMS, About, Bench, Evaluator, Judgement, Owed, Shown
 from fedsim.evaluation.score import Score
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
@@ -51,19 +51,18 @@ class Properties(Evaluator[PropertyPresence]):
     def judge(self, finding: PropertyPresence, about: About, bench: Bench) -> Judgement:
         """See `score_messages` and `score_clients`."""
         truth, victim = self.truth(finding, about, bench.case), int(about["victim"])
-        if truth is None:
+        experiment = bench.case.experiment
+        if truth is None or experiment is None:
             log.warning(
                 "%s, client %d: not scored: only an experiment says what the victim held", about["attack"], victim
             )
             return Judgement()
-        assert bench.case.experiment is not None
         mine = finding.clients == victim
         if not mine.any():
             raise DataError(f"truth: the attack scores no message of client {victim}, whom it is about")
-        found = score_messages(finding.scores, truth.labels.bool(), mine)
-        return Judgement(
-            scores=[*found, *_of_clients(finding, bench.case.experiment, about, victim)], examples=int(mine.sum())
-        )
+        attacked = _attacked(finding, experiment, about, bench)
+        found = score_messages(finding.scores, truth.labels.bool(), mine, attacked)
+        return Judgement(scores=[*found, *_of_clients(finding, experiment, about, victim)], examples=int(mine.sum()))
 
     def show(self, finding: PropertyPresence, truth: Truth | None, tokens: Sequence[str], metric: str) -> Shown:
         """Mean scores by round, apart for messages with the property and for those without."""
@@ -84,6 +83,26 @@ def _many(finding: PropertyPresence, shares: Tensor) -> Tensor:
     return shares.double() >= finding.shares.double().mean() - _ROUNDING
 
 
+def _attacked(finding: PropertyPresence, experiment: Experiment, about: About, bench: Bench) -> Tensor:
+    """`victim`, of each whom the attack was made on, how often its messages in these rounds are of the larger share."""
+    headers, found = [bench.transcript.header(int(number)) for number in about["rounds"]], []
+    for client in _victims(about):
+        sent = [header.round for header in headers if header.reply_of(client) is not None]
+        shares = _shares(experiment, about, (experiment.behind(client, number) for number in sent))
+        found.append(_many(finding, shares).double().mean())
+    return torch.stack(found)
+
+
+def _victims(about: About) -> list[int]:
+    return list(about.get(VICTIMS, [about["victim"]]))
+
+
+def _shares(experiment: Experiment, about: About, places: Iterable[Tensor]) -> Tensor:
+    """Of each group of training examples at these places, the share with the property."""
+    kind, train = _property(experiment, about), experiment.dataset.train
+    return torch.tensor([float(kind.of(train, own).double().mean()) for own in places])
+
+
 def _by_round(finding: PropertyPresence, which: Tensor) -> tuple[Tensor, Tensor]:
     rounds, scores = finding.rounds[which], finding.scores[which].double()
     found = torch.unique(rounds)
@@ -92,19 +111,23 @@ def _by_round(finding: PropertyPresence, which: Tensor) -> tuple[Tensor, Tensor]
 
 def _of_clients(finding: PropertyPresence, experiment: Experiment, about: About, victim: int) -> list[Score]:
     """Of each client the mean over its messages, beside all that it trains on."""
-    kind, clients = _property(experiment, about), torch.unique(finding.clients)
+    clients = torch.unique(finding.clients)
     scores = torch.stack([finding.scores[finding.clients == client].double().mean() for client in clients])
-    held = [torch.from_numpy(experiment.data.indices(client)[0]) for client in clients.tolist()]
-    shares = torch.tensor([float(kind.of(experiment.dataset.train, own).double().mean()) for own in held])
-    return score_clients(scores, _many(finding, shares), clients == victim)
+
+    def held(which: Iterable[int]) -> Tensor:
+        places = (torch.from_numpy(experiment.data.indices(client)[0]) for client in which)
+        return _many(finding, _shares(experiment, about, places))
+
+    return score_clients(scores, held(clients.tolist()), clients == victim, held(_victims(about)))
 
 
-def score_messages(scores: Tensor, held: Tensor, mine: Tensor) -> list[Score]:
+def score_messages(scores: Tensor, held: Tensor, mine: Tensor, victims: Tensor) -> list[Score]:
     """Judge how likely the examples behind messages are claimed to have a property in the larger of two shares.
 
     The truth is the share that is nearer. `property_accuracy` is the share of the victim's messages for which the
-    likelier claim is true; even chances count half. Its floor is the same answer for all messages, the better one,
-    which takes the truth to know.
+    likelier claim is true; even chances count half. Its floor is what the better one of the two answers gets on average
+    over all victims when it is given to each message, which takes no message, but the truth to know. Where victims are
+    of one kind alone it is 1: what an attack says of them tells nothing, whatever the other clients are.
 
     `property_auc` is how often a message of the victim and those of the other kind, of any client and round, are in
     the right order, a mean over its messages; level scores count half. Of clients that sent equally many messages, the
@@ -116,32 +139,33 @@ def score_messages(scores: Tensor, held: Tensor, mine: Tensor) -> list[Score]:
         scores: `message`, in [0, 1].
         held: `message`, whether its share is nearer to the larger one.
         mine: `message`, whether it is the victim's.
+        victims: `victim`, of each whom the attack was made on, in which share of its messages the larger one is nearer.
 
     Raises:
         DataError: their numbers differ.
     """
-    return _scores("property", "message", scores, held, mine)
+    return _scores("property", "message", scores, held, mine, victims)
 
 
-def score_clients(scores: Tensor, held: Tensor, mine: Tensor) -> list[Score]:
+def score_clients(scores: Tensor, held: Tensor, mine: Tensor, victims: Tensor) -> list[Score]:
     """The same of clients, `property_client_auc` and `property_client_accuracy`, of whom one is the victim.
 
     Args:
         scores: `client`, the mean over its messages.
         held: `client`, of all that it trains on.
         mine: `client`.
+        victims: `victim`, likewise of all that it trains on.
     """
-    return _scores("property_client", "client", scores, held, mine)
+    return _scores("property_client", "client", scores, held, mine, victims)
 
 
-def _scores(metric: str, unit: str, scores: Tensor, held: Tensor, mine: Tensor) -> list[Score]:
+def _scores(metric: str, unit: str, scores: Tensor, held: Tensor, mine: Tensor, victims: Tensor) -> list[Score]:
     if not scores.shape == held.shape == mine.shape:
         raise DataError(f"truth: the attack scores {len(scores)} {unit}s, the truth is about {len(held)}")
     right = torch.where(scores == 0.5, 0.5, ((scores > 0.5) == held).double())
-    often = float(held.double().mean())
-    accuracy = Score.beside(
-        f"{metric}_accuracy", float(right[mine].mean()), {"the same for all": max(often, 1 - often)}, ceiling=1.0
-    )
+    often = float(victims.double().mean())
+    guess = {"the same for all victims": max(often, 1 - often)}
+    accuracy = Score.beside(f"{metric}_accuracy", float(right[mine].mean()), guess, ceiling=1.0)
     if held.all() or not held.any():
         kind = "the larger" if held.all() else "the smaller"
         why = f"each of the {len(held)} {unit}s has the property in {kind} share, so that nothing can be told apart"

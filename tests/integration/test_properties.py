@@ -132,6 +132,42 @@ def test_where_all_clients_are_of_one_kind_there_is_no_area(made: Made, shares: 
     assert "nothing can be told apart" in write_report(audit.folder.path, audit).read_text()
 
 
+def test_the_floor_of_the_accuracy_is_of_those_who_are_attacked(made: Made) -> None:
+    """Clients 0 and 2 hold red rows, 1 and 3 none; the floor must not follow from clients that nobody attacks."""
+    folder = made(federation={"rounds": 1})
+    floors = {}
+    for victims in ([0], [0, 2], [0, 1, 2]):
+        audit = open_audit(folder.path, spec(victims=victims))
+        assert audit.run() == []
+        rows = scores(audit)
+        assert sorted({victim for victim, _ in rows}) == victims
+        for metric in ("property_accuracy", "property_client_accuracy"):
+            assert len({rows[victim, metric]["floor"] for victim in victims}) == 1
+            floors[len(victims), metric] = rows[0, metric]["floor"]
+        assert rows[0, "property_auc"]["floor"] == 0.5
+    assert [floors[count, "property_accuracy"] for count in (1, 2, 3)] == pytest.approx([1, 1, 2 / 3])
+    assert [floors[count, "property_client_accuracy"] for count in (1, 2, 3)] == pytest.approx([1, 1, 2 / 3])
+
+
+def test_the_floor_counts_the_messages_that_victims_sent(made: Made) -> None:
+    """Of mini-batches some of one client are of either kind; the same answer for all is then right in some of them."""
+    strategy = {"name": "fedsgd", "learning_rate": 0.1, "fraction_train": 0.5}
+    training = {"local_steps": 1, "local_epochs": None, "learning_rate": None, "batch_size": 2}
+    audit = open_audit(made(strategy=strategy, training=training, federation={"rounds": 8}).path, spec(present=0.9))
+    assert audit.run() == []
+    experiment, found = audit.experiment, list[float]()
+    assert experiment is not None
+    for client in {victim for victim, _ in scores(audit)}:
+        sent = [number for number in range(1, 9) if client in audit.transcript.clients(number)]
+        red = torch.stack([experiment.attacked(client, number)[0][:, 3].mean() for number in sent])
+        found.append(float((red > 0.44).double().mean()))
+    often = sum(found) / len(found)
+    assert 0 < often < 1
+    for (_, metric), row in scores(audit).items():
+        if metric == "property_accuracy":
+            assert row["floor"] == pytest.approx(max(often, 1 - often))
+
+
 def test_a_sum_over_clients_is_not_read(made: Made) -> None:
     audit = open_audit(made(secure_aggregation={"groups": 2}, federation={"rounds": 1}).path, spec())
     with pytest.raises(KnowledgeError, match="property-inference does not apply: it reads the updates of single"):
