@@ -156,7 +156,7 @@ def test_a_run_that_was_interrupted_measures_the_same(tmp_path: Path) -> None:
 
 
 def test_canaries_change_nothing_that_other_clients_send(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
-    """In the first round; later ones begin with another model."""
+    """In the first round, up to rounding, for fewer train in one batch; later rounds begin with another model."""
     run(tmp_path / "with", DP_SGD)
     plain = tables(DP_SGD)
     del plain["canaries"]
@@ -164,10 +164,10 @@ def test_canaries_change_nothing_that_other_clients_send(tmp_path: Path, tiny_co
     recorded, undisturbed = Transcript(tmp_path / "with"), Transcript(tmp_path / "without")
     for client in (1, 2):
         sent = [transcript.update(1, client) for transcript in (recorded, undisturbed)]
-        assert all(torch.equal(tensor, sent[1].after[name]) for name, tensor in sent[0].after.items())
+        assert all((tensor - sent[1].after[name]).abs().max() < 1e-6 for name, tensor in sent[0].after.items())
     carrier = [transcript.update(1, 0) for transcript in (recorded, undisturbed)]
     assert carrier[0].num_examples == carrier[1].num_examples == 40
-    assert any(not torch.equal(tensor, carrier[1].after[name]) for name, tensor in carrier[0].after.items())
+    assert any((tensor - carrier[1].after[name]).abs().max() > 1e-2 for name, tensor in carrier[0].after.items())
     assert not RunFolder(tmp_path / "without").epsilons.exists()
 
 
