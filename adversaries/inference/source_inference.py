@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from adversaries.local_models.model_sources import ModelAttack, Network, known, losses, models_with, outputs, returned
+from adversaries.local_models.model_sources import ModelAttack, Network, known, losses, models_of, outputs, returned
 from adversaries.local_updates import rounds_of
 from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Inference, client_ids
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State
+
+log = logging.getLogger("fedsim." + __name__)
 
 RETURNED = "returned"
 """All that the clients returned, round by round."""
@@ -30,7 +33,10 @@ class SourceInference(ModelAttack):
     smallest loss of a round have won it, and where two won equally many, a fraction for the smaller mean loss decides.
     With every other source each candidate has one model, and the score is minus the record's loss on it.
 
-    Candidates are all clients of the inspected rounds, or, for decoded models, those whose model was decoded.
+    Candidates are all clients of the inspected rounds, or, for decoded models, those whose model was decoded. A client
+    whose model was not decoded cannot be claimed, so all of its records are claimed to be of others: to leave them out,
+    the adversary would have to know whose they are.
+
     BatchNorm layers whose running statistics were not shared normalise all known records as one batch, which a
     candidate's model was trained on parts of, if at all.
 
@@ -73,7 +79,14 @@ class SourceInference(ModelAttack):
     ) -> Finding:
         assert knowledge.records is not None
         rounds_of(transcript, victim, in_groups=self.builds_on is not None)
-        candidates = self._candidates(transcript, knowledge, victim)
+        candidates = self._candidates(transcript, knowledge)
+        if victim not in candidates:
+            log.warning(
+                "%s: '%s' decoded no model of client %d, so its records are claimed to be of others",
+                self.called,
+                self.source,
+                victim,
+            )
         judge = _Judge(knowledge)
         if self.source != RETURNED:
             columns = [judge.losses(*self._state(transcript, knowledge, client)) for client in candidates]
@@ -97,13 +110,13 @@ class SourceInference(ModelAttack):
             progress(place + 1, len(transcript.rounds), {"objective": float(found.amin(1).mean())})
         return _claim(candidates, wins + 0.5 / (1 + (sums / rounds).clamp_min(0)))
 
-    def _candidates(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> list[int]:
-        """Ids, ascending."""
+    def _candidates(self, transcript: Transcript, knowledge: Knowledge) -> list[int]:
+        """Ids, ascending; who of them the records are of makes no difference."""
         if self.builds_on is None:
             found = {client for number in transcript.rounds for client in transcript.clients(number)}
             told = "took part in the inspected rounds; inspect rounds with more"
         else:
-            found = set(models_with(knowledge, self.source, victim))
+            found = set(models_of(knowledge, self.source))
             told = (
                 f"have a model that '{self.source}' decoded; attack more victims, or see why it failed for the others"
             )

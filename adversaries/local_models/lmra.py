@@ -160,9 +160,10 @@ class LocalModelReconstruction(Attack):
             raise AttackError(f"{where}: the training of the mapping diverged; lower the attack's learning_rate")
         if chosen.lowest >= _USEFUL * constant:
             raise AttackError(
-                f"{where}: the mapping predicts held-out updates no better than a constant does (error "
-                f"{chosen.lowest / constant:.3g} times as large), so it cannot tell where the client would stay; "
-                "record more rounds, or rounds that differ more"
+                f"{where}: the mapping learnt from {len(seen.inputs)} messages predicts the other {held} no better "
+                f"than a constant does (error {chosen.lowest / constant:.3g} times as large, below {_USEFUL} is asked "
+                "for), so it cannot tell where the client would stay; inspect more rounds (recording.every, "
+                "adversary.rounds), or rounds that differ more"
             )
         final = _train(fresh, chosen.rate, pairs, None, chosen.epochs, told)
         if not len(final.errors):

@@ -80,23 +80,28 @@ def returned(update: Update) -> State:
 
 
 def decoded(knowledge: Knowledge, source: str, client: int) -> State:
-    """What the attack called `source` claims to be the local model of `client`; raises as `models_with` does."""
-    return models_with(knowledge, source, client)[client]
-
-
-def models_with(knowledge: Knowledge, source: str, client: int) -> Mapping[int, State]:
-    """What the attack called `source` claims to be local models, that of `client` among them.
+    """What the attack called `source` claims to be the local model of `client`.
 
     Raises:
         AttackError: it claims nothing of that client, or no models were handed over.
     """
+    models = models_of(knowledge, source)
+    if client not in models:
+        raise AttackError(
+            f"source: '{source}' decoded no model of client {client}; see why it failed there, or choose another source"
+        )
+    return models[client]
+
+
+def models_of(knowledge: Knowledge, source: str) -> Mapping[int, State]:
+    """What the attack called `source` claims to be local models, by client.
+
+    Raises:
+        AttackError: no models were handed over.
+    """
     if knowledge.models is None:
         raise AttackError(
             f"source: no model of '{source}' was handed over; name an attack of the same file that decodes local models"
-        )
-    if client not in knowledge.models:
-        raise AttackError(
-            f"source: '{source}' decoded no model of client {client}; see why it failed there, or choose another source"
         )
     return knowledge.models
 

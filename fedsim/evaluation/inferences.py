@@ -76,8 +76,8 @@ def score_inference(inference: Inference, truth: Tensor, imputed: Guess | None =
 
     Where several candidates are the likeliest, each counts by chance alone: as if one of them were drawn.
 
-    Of sources, `source_accuracy` is the share of records whose claimed client holds the record; the floor is a client
-    drawn at random, the ceiling lower than 1 where nobody among the candidates holds a record.
+    Of sources, `source_accuracy` is the share of records whose claimed client holds the record; the floor is one of the
+    candidates drawn at random, the ceiling lower than 1 where nobody among the candidates holds a record.
 
     Of an attribute, `attribute_accuracy` is the share of records whose category is right; its floor is the better of
     two guesses: the most frequent category among the victim's own records, which takes its data to know, and what
@@ -117,7 +117,8 @@ def _source_accuracy(chosen: Tensor, holders: Tensor) -> Score:
     holds = holders.double()
     right = (chosen * holds).sum(1).mean().item()
     ceiling = holders.bool().any(1).double().mean().item()
-    return Score.beside("source_accuracy", right, {"random source": holds.mean().item()}, ceiling=ceiling)
+    guess = {f"one of {holds.shape[1]} clients at random": holds.mean().item()}
+    return Score.beside("source_accuracy", right, guess, ceiling=ceiling)
 
 
 def _attribute_accuracy(chosen: Tensor, candidates: Tensor, truth: Tensor, imputed: Guess | None) -> list[Score]:

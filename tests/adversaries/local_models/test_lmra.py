@@ -417,7 +417,8 @@ def noise(drift: float = 0.0) -> list[Update]:
 @pytest.mark.parametrize("drift", [0.0, 3.0])
 def test_a_mapping_that_learns_its_messages_by_heart_is_a_failed_attack(record: Record, drift: float) -> None:
     told = failure(LocalModelReconstruction(**SHORT | {"hidden": "64x2"}), record(noise(drift)))
-    assert "no better than a constant does" in told
+    assert "learnt from 16 messages predicts the other 4 no better than a constant does" in told
+    assert "inspect more rounds (recording.every, adversary.rounds)" in told
 
 
 def test_held_out_messages_choose_and_all_of_them_train(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,9 +247,20 @@ def test_a_source_is_right_if_it_holds_the_record() -> None:
     assert item.metric == "source_accuracy"
     assert item.value == pytest.approx(2 / 4)
     assert item.floor == pytest.approx((1 + 2 + 1 + 0) / 12)
-    assert item.floor_guess == "random source"
+    assert item.floor_guess == "one of 3 clients at random"
     assert item.ceiling == pytest.approx(3 / 4)
     assert item.higher_is_better
+
+
+def test_a_victim_that_is_no_candidate_has_all_records_wrong_and_so_has_the_guess() -> None:
+    """Over all clients, guessing among nine of ten is right for a tenth, as if ten could be claimed."""
+    clients, candidates = 10, list(range(9))
+    found = inference("source", [[1.0, *[0.0] * 8]] * 5, candidates)
+    scores = [score_inference(found, torch.tensor([[own == c for c in candidates]] * 5))[0] for own in range(clients)]
+    assert [item.value for item in scores] == [1.0, *[0.0] * 9]
+    assert (scores[9].floor, scores[9].ceiling) == (0, 0)
+    assert sum(item.floor for item in scores) / clients == pytest.approx(1 / clients)
+    assert {item.floor_guess for item in scores} == {"one of 9 clients at random"}
 
 
 def test_candidates_that_are_equally_likely_count_by_chance() -> None:
