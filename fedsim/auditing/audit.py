@@ -218,7 +218,12 @@ class Audit:
         if secure and not attack.observes & {GROUP, GROUPS}:
             raise KnowledgeError(f"{attack.called} does not apply: {does_not_read(attack)}")
 
-    def run(self, progress: ProgressOf | None = None, rounds: Iterable[int] | None = None) -> list[str]:
+    def run(
+        self,
+        progress: ProgressOf | None = None,
+        rounds: Iterable[int] | None = None,
+        planned: list[Job] | None = None,
+    ) -> list[str]:
         """Attack, and return one sentence for each attack that is `refused` or failed; the others go on.
 
         Findings that are already there, and were made with the same settings and the same code, are kept.
@@ -227,6 +232,7 @@ class Audit:
             progress: called as `progress(job, iteration, iterations, values)`.
             rounds: attack only these of the rounds that are to be attacked, and leave out attacks on several rounds
                 at once; None attacks everything.
+            planned: gets every job, those that fail among them.
 
         Raises:
             ConfigError: a round that is to be attacked, or a victim that an attack file names, is recorded nowhere;
@@ -242,6 +248,8 @@ class Audit:
         for failure in failures if rounds is None else ():
             log.error("%s", failure)
         plan = list(jobs(transcript, adversary, self._possible, rounds, failures))
+        if planned is not None:
+            planned += plan
         for stage in self.stages:
             todo = [job for job in plan if job.title in stage]
             with fresh_folder() as room, closing(self._work(transcript, todo, progress or _silent, room)) as work:

@@ -36,6 +36,7 @@ class Group:
         floor: mean of what the best guess gets; NaN where there is none.
         gain: mean advantage over the floor, towards leakage.
         count: how many victims, and in how many seeds.
+        lacking: how many attacked victims, counted in each seed, have no score: the attack failed there.
         accuracy: of the model, over seeds; NaN where it was not measured.
         href: of a run's report, the first seed's.
     """
@@ -50,6 +51,7 @@ class Group:
     floor: float
     gain: float
     count: tuple[int, int]
+    lacking: int
     accuracy: Estimate
     href: str
 
@@ -65,8 +67,9 @@ class Group:
 
     @property
     def text(self) -> str:
-        """Mean and interval, as everywhere on the page."""
-        return interval_text(self.mean, self.low, self.high)
+        """Mean and interval, as everywhere on the page; and how many are without a score."""
+        text = interval_text(self.mean, self.low, self.high)
+        return f"{text} (failed on {self.lacking})" if self.lacking else text
 
     @property
     def told(self) -> str:
@@ -80,10 +83,14 @@ class Group:
 def groups(rows: Sequence[Row], axes: Sequence[str], metric: str) -> list[Group]:
     """One for each attack and setting that have scores by `metric`, in the order of the table."""
     found: dict[tuple[str, str, Labels], list[Row]] = defaultdict(list)
+    attacked: dict[tuple[str, str, Labels], set[tuple[str, str]]] = defaultdict(set)
     for row in rows:
+        place = row["attack"], row["knows_defenses"], tuple(row[axis] for axis in axes)
         if row["metric"] == metric and row["value"]:
-            found[row["attack"], row["knows_defenses"], tuple(row[axis] for axis in axes)].append(row)
-    return [_group(labels, some) for (_, _, labels), some in found.items()]
+            found[place].append(row)
+        if row["metric"] in (metric, ""):
+            attacked[place].add((row["victim"], row["seed"]))
+    return [_group(place[-1], some, len(attacked[place])) for place, some in found.items()]
 
 
 def accuracy(rows: Iterable[Row]) -> tuple[Estimate, int]:
@@ -97,7 +104,7 @@ def report_of(run: str) -> str:
     return quote(f"{run}/report.html") if run else ""
 
 
-def _group(labels: Labels, rows: Sequence[Row]) -> Group:
+def _group(labels: Labels, rows: Sequence[Row], attacked: int) -> Group:
     first = rows[0]
     values, floors = _by_victim(rows, "value"), _by_victim(rows, "floor")
     mean = sum(values.values()) / len(values)
@@ -114,6 +121,7 @@ def _group(labels: Labels, rows: Sequence[Row]) -> Group:
         floor=floor,
         gain=mean - floor if first["better"] == "higher" else floor - mean,
         count=(len({victim for victim, _ in values}), len({seed for _, seed in values})),
+        lacking=attacked - len(values),
         accuracy=accuracy(rows)[0],
         href=report_of(first["run"]),
     )

@@ -198,7 +198,7 @@ def printed(found: Mapping[Who, float], decimals: int, spread: Spread, *, sign: 
 
 
 def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -> dict[Who, float] | None:
-    """By victim and seed, NaN where the attack gave none; None where no cell of this attack was run."""
+    """By victim and seed, NaN where the attack failed or has no value; None where no cell of this attack was run."""
     metric = reading.of or reading.metric
     column = "floor" if reading.of else reading.metric if reading.metric in ("accuracy", "seconds") else "value"
     rows = [
@@ -206,7 +206,7 @@ def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -
         for line in lines
         if line["attack"] == attack
         and line["knows_defenses"] == str(int(reading.adaptive))
-        and (column in ("accuracy", "seconds") or line["metric"] == metric)
+        and (column in ("accuracy", "seconds") or line["metric"] in (metric, ""))
     ]
     if not rows:
         return None

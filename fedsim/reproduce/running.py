@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, some_of
 from fedsim.experiments.reading import config_of
 from fedsim.experiments.training_states import make_states
 from fedsim.files import write_text
@@ -24,6 +24,8 @@ from fedsim.workflow.sweeping import STORE, swept
 
 RESULT = "result.toml"
 """In the folder of a reproduction: what it got, as the files in `kept/` have it."""
+_TOLD = 3
+"""Most reasons for failures that a result quotes."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,12 @@ def reproduced(paper: str, table: str, scale: ScaleName, store: Path | None = No
     made, folder = recipe(paper, table), Path("runs") / "reproduce" / f"{paper}-{table}-{scale}"
     decimals, beside = _decimals(paper, table), _states(made, paper)
     if made.recipe.geometry:
-        rows, failures, left_out = geometries(made, scale, folder, beside, decimals), [], []
+        rows = geometries(made, scale, folder, beside, decimals)
+        failures, reasons, left_out = list[str](), list[str](), list[str]()
     else:
         board = swept(made.sweep(scale, beside), folder, Store(store or STORE))
-        rows, failures = read(made.recipe, read_table(folder), decimals), board.failures
+        rows = read(made.recipe, read_table(folder), decimals)
+        failures, reasons = board.failures, list(board.reasons)
         left_out = [f"{point.name}: {reason}" for point, reason in board.plan.left_out]
     kept = Kept(
         table=table,
@@ -89,18 +93,18 @@ def reproduced(paper: str, table: str, scale: ScaleName, store: Path | None = No
         date=datetime.datetime.now(tz=datetime.UTC).date(),
         command=f"fedsim reproduce {paper}/{table} --scale {scale} --data-dir DIR",
         note=f"{made.scale(scale).note} ± is the {made.recipe.spread} over victims and seeds."
-        f"{_lacks(failures, left_out)}",
+        f"{_lacks(reasons, left_out)}",
         rows=rows,
     )
     write_text(folder / RESULT, tomli_w.dumps({"paper": paper, "kept": [kept.model_dump()]}))
     return Outcome(kept, compared(paper, table, rows, made.where), failures, left_out, folder)
 
 
-def _lacks(failures: Sequence[str], left_out: Sequence[str]) -> str:
-    """What is not in the figures, after a space; nothing where all is."""
-    parts = [f"{len(failures)} failed"] if failures else []
-    parts += [f"{len(left_out)} did not apply"] if left_out else []
-    return f" Without the cells of which {' and '.join(parts)}." if parts else ""
+def _lacks(reasons: Sequence[str], left_out: Sequence[str]) -> str:
+    """What is not in the figures, and why, after a space; nothing where all is."""
+    text = f" Failed: {some_of(reasons, _TOLD, '; ')}." if reasons else ""
+    count = len(left_out)
+    return text + (f" {count} cell{'s do' if count > 1 else ' does'} not apply." if count else "")
 
 
 def _states(made: Made, name: str) -> Path:

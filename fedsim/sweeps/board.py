@@ -67,12 +67,18 @@ class Board:
     @property
     def failures(self) -> list[str]:
         """A sentence for each reason why cells failed, with the first of them."""
+        names = self.reasons
+        more = {reason: f" and {len(which) - 1} more" if len(which) > 1 else "" for reason, which in names.items()}
+        return [f"{which[0]}{more[reason]}: {reason}" for reason, which in names.items()]
+
+    @property
+    def reasons(self) -> dict[str, list[str]]:
+        """By the reason for which cells failed, their names."""
         names: dict[str, list[str]] = defaultdict(list)
         for cell in self.plan.cells:
             if reason := self._state(cell)[1]:
                 names[reason].append(cell.point.name)
-        more = {reason: f" and {len(which) - 1} more" if len(which) > 1 else "" for reason, which in names.items()}
-        return [f"{which[0]}{more[reason]}: {reason}" for reason, which in names.items()]
+        return dict(names)
 
     def _state(self, cell: Cell) -> tuple[State, str]:
         """The state of a cell, and why it failed."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fedsim.auditing.plan import ADAPTIVE
+from fedsim.auditing.plan import ADAPTIVE, Job
 from fedsim.auditing.scores import SCORES
 from fedsim.evaluation.empirical_epsilon import written
 from fedsim.experiments.run_folder import RunFolder, measurements, read_rows, spendings
@@ -14,20 +14,27 @@ from fedsim.privacy.ledger import spent
 from fedsim.recording.finding_files import read_about
 from fedsim.recording.transcript import Transcript
 
+_JOB = ("attack", "victim", "round", "repeat")
 _SAME = ("victim", "round", "repeat", "metric")
 _NUMBERS = ("value", "floor", "ceiling")
 
 
-def rows_of(folder: RunFolder, title: str) -> list[dict[str, str]]:
+def rows_of(folder: RunFolder, title: str, planned: Iterable[Job]) -> list[dict[str, str]]:
     """The rows of `sweep.csv` for the attack called `title`, without the columns of the place and `run`.
+
+    Args:
+        folder: the run.
+        title: what the attack is called there.
+        planned: what the adversary was to do; what came to no score has a row without a metric.
 
     Raises:
         FedsimError: a file of the run is damaged.
     """
     federation = {"accuracy": _accuracy(folder), "bytes": _bytes(folder)}
     proved, measured, seconds = _proved(folder), _measured(folder), _seconds(folder)
+    scored = list(read_rows(folder.scores, SCORES, _NUMBERS))
     rows = []
-    for row in read_rows(folder.scores, SCORES, _NUMBERS):
+    for row in [*scored, *_without(scored, planned)]:
         if row["attack"] not in (title, f"{title} {ADAPTIVE}"):
             continue
         victim = row["victim"]
@@ -36,14 +43,27 @@ def rows_of(folder: RunFolder, title: str) -> list[dict[str, str]]:
                 "knows_defenses": str(int(row["attack"] != title)),
                 **{name: row[name] for name in _SAME},
                 **{name: _number(row[name]) for name in _NUMBERS},
-                "better": "higher" if row["higher_is_better"] == "True" else "lower",
+                "better": {"True": "higher", "False": "lower"}.get(row["higher_is_better"], ""),
                 "proved_epsilon": proved.get(victim, ""),
                 "measured_epsilon": measured.get(victim, ""),
-                "seconds": seconds.get((row["attack"], victim, row["round"], row["repeat"]), ""),
+                "seconds": seconds.get(_job(row), ""),
                 **federation,
             }
         )
     return rows
+
+
+def _without(scored: Iterable[Mapping[str, str]], planned: Iterable[Job]) -> Iterator[dict[str, str]]:
+    """A row of `scores.csv` for each job that came to no score: it failed, or what it found could not be judged."""
+    found = {_job(row) for row in scored}
+    for job in planned:
+        told = dict(zip(_JOB, (job.title, str(job.victim), job.round, str(job.repeat)), strict=True))
+        if _job(told) not in found:
+            yield dict.fromkeys(SCORES, "") | told
+
+
+def _job(row: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(row[name] for name in _JOB)
 
 
 def _number(text: str) -> str:
@@ -93,6 +113,6 @@ def _seconds(folder: RunFolder) -> Mapping[tuple[str, ...], str]:
     def told() -> Iterator[tuple[tuple[str, ...], str]]:
         for path in folder.findings.glob("*/*.safetensors"):
             about: Mapping[str, Any] = read_about(path)
-            yield tuple(str(about[key]) for key in ("attack", "victim", "round", "repeat")), str(about["seconds"])
+            yield tuple(str(about[key]) for key in _JOB), str(about["seconds"])
 
     return dict(told())

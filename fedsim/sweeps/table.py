@@ -27,7 +27,8 @@ SCORES = (
 
 `knows_defenses` is 1 where the adversary knows the clients' defenses, `baseline` 1 where the attack is none, because it
 reads a model as it was sent or one that only the evaluator has; `round` is the attacked round or `first-last`;
-`value`, `floor` and `ceiling` are those of the run's `scores.csv`, empty where there is none; `better` is `higher` or
+`value`, `floor` and `ceiling` are those of the run's `scores.csv`, empty where there is none; where the attack failed
+on a victim, or what it found could not be judged, a row says so by an empty `metric`; `better` is `higher` or
 `lower`, from the adversary's point of view; `accuracy` is that of the federation's last evaluation, in [0, 1];
 `proved_epsilon` the smallest epsilon that a defense of the victim proves after the last round, infinite where it proves
 nothing, empty without such a defense; `measured_epsilon` the largest lower bound, by canaries; `bytes` the mean that a

@@ -96,7 +96,7 @@ def _attack(store: Store, job: Job, teller: _Teller) -> None:
                 kept.prepare(place, cell.config, federation)
             done = work.attack(place.folder.path, Adversary(), trust=True)
         place.finish(
-            rows=rows_of(place.folder, cell.title),
+            rows=rows_of(place.folder, cell.title, done.planned),
             failures=list(dict.fromkeys([*recording.failures, *done.failures])),  # the federation may be removed
             crashed=recording.crashed or teller.crashed,
             **used,

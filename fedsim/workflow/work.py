@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.auditing.audit import Audit, ProgressOf, open_audit
+from fedsim.auditing.plan import Job
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.evaluation.empirical_epsilon import measure
 from fedsim.experiments.build import Experiment, resolve
@@ -41,12 +42,14 @@ class Done:
         lines: each attack's scores over its victims, as in the report; empty without attacks.
         remarks: what the clients' defense is worth, as in the report; empty where they have none.
         failures: one sentence for each attack, score or picture that failed.
+        planned: all that the adversary was to do, what failed included.
     """
 
     folder: RunFolder
     lines: Sequence[Line] = ()
     remarks: Sequence[str] = ()
     failures: list[str] = field(default_factory=list)
+    planned: Sequence[Job] = ()
 
 
 def run(config: Config, folder: RunFolder, *, overwrite: bool = False, follow: ProgressOf | None = None) -> Done:
@@ -152,10 +155,12 @@ def make_ready(audit: Audit) -> None:
 
 
 def _audited(audit: Audit, follow: ProgressOf | None) -> Done:
-    failures = audit.run(follow)
+    planned: list[Job] = []
+    failures = audit.run(follow, planned=planned)
     rows: list[Mapping[str, Any]] = list(audit.score(failures))
     found = lines(rows, kinds(audit.folder, audit))
-    return Done(folder=audit.folder, lines=found, remarks=worth_of_defenses(found, audit), failures=failures)
+    remarks = worth_of_defenses(found, audit)
+    return Done(folder=audit.folder, lines=found, remarks=remarks, failures=failures, planned=planned)
 
 
 def _measured(config: Config, folder: RunFolder) -> list[str]:

@@ -61,6 +61,14 @@ def test_scores_are_grouped_by_attack_and_setting(grid: list[dict[str, Any]], tm
     assert first.low < first.mean < first.high
 
 
+def test_a_mean_says_on_how_many_victims_the_attack_failed(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    grid[1] |= {"metric": "", "value": "", "floor": ""}
+    assert "failed on 1)" in write(tmp_path, grid)
+    found = groups(read_table(tmp_path).rows, AXES, "psnr")
+    assert [one.lacking for one in found] == [1] + [0] * 5
+    assert found[0].mean == pytest.approx((21 + 22 + 24) / 3)
+
+
 def shares(values: Mapping[tuple[int, int], float], metric: str = "recover_rate") -> Group:
     """The group of one attack with these shares by victim and seed, and with accuracies of 0.99 and 0.7."""
     (row, *_) = rows({("none", "1", 1): 0.0}, {"none": 0.99})

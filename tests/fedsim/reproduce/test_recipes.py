@@ -154,6 +154,36 @@ def test_victims_without_a_value_are_left_out_and_counted() -> None:
     assert figure(found["mean"], "").value == 20
 
 
+def test_victims_on_whom_an_attack_failed_are_counted_and_where_it_failed_on_all_it_is_refused() -> None:
+    def failed(attack: str, victim: str) -> Table:
+        return Table(
+            SCORES.axes,
+            [
+                row | {"metric": "", "value": "", "floor": "", "seconds": ""}
+                if (row["attack"], row["data"]) == (attack, "A") and victim in (row["victim"], "all")
+                else row
+                for row in SCORES.rows
+            ],
+        )
+
+    one, every = (
+        read(recipe("standard error"), failed("SME", victim), dict.fromkeys(READINGS, 1))["first"]
+        for victim in ("1", "all")
+    )
+    assert (one["mean"], one["gain"], one["floor"], one["ratio"]) == (
+        "20.0 (1 of 2)",
+        "+1.0 (1 of 2)",
+        "8.0 (1 of 2)",
+        "1.0",
+    )
+    assert (every["mean"], every["gain"], every["floor"], every["share"]) == (
+        "refused",
+        "refused",
+        "refused",
+        "50.0 ± 0.0",
+    )
+
+
 def test_seeds_of_the_same_clients_are_no_further_clients() -> None:
     """Two clients at 20 and 24 in each of three seeds: the interval is that of two clients, Student's."""
     rows = [row | {"seed": seed} for seed in "123" for row in SCORES.rows if row["data"] == "A"]

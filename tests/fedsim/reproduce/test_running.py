@@ -110,7 +110,7 @@ def test_the_list_says_of_each_table_what_makes_it_again(small_paper: Path, told
     [
         ("q", None, "reproduce: no paper is called 'q', known: p"),
         ("", "quick", "reproduce: no paper is called '', known: p"),
-        ("p/plan", "quick", "reproduce: p has no table 'plan' here, did you mean 'plane'?"),
+        ("p/plan", "quick", "reproduce: no table of p that fedsim has is called 'plan', known: plane, images, typed"),
         ("p", "huge", "--scale: expected quick or full, got 'huge'"),
         ("p/typed", "full", "p/typed: no sweep makes this table; in the repository `python benchmarks/by_hand.py` "),
     ],
@@ -122,6 +122,7 @@ def test_what_cannot_be_done_is_told_in_a_sentence(
         told(name, scale)
 
 
-def test_a_result_says_which_cells_are_not_in_its_figures() -> None:
+def test_a_result_says_what_is_not_in_its_figures_and_why() -> None:
     assert _lacks([], []) == ""
-    assert _lacks(["one"], ["two", "three"]) == " Without the cells of which 1 failed and 2 did not apply."
+    assert _lacks(["lmra, client 7: why"], ["two"]) == " Failed: lmra, client 7: why. 1 cell does not apply."
+    assert _lacks(list("abcde"), ["two", "three"]) == " Failed: a; b; c and 2 more. 2 cells do not apply."
