@@ -20,6 +20,7 @@ import typer
 from fedsim.cli.allocator import keep_freed_memory
 from fedsim.cli.attack import attack
 from fedsim.cli.check import check
+from fedsim.cli.command import Command
 from fedsim.cli.compare import compare
 from fedsim.cli.data import show_data
 from fedsim.cli.doctor import doctor
@@ -51,13 +52,11 @@ _GO_ON = {
 }
 """What to do after an interrupt, by the command that was running."""
 for _command in (run, sweep, train, expose, attack, compare, reproduce, geometry, report, inspect):
-    cli.command()(_command)
-cli.command("data")(show_data)
-cli.command("list")(list_plugins)
-cli.command()(show)
-cli.command()(check)
-cli.command()(new)
-cli.command()(doctor)
+    cli.command(cls=Command)(_command)
+cli.command("data", cls=Command)(show_data)
+cli.command("list", cls=Command)(list_plugins)
+for _other in (show, check, new, doctor):
+    cli.command(cls=Command)(_other)
 
 
 def _print_version(wanted: bool) -> None:

@@ -24,10 +24,12 @@ _COLOURS = {"met": "green", "missed": "red", "not comparable": "dim"}
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="PAPER/TABLE", help="A table such as sme/table2, or a paper; else all.")
+        str | None,
+        typer.Argument(metavar="PAPER/TABLE", help="A table such as sme/table2, or a paper such as sme; else all."),
     ] = None,
     scale: Annotated[
-        str | None, typer.Option(help="Run it: `quick`, minutes on two cores, or `full`; without, what is kept.")
+        str | None,
+        typer.Option(help="Run it: `quick` takes minutes a table, `full` hours. Without, show what is kept."),
     ] = None,
     cells: Annotated[
         Path | None, typer.Option(help="The store of finished cells, which sweeps share; runs/cells by default.")
@@ -36,7 +38,10 @@ def reproduce(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Put our figures beside those of papers, kept ones or, with --scale, new ones; the same command goes on."""
+    """Put our figures beside those of papers: kept ones or, with --scale, new ones.
+
+    Without a name, say which tables there are. After an interrupt the same command goes on.
+    """
     from fedsim.reproduce.papers import chosen, papers
 
     use_data_dir(data_dir)

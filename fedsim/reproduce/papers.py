@@ -236,7 +236,10 @@ def chosen(name: str) -> list[tuple[str, str]]:
     known = papers()[paper].table
     found = [other for other in known if table in ("", other)] or [o for o in known if o.startswith(f"{table}-")]
     if not found:
-        raise ConfigError(f"reproduce: {paper} has no table '{table}' here, {did_you_mean(table, known)}")
+        # The nearest name would be that of another table: their names differ by numbers.
+        raise ConfigError(
+            f"reproduce: no table of {paper} that fedsim has is called '{table}', known: {', '.join(known)}"
+        )
     return [(paper, other) for other in found]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -30,16 +30,18 @@ class Point:
         labels: by axis, in the order of the sweep file; `attack` is one of them.
         values: by axis.
         seed: `federation.seed`.
+        same: axes of tables that go together with another axis and are labelled as it is.
     """
 
     labels: Mapping[str, str]
     values: Mapping[str, Any]
     seed: int
+    same: Collection[str] = ()
 
     @property
     def name(self) -> str:
-        """Its labels and its seed in a line."""
-        return ", ".join(f"{axis}={label}" for axis, label in self.row.items())
+        """Its labels and its seed in a line, each label of axes that go together once."""
+        return ", ".join(f"{axis}={label}" for axis, label in self.row.items() if axis not in self.same)
 
     @property
     def row(self) -> dict[str, Any]:
@@ -97,7 +99,10 @@ def grid_of(file: SweepFile) -> Grid:
     seeds = file.sweep.seeds if file.sweep.seeds is not None else [_seed(file)]
     points = [
         Point(
-            labels={axis: choice[axis][0] for axis in axes}, values={axis: choice[axis][1] for axis in axes}, seed=seed
+            labels={axis: choice[axis][0] for axis in axes},
+            values={axis: choice[axis][1] for axis in axes},
+            seed=seed,
+            same=_same(choice, file.sweep.zip),
         )
         for choice, seed in itertools.product(list(_choices(named, file.sweep.zip)), seeds)
     ]
@@ -162,6 +167,12 @@ def _choices(
              for keys in dict.fromkeys(groups.values())]  # fmt: skip
     for parts in itertools.product(*steps):
         yield {axis: value for part in parts for axis, value in part.items()}
+
+
+def _same(choice: Mapping[str, tuple[str, Any]], together: Sequence[Sequence[str]]) -> list[str]:
+    """See `Point.same`; equal numbers on two axes mean two things."""
+    others = [(key, keys[0]) for keys in together for key in keys[1:]]
+    return [key for key, first in others if choice[key][0] == choice[first][0] and isinstance(choice[key][1], Mapping)]
 
 
 def _check_exclusion(

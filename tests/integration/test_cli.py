@@ -502,6 +502,20 @@ def test_help_names_every_command() -> None:
     assert fedsim().returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("reproduce", "A table such as sme/table2, or a paper such as sme; else all."),
+        ("sweep", "A sweep file. [required]"),
+        ("data", "A data set, or an experiment file"),
+        ("list", "attacks, defenses, strategies, datasets"),
+        ("new", "What to call it, such as my-attack."),
+    ],
+)
+def test_help_says_what_arguments_are(here: Call, command: str, told: str) -> None:
+    assert told in here(command, "--help").stdout
+
+
 def test_help_keeps_what_stands_in_brackets(here: Call) -> None:
     assert "at the rounds and epochs that [states] names" in here("train", "--help").stdout
 

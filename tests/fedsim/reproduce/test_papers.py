@@ -81,7 +81,10 @@ def test_tables_are_chosen_by_name_or_by_the_number_that_several_share() -> None
     ("name", "sentence"),
     [
         ("smee", r"no paper is called 'smee', did you mean 'sme'\?"),
-        ("sme/table66", r"sme has no table 'table66' here, did you mean 'table6'\?"),
+        (
+            "sme/table66",
+            r"no table of sme that fedsim has is called 'table66', known: table2-femnist, .*, table6, table7, table1, ",
+        ),
         ("lavp/table1-cifar10", None),
         ("sme/", None),
     ],

@@ -55,6 +55,20 @@ def test_the_grid_is_a_product_in_the_order_of_the_file_with_seeds_last() -> Non
     assert found.axes == ("training.local_epochs",)
 
 
+def test_tables_that_go_together_under_one_label_are_named_once() -> None:
+    data = [{"label": label, "name": "digits"} for label in ("few", "many")]
+    clients = [{"label": "few", "clients": 2}, {"label": "9 clients", "clients": 9}]
+    numbers: dict[str, list[Any]] = {"training.local_epochs": [8, 4], "training.batch_size": [8, 16]}
+    found = grid(
+        {"data": data, "federation": clients, **numbers}, zip=[["data", "federation"], list(numbers)], seeds=[1]
+    )
+    assert names(found)[::3] == [
+        "data=few, training.local_epochs=8, training.batch_size=8, attack=sme, seed=1",
+        "data=many, federation=9 clients, training.local_epochs=4, training.batch_size=16, attack=sme, seed=1",
+    ]
+    assert found.points[0].row["federation"] == "few", "the tables have all axes"
+
+
 def test_attacks_of_the_base_are_an_axis_of_their_own_and_its_seed_is_kept() -> None:
     found = grid({"training.local_epochs": [1]}, base={"attack": [SME, IG], "federation": {"seed": 9}})
     assert names(found) == [
