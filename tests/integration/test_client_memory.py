@@ -302,7 +302,7 @@ def test_a_resume_without_what_clients_kept_is_refused(tiny_config: Tiny, serial
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ray_gives_the_same_bytes_with_any_number_of_actors(
     actors: int, serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:

@@ -299,7 +299,7 @@ def test_the_decoded_model_of_a_regression_tells_an_attribute_as_well_as_the_opt
             training={"local_epochs": 1, "batch_size": 100, "learning_rate": 0.05},
             strategy={"name": "fedavg", "fraction_train": 0.5},
             federation={"clients": 6, "rounds": 40, "evaluate_every": 0},
-            adversary={"victims": [0, 1], "rounds": "all", "knowledge": {"partial_records": "secret"}},
+            adversary={"victims": [0, 1], "rounds": "all", "workers": 1, "knowledge": {"partial_records": "secret"}},
             attack=[{"name": "lmra-linear"}, attack("aia-model", "lmra-linear", label="decoded"),
                     attack("aia-model", "optimal", label="best"), attack("aia-model", "last-returned", label="sent")],
         ),

@@ -92,7 +92,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(folder))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A Ray cluster of two hosts with one core each, without us on it."""
     from ray.cluster_utils import Cluster

@@ -374,7 +374,7 @@ def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signa
     return process.communicate(timeout=120)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedadam"])
+@pytest.mark.parametrize("name", [pytest.param("fedavg", marks=pytest.mark.slow), "fedadam"])
 def test_a_run_killed_without_warning_goes_on_to_the_same_end(
     name: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
