@@ -5,9 +5,8 @@ Of further ones, drawn likewise, the adversary can be told which half it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
 import numpy as np
 import torch
@@ -16,12 +15,10 @@ from torch import Tensor
 from fedsim.datasets import Examples
 from fedsim.errors import DataError
 from fedsim.experiments.federated_data import FederatedData
+from fedsim.experiments.twins import contents
 from fedsim.knowledge import HELD_OUT, OTHERS
 from fedsim.partitions import Indices
 from fedsim.randomness import numpy_generator
-
-_AT_ONCE = 1000
-"""Records that are in memory at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,7 @@ def drawn(data: FederatedData, clients: Sequence[int], others: str, most: int, k
 
 
 def known_drawn(data: FederatedData, clients: Sequence[int], others: str, count: int) -> Candidates:
-    """`count` records like those that `drawn` gives, and none of them; an odd number is rounded down.
+    """`count` records like those that `drawn` gives, and none of them; `count` is even.
 
     Raises:
         DataError: there are not so many, or none would be left to be candidates.
@@ -136,19 +133,11 @@ def _instead(data: FederatedData, others: str) -> str:
 
 def _distinct(train: Examples, own: Indices, examples: Examples, pairs: Indices) -> list[bool]:
     """`pair`, whether both of its records are new and the other is none of the clients' own records."""
-    held, seen, new = set(_contents(train, own)), set[bytes](), []
-    for member, other in zip(_contents(train, pairs[0]), _contents(examples, pairs[1]), strict=True):
+    held, seen, new = set(contents(train, own)), set[bytes](), []
+    for member, other in zip(contents(train, pairs[0]), contents(examples, pairs[1]), strict=True):
         new.append(other not in held and seen.isdisjoint((member, other)))
         seen.update((member, other))
     return new
-
-
-def _contents(examples: Examples, places: Indices) -> Iterator[bytes]:
-    """Of each record, inputs and label."""
-    for some in np.array_split(places, max(1, len(places) // _AT_ONCE)):
-        index = torch.from_numpy(some)
-        for inputs, label in zip(examples.inputs(index).numpy(), examples.labels[index].numpy(), strict=True):
-            yield sha256(inputs.tobytes() + label.tobytes()).digest()
 
 
 def _of_other_clients(data: FederatedData, clients: Sequence[int]) -> Indices:

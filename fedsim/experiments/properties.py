@@ -50,6 +50,11 @@ class Property:
                 f"{_WHERE}: '{dataset.name}' has neither columns of categories nor groups with names, so that no "
                 "property of its examples is known; choose a table, or data with groups"
             )
+        if any(column.name == own for column in dataset.columns) and own not in columns:
+            raise ConfigError(
+                f"{_WHERE}: '{own}' is a column of numbers, and a property is one of several categories; known: "
+                f"{', '.join(sorted(values))}"
+            )
         if own not in values:
             raise ConfigError(f"{_WHERE}: '{dataset.name}' has no categories of '{own}', {did_you_mean(own, values)}")
         if value not in values[own]:

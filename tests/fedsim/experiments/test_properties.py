@@ -10,6 +10,7 @@ import torch
 
 from fedsim.datasets import Column, Dataset, Examples
 from fedsim.errors import ConfigError, DataError
+from fedsim.experiments.auxiliary import auxiliary_records
 from fedsim.experiments.federated_data import FederatedData
 from fedsim.experiments.properties import Property, property_records
 from fedsim.partitions.shares import Iid
@@ -54,7 +55,7 @@ def test_a_property_is_a_category_or_a_group(dataset: Dataset, name: str, every:
     [
         ("red", "expected column=category, as sex=Female, or group=name, got 'red'"),
         ("color=red", "no categories of 'color', did you mean 'colour'"),
-        ("number=3", "no categories of 'number'"),
+        ("number=3", "'number' is a column of numbers, and a property is .* categories; known: colour, group$"),
         ("colour=rad", "'colour' is never 'rad', did you mean 'red'"),
         ("group=Eve", "'group' is never 'Eve'"),
     ],
@@ -81,6 +82,28 @@ def test_records_are_none_that_clients_train_on(dataset: Dataset, fraction: floa
     held = torch.cat([inputs for inputs, _ in data.fed(range(CLIENTS))])
     assert torch.cdist(records.inputs, held).min() > 1e-4
     assert torch.equal(records.has, records.inputs[:, 1] == 1)
+
+
+def test_what_is_equal_to_a_record_of_any_client_is_not_granted(dataset: Dataset) -> None:
+    """Test examples 1, 2 and 5 become copies of training examples, and 7 one with another label, which is none."""
+    raw, labels = dataset.test.raw.clone(), dataset.test.labels.clone()
+    for place, twin in ((1, 4), (2, 30), (5, 59), (7, 11)):
+        raw[place], labels[place] = dataset.train.raw[twin], dataset.train.labels[twin]
+    labels[7] = 1 - labels[7]
+    test = dataclasses.replace(dataset.test, raw=raw, labels=labels)
+    data = federated(dataclasses.replace(dataset, test=test))
+    held = torch.cat([inputs for inputs, _ in data.fed(range(CLIENTS))])
+    for records in (property_records(data, "colour=red", 1000), auxiliary_records(data, 1000)):
+        assert len(records.inputs) == 37
+        assert int((torch.cdist(records.inputs, held).amin(1) < 1e-4).sum()) == 1
+    assert len(auxiliary_records(data, 30).inputs) == 30  # others take their place
+
+
+def test_where_all_are_equal_to_records_of_clients_there_are_none(dataset: Dataset) -> None:
+    data = federated(dataclasses.replace(dataset, test=dataset.train))
+    told = r"auxiliary: each of the 60 examples of 'rows' that are held out is equal to one that a client trains on"
+    with pytest.raises(DataError, match=told):
+        auxiliary_records(data, 20)
 
 
 def test_fewer_records_are_the_first_of_more(dataset: Dataset) -> None:
