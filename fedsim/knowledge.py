@@ -253,7 +253,7 @@ class Knowledge:
         "how many further records like the candidates, of which the adversary knows whether they are the victim's, for "
         "an attack that learns from them; half of them are, and none of them is scored",
         int,
-        (lambda count: count >= 4, "at least 4"),
+        (lambda count: count >= 4 and count % 2 == 0, "an even number, at least 4"),
         granted=False,
         victims="some of its training records, known to be such",
     )

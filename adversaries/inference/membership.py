@@ -32,6 +32,8 @@ _AT_ONCE = 1 << 25
 """Most numbers in the gradients of candidates that are held at once, 128 MB."""
 _WIDTH = 1000
 """Candidates in a forward pass."""
+_LAYERS = 3
+"""Of how many of the last layers gradients are features, where nobody says."""
 _SHORTEST = 1e-8
 """Length of a gradient at which its logarithm is cut off; what is learnt by heart has none in float32."""
 
@@ -87,17 +89,27 @@ class Candidates:
             rows.append(_margins(made, self._labels))
         return torch.stack(rows)
 
-    def features(self, update: Update, layers: int) -> Tensor:
+    def features(self, update: Update, layers: int | None) -> Tensor:
         """`candidate feature`, of the model that the client returned.
 
-        The loss, log10 of the length of its gradient in each of the last `layers` modules that are trained, and where
-        the model tells classes log p / (1 - p) of the candidate's own and the entropy of all.
+        The loss, log10 of the length of its gradient in each of the last `layers` modules that are trained (None is
+        three, or all of fewer), and where the model tells classes log p / (1 - p) of the candidate's own and the
+        entropy of all.
+
+        Raises:
+            AttackError: there are not so many, or BatchNorm needs more than one candidate.
         """
         assert self._loss is not None
         [(made, where)] = self._answers([update])
         network = self._alone(returned(update), where)
         trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-        modules = list(dict.fromkeys(name.rpartition(".")[0] for name in trained))[-layers:]
+        modules = list(dict.fromkeys(name.rpartition(".")[0] for name in trained))
+        if layers is not None and layers > len(modules):
+            raise AttackError(
+                f"{where}: layers is {layers}, and the network has {len(modules)} layers with weights that are "
+                "trained; name fewer"
+            )
+        modules = modules[-(layers or _LAYERS) :]
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(name in trained and name.rpartition(".")[0] in modules)
         found, loss = example_gradients(network, self._inputs, self._labels, self._loss)  # type: ignore[arg-type]

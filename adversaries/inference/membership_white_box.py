@@ -27,7 +27,8 @@ class MembershipWhiteBox(Attack):
     members from others; the score of a candidate is its log-odds. The known records are no candidates.
 
     Args:
-        layers: of how many of the last layers that have weights the gradient is measured.
+        layers: of how many of the last layers that have weights the gradient is measured; None takes three, or all
+            where there are fewer.
         strength: inverse weight of the regression's L2 penalty, for standardised features; few known records want
             little.
 
@@ -38,7 +39,7 @@ class MembershipWhiteBox(Attack):
         activations to a network of convolutions and encoders, for which it knows thousands of records.
     """
 
-    layers: int = 3
+    layers: int | None = None
     strength: float = 0.1
 
     paper: ClassVar[Paper] = Paper(
@@ -54,7 +55,7 @@ class MembershipWhiteBox(Attack):
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.layers < 1:
+        if self.layers is not None and self.layers < 1:
             raise ConfigError(f"layers: expected at least 1, got {self.layers}")
         if not 0 < self.strength < math.inf:
             raise ConfigError(f"strength: expected a finite value above 0, got {self.strength}")

@@ -340,10 +340,10 @@ def _sensitive(adversary: AdversaryTable, experiment: Experiment | None) -> Colu
         )
     column = experiment.dataset.column(name)
     if len(column.categories) < 2:
-        raise ConfigError(
-            f"adversary.knowledge.partial_records: '{name}' is no category but a number, and candidates for it cannot "
-            "be listed; name a categorical column"
-        )
+        possible = ", ".join(other.name for other in experiment.dataset.columns if len(other.categories) > 1)
+        held = "one category alone" if column.categories else "numbers, and candidates for these cannot be listed"
+        remedy = f"name one of: {possible}" if possible else "it has no column of several categories"
+        raise ConfigError(f"adversary.knowledge.partial_records: column '{name}' holds {held}; {remedy}")
     return column
 
 

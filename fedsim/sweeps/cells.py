@@ -127,7 +127,7 @@ def _check_different(cells: Sequence[Cell], where: str) -> None:
         if (other := seen.setdefault(cell.key, cell)) is not cell:
             raise ConfigError(
                 f"{where}: these two cells have the same settings: {other.point.name}; and {cell.point.name}; leave a "
-                "value out, or exclude one of them"
+                "value out, or exclude one of them with [[sweep.exclude]]"
             )
 
 

@@ -91,6 +91,7 @@ def sweep_of(
     check_possible(tables, where)
     if not isinstance(said := tables.pop("sweep", None), dict):
         raise ConfigError(f"{where}: has no [sweep] table, so it is no sweep; `fedsim run` runs a single experiment")
+    _check_place(tables, where)
     base, beside = tables, folder
     changes = list(changes)
     for key, value in changes:  # one may be `base`, so before that is read
@@ -117,6 +118,16 @@ def sweep_of(
     sweep = check(SweepTable, said, f"{where}: sweep")
     _check(sweep, f"{where}: sweep")
     return SweepFile(where=where, folder=folder, sweep=sweep, base=base, own=own)
+
+
+def _check_place(tables: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError where a key of [sweep] stands beside it."""
+    for key, value in tables.items():
+        if key in set(SweepTable.model_fields) - set(Config.model_fields):
+            named = f"sweep.{key}"
+            of_tables = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+            form = f"[[{named}]]" if of_tables else f"[{named}]" if isinstance(value, dict) else f"{key} below [sweep]"
+            raise ConfigError(f"{where}: {key}: is a key of the sweep; write {form}")
 
 
 def _flat(axes: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:

@@ -172,7 +172,7 @@ def _check_folder(folder: Path) -> None:
     if not folder.is_dir() or (folder / FILE).exists():
         return
     if others := sorted({path.name for path in folder.iterdir()} - {lock.NAME, "log.txt"}):
-        raise ConfigError(f"{folder}: holds {others[0]} and no sweep; choose another --out")
+        raise ConfigError(f"{folder}: holds {others[0]} and no sweep; move it away, or choose another folder")
 
 
 def _work(board: Board, sweep: SweepTable) -> None:

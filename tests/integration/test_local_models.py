@@ -433,7 +433,11 @@ def test_partial_records_hold_nothing_of_the_column(tables: dict[str, Any], tiny
 @pytest.mark.parametrize(
     ("column", "kind", "sentence"),
     [
-        ("x0", ConfigError, "adversary.knowledge.partial_records: 'x0' is no category but a number"),
+        (
+            "x0",
+            ConfigError,
+            "adversary.knowledge.partial_records: column 'x0' holds numbers, and candidates for these ",
+        ),
         ("sex", DataError, "data: 'leaf-synthetic' has no column 'sex'; columns: x0, x1,"),
     ],
 )

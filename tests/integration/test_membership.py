@@ -124,7 +124,8 @@ def test_without_known_records_it_is_refused_before_work(folder: RunFolder) -> N
     ("others", "known", "told"),
     [
         (False, 40, "known_candidates: they are drawn as candidates are, and none are granted; give candidates, too"),
-        (HELD_OUT, 3, "known_candidates: expected at least 4, got 3"),
+        (HELD_OUT, 2, "known_candidates: expected an even number, at least 4, got 2"),
+        (HELD_OUT, 41, "known_candidates: expected an even number, at least 4, got 41"),
     ],
 )
 def test_known_records_that_cannot_be_drawn_are_refused(others: Any, known: int, told: str) -> None:

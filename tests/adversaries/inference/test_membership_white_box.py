@@ -182,3 +182,11 @@ def test_known_records_of_one_kind_are_refused(members: Tensor, told: str, recor
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         MembershipWhiteBox(**settings)
+
+
+def test_more_layers_than_the_network_has_are_refused(recorded: Transcript) -> None:
+    with pytest.raises(AttackError, match=r"layers is 4, and the network has 3 layers with weights .*; name fewer"):
+        infer(MembershipWhiteBox(layers=4), recorded, knowledge())
+    found = [infer(MembershipWhiteBox(layers=layers), recorded, knowledge()) for layers in (None, 3, 2)]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])

@@ -92,6 +92,9 @@ def test_what_is_kept_of_a_file_is_the_same_sweep(tmp_path: Path) -> None:
             "[sweep.axes]\ntraining.local_epochs = [1]\n'training.local_epochs' = [2]",
             ["'training.local_epochs' is there twice", "with quotes and without"],
         ),
+        ("[sweep]\n[[exclude]]\nattack = 'sme'", ["exclude: is a key of the sweep; write [[sweep.exclude]]"]),
+        ("[sweep]\nbase = 'base.toml'\n[axes]\nmodel = [{}]", ["axes: is a key of the sweep; write [sweep.axes]"]),
+        ("seeds = [1]\n[sweep]", ["seeds: is a key of the sweep; write seeds below [sweep]"]),
         ("[sweep]\nbase = 'base.toml'\n[federation]\nrounds = 2", ["federation", "base.toml (sweep.base)"]),
     ],
 )  # fmt: skip

@@ -240,7 +240,7 @@ def test_two_sweeps_share_a_store_at_the_same_time(made: Path, tmp_path: Path) -
 
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds notes\.txt and no sweep; choose another --out"):
+    with pytest.raises(ConfigError, match=r"holds notes\.txt and no sweep; move it away, or"):
         fedsim.sweep(SWEEP, out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
