@@ -99,6 +99,80 @@ def test_what_is_matched_is_zero_at_the_truth_though_biases_of_keys_move_by_roun
     assert float(distance(around.gradient(around.before, true, LABELS), target).detach()) == pytest.approx(0, abs=1e-5)
 
 
+def slopes(tokens: Tensor) -> dict[str, Tensor]:
+    """Of the whole model, without the embedding of words."""
+    model = build()
+    named = {name: p for name, p in model.named_parameters() if name != "embedding.weight"}
+    found = torch.autograd.grad(cross_entropy(model(tokens), LABELS), list(named.values()))
+    return {name: slope.double() for name, slope in zip(named, found, strict=True)}
+
+
+def objective(attack: Any, tokens: Tensor) -> float:
+    """What the attack minimises, at the vectors of these words."""
+    around, _ = scene()
+    words = build().state_dict()["embedding.weight"][tokens].transpose(1, 2)
+    dummy, recipe = (words - around.units.centre) / around.units.scale, attack._recipe(around)
+    gradient = around.gradient(around.before, dummy, LABELS)
+    priors = [weight * prior(around, dummy, dummy) for weight, prior in recipe.priors]
+    return float((recipe.distance(gradient, recipe.distance.target(around)) + sum(priors)).detach())
+
+
+def test_what_tag_minimises_is_written_out() -> None:
+    wrong = TRUE.flip(1)
+    true, other = slopes(TRUE).values(), slopes(wrong).values()
+    apart = [one - another for one, another in zip(true, other, strict=True)]
+    squares = sum(float(difference.square().sum()) for difference in apart)
+    falling = sum(float(d.abs().sum()) * (1 - place / len(apart)) for place, d in enumerate(apart))
+    for absolute in (0.0, 0.3):
+        assert objective(Tag(absolute=absolute), wrong) == pytest.approx(squares + absolute * falling, rel=1e-4)
+    assert objective(Tag(absolute=0.3), TRUE) == pytest.approx(0, abs=1e-4)
+
+
+def test_what_lamp_minimises_is_written_out() -> None:
+    """The mean over tensors that moved of one minus the cosine, and how much too long vectors are, as a share."""
+    short = build().state_dict()["embedding.weight"].norm(dim=1).argsort()[1:7].repeat(2, 1)  # the shortest is padding
+    true, other = slopes(TRUE), slopes(short)
+    moved = [name for name in true if not name.endswith("key.bias")]
+    cosines = [float(nn.functional.cosine_similarity(true[n].flatten(), other[n].flatten(), dim=0)) for n in moved]
+    lengths = build().state_dict()["embedding.weight"].double().norm(dim=1)
+    assert float(lengths[0]) == 0
+    share = float(lengths[short].mean() / (lengths.sum() / 29))
+    assert share < 0.95
+    expected = 1 - sum(cosines) / len(moved)
+    for weight in (0.0, 2.0):
+        found = objective(Lamp(norm_weight=weight), short)
+        assert found == pytest.approx(expected + weight * (share - 1) ** 2, rel=1e-4)
+
+
+def test_steps_are_as_large_as_the_settings_say() -> None:
+    around, _ = scene()
+    tag, lamp = Tag(step_size=0.3)._recipe(around), Lamp(step_size=0.4, decay=0.5)._recipe(around)
+    assert (tag.step_size, lamp.step_size) == (0.3, 0.4)
+    assert [tag.schedule(iteration, 1000) for iteration in (0, 500, 999)] == [1, 1, 1]
+    assert [lamp.schedule(iteration, 1000) for iteration in (0, 49, 50, 149, 150)] == [1, 1, 0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize("attack", [Tag(iterations=1), Lamp(iterations=1, candidates=1)])
+def test_an_update_of_several_steps_is_warned_of(attack: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(attack, tmp_path / "one")
+    assert "assumes one local step" not in caplog.text
+    update = sent()
+    assert update.gradient is not None
+    after = {name: before - 0.1 * update.gradient[name] for name, before in update.before.items()}
+    moved = replace(update, payload=Payload.dense(after, "weights"))
+    Recorder(tmp_path / "three" / "transcript").write(1, [moved])
+    known = replace(KNOWN, local_epochs=3, optimizer="sgd")
+    attack.run(Transcript(tmp_path / "three" / "transcript"), known, victim=5, rng=generator(0))
+    assert "assumes one local step, the update is of" in caplog.text
+
+
+def test_lamp_rearranges_while_it_descends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = list[int]()
+    monkeypatch.setattr(Rearranged, "__call__", lambda self, scene, dummy, taken, iterations, rng: turns.append(taken))
+    run(Lamp(iterations=5), tmp_path)
+    assert turns == [0, 1, 2, 3, 4, 5]
+
+
 def test_words_in_a_wrong_order_are_put_right_where_that_matches_better() -> None:
     around, true = scene()
     attack = Lamp(iterations=100, every=10, burn_in=0.2, tries=120)
@@ -126,6 +200,46 @@ def test_the_best_start_of_several_has_vectors_as_long_as_words() -> None:
         started.append(float(distance(around.gradient(around.before, dummy, LABELS), target).detach()))
     assert started[1] < started[0]
     assert float(prior(around, true, true)) == pytest.approx(0, abs=0.05)
+
+
+def test_the_start_is_the_best_of_all_noise_and_then_the_best_of_its_orders() -> None:
+    around, true = scene()
+    rng, distance, count = generator("starts"), MeanCosine(), 6
+    target = distance.target(around)
+
+    def best(tried: list[Tensor]) -> Tensor:
+        return min(
+            tried, key=lambda dummy: float(distance(around.gradient(around.before, dummy, LABELS), target).detach())
+        )
+
+    noise = best([torch.randn(true.shape, generator=rng) for _ in range(count)])
+    ordered = best([noise, *(noise[..., torch.randperm(true.shape[2], generator=rng)] for _ in range(count))])
+    assert not torch.equal(ordered, noise)
+    found = torch.zeros_like(true)
+    Rearranged(Lamp(candidates=count))(around, found, 0, 100, generator("starts"))
+    points = around.units.to_model(ordered), around.units.to_model(found)
+    assert torch.allclose(nn.functional.cosine_similarity(*points, dim=1), torch.ones(2, 6), atol=1e-5)
+
+
+def moves(length: int, sizes: range) -> set[tuple[int, ...]]:
+    """All orders in which so many neighbours are somewhere else."""
+    plain, found = tuple(range(length)), set()
+    for size in sizes:
+        for first in range(length - size + 1):
+            left = plain[:first] + plain[first + size :]
+            found |= {(*left[:at], *plain[first : first + size], *left[at:]) for at in range(len(left) + 1)}
+    return found
+
+
+def test_each_kind_of_rearrangement_makes_all_that_it_can() -> None:
+    rng, length = generator("kinds"), 6
+    made = [{tuple(_order(kind + 4 * turn, length, rng).tolist()) for turn in range(2000)} for kind in range(4)]
+    plain = tuple(range(length))
+    swapped = {tuple({one: other, other: one}.get(place, place) for place in plain) for one in plain for other in plain}
+    assert made[0] == swapped
+    assert made[1] == moves(length, range(1, 2))
+    assert made[2] == moves(length, range(1, length + 1))
+    assert made[3] == {(*plain[first:], *plain[:first]) for first in plain}
 
 
 def test_rearrangements_keep_all_words() -> None:

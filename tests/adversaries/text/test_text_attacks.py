@@ -244,6 +244,22 @@ def test_texts_of_one_label_exchange_words_until_the_distance_is_least() -> None
     assert torch.equal(alone, mixed)
 
 
+def test_single_words_are_exchanged_again_and_again_while_that_helps() -> None:
+    true = torch.arange(16).reshape(2, 8)
+    mixed = true.clone()
+    mixed[0, [2, 5]], mixed[1, [2, 5]] = true[1, [2, 5]], true[0, [2, 5]]
+
+    def distance(tokens: Tensor) -> float:
+        """Place 2 matters only where 5 is right, so it is found in a second sweep; all other places matter more."""
+        wrong = (tokens != true).any(0)
+        return 10.0 * float(wrong.sum() - wrong[[2, 5]].sum()) + (2.0 if wrong[5] else float(wrong[2]))
+
+    tokens, now = exchange(mixed, torch.tensor([1, 1]), distance)
+    assert now == 0
+    assert torch.equal(tokens, true)
+    assert exchange(mixed, torch.tensor([1, 1]), distance, sweeps=1)[1] == 1
+
+
 def test_a_pool_over_few_places_is_the_network_by_hand() -> None:
     model = build()
     state = model.state_dict()
