@@ -31,9 +31,12 @@ whose setting differs by too much, and the page says in what. Every result has t
 
 `fedsim reproduce` lists the same tables, `fedsim reproduce PAPER/TABLE` shows one, and with `--scale quick` or `full`
 runs it; what was run before is not run again. The other tables were made by a script of `benchmarks/`, and their page
-has its arguments. All {count} quick runs together take about {minutes} minutes of one core, the longest {longest}:
-processor time on a shared EPYC of two cores, without a GPU, as that of the scripts. Times of full runs are estimates
-from it.
+has its arguments.
+
+**All {count} quick runs together take about {minutes} minutes of one core, the longest {longest}**, and less on two
+cores, which make cells side by side. Aimed at are two hours on two cores, and 15 minutes for each. These are sums
+of processor time (user and system) on a shared EPYC of two cores, without a GPU, as are the times of scripts; those
+of full runs are estimates from it. A machine that is busy with other things takes longer by the clock.
 """
 TABLES = [(name, table) for name, paper in papers().items() for table in paper.table]
 Found = Mapping[tuple[str, str], Compared]

@@ -66,6 +66,10 @@ def test_the_quick_sweep_is_a_part_of_the_full_one(name: str) -> None:
     assert made.recipe.quick.minutes <= min(15, made.recipe.full.minutes)
 
 
+def test_all_quick_runs_together_take_less_than_two_hours() -> None:
+    assert sum(made.recipe.quick.minutes for made in MADE.values()) < 120
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_cell_of_a_sweep_is_an_experiment(name: str, scale: ScaleName) -> None:
