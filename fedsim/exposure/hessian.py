@@ -18,6 +18,8 @@ from fedsim.training.sent import Sent
 Distance = Literal["l2", "cosine"]
 EXACT = 4096
 """Most numbers of an input whose whole Hessian is made."""
+ROUNDING = 16
+"""Rounding errors of one number that what is sent may be off by, beside its length, when it is computed another way."""
 _COPIES = 4
 """Of the whole Hessian, at once, while it is made symmetric and while its eigenvalues are found."""
 
@@ -47,7 +49,7 @@ class Hessian:
 
     @cached_property
     def _norm(self) -> float:
-        return float(self.sent.vector.norm())
+        return _length(self.sent.vector)
 
     @cached_property
     def _direction(self) -> Tensor:
@@ -71,8 +73,26 @@ class Hessian:
         return pulled if self.distance == "l2" else pulled / self._norm
 
     @property
+    def is_flat(self) -> bool:
+        """Whether inputs that move by about one model unit change what is sent, or turn it, by no more than rounding.
+
+        Numbers of this precision then tell no eigenvalue from 0, nor do they where eigenvalues are too small for them.
+        """
+        return self.sent.once(self._flat, self.distance)
+
+    @staticmethod
+    def _flat(sent: Sent, distance: Distance) -> bool:
+        hessian, numbers = Hessian(sent, distance), torch.finfo(sent.vector.dtype)
+        moved = sent.linear.push(hessian.start.to(sent.vector))
+        length, rounding = _length(moved), ROUNDING * numbers.eps
+        if distance == "l2":
+            return length <= rounding * hessian._norm or length**2 * numbers.eps < numbers.tiny
+        turned = moved - (moved @ hessian._direction) * hessian._direction
+        return _length(turned) <= rounding * (length + hessian._norm)
+
+    @property
     def largest(self) -> float:
-        """Its largest eigenvalue, by Lanczos iteration (ARPACK).
+        """Its largest eigenvalue, by Lanczos iteration (ARPACK); 0 where it is flat.
 
         Raises:
             RunError: the iteration did not converge.
@@ -84,6 +104,8 @@ class Hessian:
         from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh  # takes a second to import
 
         hessian = Hessian(sent, distance)
+        if hessian.is_flat:
+            return 0.0
         if hessian.size == 1:
             return float(hessian @ sent.vector.new_ones(1))
         start = hessian.start
@@ -91,8 +113,6 @@ class Hessian:
         try:
             (value,) = eigsh(operator, k=1, which="LA", v0=start.cpu().numpy(), tol=1e-6, return_eigenvectors=False)
         except ArpackError as error:
-            if not (hessian @ start.to(sent.vector)).any():
-                return 0.0
             raise RunError(f"measure: the largest eigenvalue was not found: {error}") from error
         return max(float(value), 0.0)
 
@@ -119,3 +139,8 @@ class Hessian:
     def _numbers(self, direction: NDArray[np.float64]) -> NDArray[np.float64]:
         vector = torch.from_numpy(np.asarray(direction)).flatten().to(self.sent.vector)
         return (self @ vector).double().cpu().numpy()
+
+
+def _length(vector: Tensor) -> float:
+    """Of `number`; squares of small numbers do not fit into float32."""
+    return float(vector.norm(dtype=torch.float64))

@@ -31,8 +31,9 @@ class Lavp(Measure):
     the gradient tells apart. It is an average over small eigenvalues. Compare only values with the same number of
     steps, and of inputs of the same shape; `spectrum` gives low quantiles.
 
-    Where nothing that is sent depends on the inputs, all eigenvalues are 0, the smallest value there is, though nothing
-    is exposed; so all five are undefined then, as the paper's theorems ask for a Lipschitz constant above some epsilon.
+    Where what is sent depends on the inputs by no more than rounding, eigenvalues are 0, the smallest value there is,
+    though nothing is exposed; so they are undefined then, as the paper's theorems ask for a Lipschitz constant above
+    some epsilon. Where inputs only stretch it, those with `ang_` and `fusion` are.
 
     Args:
         steps: of power iteration for `min` and `ang_min`, at least 1; the paper does not give its own.

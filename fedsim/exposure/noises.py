@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import ConfigError
+from fedsim.exposure.hessian import ROUNDING
 from fedsim.measure import Measure
 from fedsim.randomness import generator
 from fedsim.training.sent import Sent
-
-_ROUNDING = 16
-"""Rounding errors of one number that what is sent may be off by, beside its length, when it is computed another way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,8 @@ class OfNoises(Measure):
         noises: how many, at least 1.
 
     Raises:
-        ConfigError: a setting is out of range, or noise of this size is lost in the rounding of the inputs.
+        ConfigError: a setting is out of range, noise of this size is lost in the rounding of the inputs, or what is
+            sent with it is not finite.
     """
 
     sigma: float = 0.001
@@ -54,7 +53,13 @@ class OfNoises(Measure):
                 f"sigma: noise of {self.sigma} is lost in the rounding of {sent.inputs.dtype} inputs, expected at "
                 f"least {100 * resolution:.0e}; choose a larger sigma"
             )
-        return self._of_changes(self._change(sent.once(self._moves, self.sigma, self.noises)))
+        moves = sent.once(self._moves, self.sigma, self.noises)
+        if not moves.change.isfinite().all():
+            raise ConfigError(
+                f"sigma: with noise of {self.sigma} what is sent is NaN or infinite, as it is not without noise; "
+                "choose a smaller sigma"
+            )
+        return self._of_changes(self._change(moves))
 
     @staticmethod
     def _moves(sent: Sent, sigma: float, noises: int) -> Moves:
@@ -92,11 +97,11 @@ class Moves:
     def of(cls, sent: Sent, noises: Tensor, moved: Tensor) -> Self:
         """Of `noise example ...`, with which `moved`, `noise number`, is sent."""
         inputs, flat = sent.unknown.double().flatten(), noises.double().flatten(1)
-        rounding = _ROUNDING * torch.finfo(sent.vector.dtype).eps
+        rounding = ROUNDING * torch.finfo(sent.vector.dtype).eps
         return cls(
             noise=flat.norm(dim=1),
             turn=one_minus_cosine(inputs + flat, inputs),
-            change=_felt((moved - sent.vector).norm(dim=1), rounding * sent.vector.norm()),
+            change=_felt(_lengths(moved - sent.vector), rounding * _lengths(sent.vector)),
             turn_sent=_felt(one_minus_cosine(moved, sent.vector), rounding**2 / 2),
         )
 
@@ -108,8 +113,14 @@ class Moves:
 
 def one_minus_cosine(some: Tensor, one: Tensor) -> Tensor:
     """1 - cos of each of `vector number` with `number`, accurate for small angles; NaN of a vector that is zero."""
-    chords: Tensor = (some / some.norm(dim=1, keepdim=True)).sub_(one / one.norm()).norm(dim=1)
+    chords: Tensor = (some / _lengths(some)[:, None].to(some)).sub_(one / _lengths(one).to(one)).norm(dim=1)
     return chords.square() / 2
+
+
+def _lengths(vectors: Tensor) -> Tensor:
+    """Of `[vector] number`, in float64, for squares of small numbers do not fit into float32."""
+    lengths: Tensor = vectors.norm(dim=-1, dtype=torch.float64)
+    return lengths
 
 
 def _felt(changes: Tensor, least: Tensor | float) -> Tensor:

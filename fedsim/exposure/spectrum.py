@@ -33,8 +33,8 @@ class Spectrum(Measure):
       those far below `floor` times the largest count alike. The higher, the fewer inputs fit what is sent up to small
       noise, so more is exposed.
 
-    All are undefined where nothing that is sent depends on the inputs, for then all eigenvalues are 0 and yet nothing
-    is exposed.
+    All are undefined where what is sent depends on the inputs, or for `cosine` its direction, by no more than the
+    rounding of what is sent, for then all eigenvalues are 0 and yet nothing is exposed.
 
     Inputs with at most `exact` numbers have their whole Hessian made, by one product for each number. Of larger ones
     the density of eigenvalues is estimated by Lanczos quadrature with `probes` times `steps` products. It tells large
@@ -94,6 +94,8 @@ class Spectrum(Measure):
 
     def _of(self, sent: Sent) -> Mapping[str, Tensor]:
         sent.check_continuous()
+        if Hessian(sent, self.distance).is_flat:
+            return dict.fromkeys(self.quantities, torch.tensor(torch.nan))
         hessian = Hessian(sent.double(), self.distance)
         if hessian.size > self.exact:
             return self._told_by(*self._estimated(hessian), hessian.size)
@@ -114,8 +116,6 @@ class Spectrum(Measure):
 
     def _told_by(self, values: Tensor, shares: Tensor, lowest: float, size: int) -> Mapping[str, Tensor]:
         top = values[-1]
-        if not top:
-            return dict.fromkeys(self.quantities, torch.tensor(torch.nan))
         portions = values / (values @ shares)  # of an eigenvalue in the sum of all, times how many there are
         return {
             "max": top,

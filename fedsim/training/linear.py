@@ -29,6 +29,8 @@ _NEARBY = (1e-6, 1e-8)
 _ROUNDING = 1e-6
 """Of what is sent, by how much its derivative may be off by rounding, where it hardly depends on the inputs."""
 
+_TINY = 1e-300
+
 
 class Linear:
     """The derivative J of what is sent by the inputs that vary, and its transpose, exactly.
@@ -114,10 +116,11 @@ class Linear:
     def _is_a_derivative(self) -> bool:
         """Whether J v is what is sent ahead less what is sent behind, as it is not where autograd lost a path.
 
-        That is asked in float64 and nearby, where some step crosses no kink; and whether |J v|^2 is v' J' J v.
+        That is asked in float64 and nearby, where some step crosses no kink; and whether |J v| is v' J' u, u being the
+        direction of J v.
         """
         direction, exact = self._random(self._at), self._call.double()
-        pushed, rounding = self.push(direction), 2 * _ROUNDING * self._call.vector.norm()
+        pushed, rounding = self.push(direction).double(), 2 * _ROUNDING * self._call.vector.double().norm()
 
         def agrees(length: float) -> bool:
             step = length * direction.double().reshape(self.shape)
@@ -128,8 +131,9 @@ class Linear:
 
         if not pushed.isfinite().all():
             return True
-        size, back = pushed.double().square().sum(), (self.pull(pushed) @ direction).double()
-        return bool((size - back).abs() <= _ABOUT * size + rounding**2) and any(map(agrees, _NEARBY))
+        length = pushed.norm()  # squares of small numbers do not fit into float32
+        back = (self.pull((pushed / length.clamp_min(_TINY)).to(direction)) @ direction).double()
+        return bool((length - back).abs() <= _ABOUT * length + rounding) and any(map(agrees, _NEARBY))
 
     @staticmethod
     def _random(like: Tensor) -> Tensor:

@@ -44,8 +44,9 @@ class Sent:
     """What a client sends of a batch: its gradient, or the update of local training, as one vector.
 
     An update is (w_0 - w_T) / learning rate, the sum of the gradients of all steps, so that one step of plain SGD on
-    the whole batch gives the gradient. BatchNorm's running statistics are not in it. Where a layer draws (dropout), it
-    draws the same each time. Make one by `of`.
+    the whole batch gives the gradient. It is that sum before it is added to the weights, whose rounding takes digits
+    from it, the more the smaller the steps are. BatchNorm's running statistics are not in it. Where a layer draws
+    (dropout), it draws the same each time. Make one by `of`.
 
     Attributes:
         model: in the modes of training.
@@ -188,18 +189,15 @@ class Sent:
         if self.training is None:
             slopes = self._slopes(self._weights, batch, self.labels, self.loss, slopes_of)
             return slopes if self.weight == 1 else {name: self.weight * slope for name, slope in slopes.items()}
-        before = self._weights
-        after, momentum = before, dict[str, Tensor]()
+        before, momentum = self._weights, dict[str, Tensor]()
+        after, moved = before, {name: torch.zeros_like(weight) for name, weight in before.items()}
         for index in self.steps:
             slopes = self._slopes(after, batch[index], self.labels[index], self.loss, slopes_of)
-            after = {
-                name: weight
-                - self.training.learning_rate
-                * sgd_direction(slopes[name], weight, before[name], self.training, momentum, name)
-                for name, weight in after.items()
-            }
-        rate = self.training.learning_rate
-        return {name: (before[name] - after[name]) / rate for name in self.names}
+            for name in self._moving:
+                way = sgd_direction(slopes[name], after[name], before[name], self.training, momentum, name)
+                moved[name] = moved[name] + way
+            after = {name: weight - self.training.learning_rate * moved[name] for name, weight in before.items()}
+        return moved  # and not what the weights lost, in whose rounding small steps drown
 
     def _whole(self, own: Iterable[Tensor]) -> Tensor:
         flat = torch.cat([tensor.flatten() for tensor in own])
@@ -348,6 +346,18 @@ class Sent:
         with torch.no_grad():
             forward(self.model, self.inputs)
         return not torch.equal(before, _state_of_generator(self.inputs.device))
+
+    @cached_property
+    def _moving(self) -> Sequence[str]:
+        """What local steps move: as in torch, a parameter that the loss does not know is not decayed by itself."""
+        assert self.training is not None
+        if not self.training.weight_decay or self.training.proximal_mu:
+            return self.names
+        parameters = dict(self.model.named_parameters())
+        with torch.enable_grad():
+            loss = self.loss(forward(self.model, self.inputs), self.labels)
+            slopes = torch.autograd.grad(loss, [parameters[name] for name in self.names], allow_unused=True)
+        return [name for name, slope in zip(self.names, slopes, strict=True) if slope is not None]
 
     def _slopes(self, weights: State, inputs: Tensor, labels: Tensor, loss: Loss, slopes_of: Slopes) -> State:
         """The gradient of `loss`, in the order of `weights`."""

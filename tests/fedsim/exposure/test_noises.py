@@ -80,6 +80,23 @@ def test_angles_in_float32_are_those_of_float64(
     assert single == pytest.approx(double, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_steps_take_no_digits_from_an_update(kind: type[OfNoises]) -> None:
+    """The rounding of weights that move by a millionth is larger than what noise changes."""
+    small = LocalTraining(local_steps=2, batch_size=2, learning_rate=1e-6)
+    inputs, labels = batch()
+    measure = kind(noises=20)
+    found = measure.of(network(), LOSS, inputs, labels, training=small)
+    true = measure.of(network().double(), LOSS, inputs.double(), labels, training=small)
+    assert found == pytest.approx(true, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_that_what_is_sent_does_not_survive_is_refused(kind: type[OfNoises]) -> None:
+    with pytest.raises(ConfigError, match=r"^sigma: with noise of 1e\+39 what is sent is NaN or infinite"):
+        kind(noises=3, sigma=1e39).of(network(), LOSS, *batch())
+
+
 def test_one_minus_a_cosine_in_float32_is_rounding_error_and_the_chord_is_not() -> None:
     one = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
     other = one + 3e-4 * torch.randn(20_000, generator=torch.Generator().manual_seed(1))
