@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -59,8 +60,12 @@ class Units:
     @torch.no_grad()
     def clamp_(self, dummy: Tensor) -> None:
         """Keep pixels in the valid range (SME, App. D)."""
-        bounds = ((end - self.centre) / self.scale for end in (self.low, self.high))
-        dummy.clamp_(*bounds)
+        dummy.clamp_(*self._bounds)
+
+    @cached_property
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        """The valid range of dummy data."""
+        return (self.low - self.centre) / self.scale, (self.high - self.centre) / self.scale
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adversaries.scene import Scene, Units
+from adversaries.engine.parts import numbers_of, shapes_of, tensors_of, with_tensors
+from adversaries.scene import Scene
 from fedsim.errors import AttackError, FedsimError, first_line
 
 _AGREEMENT = 1e-3
@@ -43,12 +43,12 @@ def compiled(
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    tensors = _tensors(scene)
+    tensors = tensors_of(scene)
 
     def traced(
         values: dict[str, Tensor], around: tuple[Tensor, ...], tensors: dict[str, Any], target: list[Tensor]
     ) -> list[Tensor]:
-        return evaluate(values, around, _with_tensors(scene, tensors), target)
+        return evaluate(values, around, with_tensors(scene, tensors), target)
 
     def both(run: Callable[..., list[Tensor]], beside: int = 0) -> tuple[float, float]:
         values = _beside(sample[0], beside)
@@ -59,7 +59,7 @@ def compiled(
         return _agree(*both(run)) or all(_agree(*both(run, beside)) for beside in (1, 2))
 
     arguments = (*sample, tensors, target)
-    whole = (key, repr(scene.model), scene.loss, _numbers(scene), _shapes(arguments))
+    whole = (key, repr(scene.model), scene.loss, numbers_of(scene), shapes_of(arguments))
     try:
         agreed = whole in _cache and same(_cache[whole])
         if not agreed:  # new, or a model of the same outline that computes something else
@@ -92,35 +92,3 @@ def _beside(values: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
 def _agree(ours: float, theirs: float) -> bool:
     both_nan = math.isnan(ours) and math.isnan(theirs)
     return both_nan or abs(ours - theirs) <= _AGREEMENT * max(1.0, abs(theirs))
-
-
-def _tensors(scene: Scene) -> dict[str, Any]:
-    """Every tensor of the scene, in a form that can be traced."""
-    units = [getattr(scene.units, item.name) for item in dataclasses.fields(Units)]
-    seen = {name: list(own) for name in ("sent", "moved") if (own := getattr(scene, name)) is not None}
-    return {
-        "before": list(scene.before),
-        "after": list(scene.after),
-        **seen,
-        "buffers": dict(scene.buffers),
-        "returned_buffers": dict(scene.returned_buffers),
-        "labels": scene.labels,
-        "units": units,
-    }
-
-
-def _numbers(scene: Scene) -> tuple[Any, ...]:
-    facts = ("learning_rate", "local_epochs", "local_steps", "batch_size", "momentum", "weight_decay", "proximal_mu")
-    return scene.num_examples, repr(scene.defenses), *(getattr(scene, name) for name in facts)
-
-
-def _with_tensors(scene: Scene, tensors: dict[str, Any]) -> Scene:
-    names = [item.name for item in dataclasses.fields(Units)]
-    units = dataclasses.replace(scene.units, **dict(zip(names, tensors["units"], strict=True)))
-    return dataclasses.replace(scene, **{**tensors, "units": units})
-
-
-def _shapes(tree: Any) -> tuple[Any, ...]:
-    from torch.utils._pytree import tree_leaves
-
-    return tuple((tuple(leaf.shape), leaf.dtype, leaf.device) for leaf in tree_leaves(tree))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ Curves = Mapping[str, Tensor]
 """One scalar for each curve, the `objective` among them."""
 Step = Callable[[int], Curves]
 """Moves the values once; takes the number of steps before this one, returns the curves' values before the step."""
+_Found = TypeVar("_Found")
 Schedule = Callable[[int, int], float]
 """`(iteration, iterations) -> factor` of all step sizes."""
 
@@ -116,9 +118,35 @@ def descend(
     where: str,
     patience: int = 0,
     snapshots: Sequence[float] = (),
-    before: Callable[[Sequence[Trial]], None] = lambda trials: None,
 ) -> list[Trial]:
-    """Move all trials together, and return those that did not diverge, which may be none.
+    """As `descending`, to the end."""
+    return ended(descending(trials, iterations, progress, where=where, patience=patience, snapshots=snapshots))
+
+
+def ended(turns: Generator[None, None, _Found]) -> _Found:
+    """What a generator returns, once it has taken all its turns one after the other."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            found: _Found = end.value
+            return found
+
+
+def descending(
+    trials: Sequence[Trial],
+    iterations: int,
+    progress: Progress,
+    *,
+    where: str,
+    patience: int = 0,
+    snapshots: Sequence[float] = (),
+    before: Callable[[Sequence[Trial]], None] = lambda trials: None,
+) -> Generator[None, None, list[Trial]]:
+    """Move all trials together, an iteration a turn, and return those that did not diverge, which may be none.
+
+    A turn ends where an iteration is prepared and nothing has moved in it yet. So generators that take turns are all
+    at the same iteration when the first of them moves.
 
     The objective is read a hundred times, or after each step where there is patience: reading it waits for the
     device. A trial whose objective or values are not finite at that moment is dropped.
@@ -133,9 +161,10 @@ def descend(
     best, since = math.inf, 0
     for iteration in range(iterations):
         before(left)
+        for trial in left if iteration in keep else ():
+            trial.keep(iteration)
+        yield
         for trial in left:
-            if iteration in keep:
-                trial.keep(iteration)
             trial.move(iteration)
         if iteration % max(1, iterations // 100) == 0 or iteration == iterations - 1:
             left = _sound(left, where, iteration)

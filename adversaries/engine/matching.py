@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,15 +20,16 @@ from torch import Tensor
 
 from adversaries.batch_norm import normalising_by_batch, trained_by_batch
 from adversaries.engine.compiled import compiled
-from adversaries.engine.descent import Trial, descend, diverged
+from adversaries.engine.descent import Step, Trial, descending, diverged, ended
 from adversaries.engine.recipe import MEAN_GRADIENT, MOMENTS, Recipe
-from adversaries.engine.restart import Around, Evaluate, Moving, Restart, labels_of, objective_of
+from adversaries.engine.restart import Around, Matching, Moving, Restart, labels_of, objective_of
 from adversaries.engine.settings import check_choices
 from adversaries.engine.slopes import check_inputs, check_slope
-from adversaries.engine.together import at_once, pays
+from adversaries.engine.together import Entry, at_once, fit, pays
+from adversaries.engine.turns import taking_turns
 from adversaries.labels.updates import count_labels
 from adversaries.scene import STEPPING, Scene, known_steps, scene_of, warn_of_dropout, warn_unless_plain
-from fedsim.attacks import Attack, Knowledge, Progress, single_update
+from fedsim.attacks import FAILURES, Attack, Knowledge, Order, Outcome, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
@@ -132,6 +133,54 @@ class GradientInversion(Attack):
         self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress
     ) -> list[tuple[Restart, Trial]]:
         """The restarts that did not diverge, at their ends."""
+        matching = self._matching(update, knowledge, rng)
+        several = len(matching.restarts) > 1 and self._joins(matching)
+        steps = at_once([Entry.of(matching)])[0] if several else None
+        return ended(self._descending(matching, steps, progress))
+
+    def _run_several(self, orders: Iterable[Order]) -> Iterator[tuple[Order, Outcome]]:
+        if type(self)._run is not GradientInversion._run:  # it does something else with what is matched
+            yield from super()._run_several(orders)
+            return
+        waiting: list[tuple[Order, Entry]] = []
+        for order in orders:
+            try:
+                with order.turn():
+                    update = self._update(order.transcript, order.knowledge, order.victim)
+                    matching = self._matching(update, order.knowledge, order.rng, order.turn)
+                    if self._joins(matching):
+                        entry = Entry.of(matching)
+            except FAILURES as error:
+                yield order, error
+                continue
+            if not self._joins(matching):
+                yield from taking_turns({order: self._concluding(matching, None, order.progress)})
+                continue
+            if not fit([*(other for _, other in waiting), entry]):
+                yield from self._together(waiting)
+                waiting = []
+            waiting.append((order, entry))
+        yield from self._together(waiting)
+
+    def _together(self, waiting: Sequence[tuple[Order, Entry]]) -> Iterator[tuple[Order, Outcome]]:
+        """Those that can be computed at once in step, the others one after the other."""
+        turns, apart = {}, []
+        for (order, entry), steps in zip(waiting, at_once([entry for _, entry in waiting]), strict=True):
+            turns[order] = self._concluding(entry.matching, steps, order.progress)
+            if steps is None:
+                apart.append(order)
+        for order in apart:
+            yield from taking_turns({order: turns.pop(order)})
+        yield from taking_turns(turns)
+
+    def _matching(
+        self,
+        update: Update,
+        knowledge: Knowledge,
+        rng: torch.Generator,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Matching:
+        """All that comes before the first iteration."""
         scene = self._scene(update, knowledge)
         recipe = self._recipe(scene)
         self._warn(recipe, scene, update, knowledge)
@@ -149,7 +198,19 @@ class GradientInversion(Attack):
                 f"{knowledge.num_classes}; grant the right one"
             )
         restarts = [Restart(recipe, scene, shape, tuple(classes), self.iterations, rng) for _ in range(self.restarts)]
-        return self._descended(restarts, self._evaluators(recipe, scene, restarts), progress, scene.where)
+        for restart in restarts:
+            restart.consensus = restarts[0].consensus
+        target = recipe.distance.target(scene)
+
+        def distance_of(values: dict[str, Tensor]) -> Tensor:
+            labels = labels_of(recipe, scene, values)
+            gradient = recipe.place.gradient(scene, values, values["dummy"], labels)
+            return recipe.distance(scene.defended(gradient), target)
+
+        first = restarts[0].values()
+        check_slope(scene, first, labels_of(recipe, scene, first), distance_of)
+        computing = partial(self._computing, scene.labels.device)
+        return Matching(recipe=recipe, scene=scene, target=target, restarts=restarts, computing=computing, turn=turn)
 
     def _warn(self, recipe: Recipe, scene: Scene, update: Update, knowledge: Knowledge) -> None:
         """Say so where the client trained otherwise than the attack assumes."""
@@ -180,27 +241,27 @@ class GradientInversion(Attack):
             labels = labels[torch.randperm(len(labels), generator=rng).to(labels.device)]
         return replace(scene, labels=labels.repeat(recipe.epochs))
 
-    def _descended(
-        self, restarts: Sequence[Restart], evaluators: Sequence[Evaluate], progress: Progress, where: str
-    ) -> list[tuple[Restart, Trial]]:
+    def _concluding(
+        self, matching: Matching, steps: Sequence[Step] | None, progress: Progress
+    ) -> Generator[None, None, Reconstruction]:
+        """The finding, an iteration a turn; without `steps`, each restart is computed by itself."""
+        return self._concluded((yield from self._descending(matching, steps, progress)))
+
+    def _descending(
+        self, matching: Matching, steps: Sequence[Step] | None, progress: Progress
+    ) -> Generator[None, None, list[tuple[Restart, Trial]]]:
         """Move all restarts together; those that did not diverge."""
-        consensus = torch.empty_like(restarts[0].dummy)
-        trials = {
-            restart.trial(evaluate, consensus): restart for restart, evaluate in zip(restarts, evaluators, strict=True)
-        }
-
-        def agree(left: Sequence[Trial]) -> None:
-            # A restart that has just diverged must not take the others with it.
-            torch.nanmean(torch.stack([trial.point() for trial in left]), 0, out=consensus)
-
-        left = descend(
+        given = zip(matching.restarts, steps or self._steps(matching), strict=True)
+        trials = {restart.trial(step): restart for restart, step in given}
+        where = matching.scene.where
+        left = yield from descending(
             list(trials),
             self.iterations,
             progress,
             where=where,
             patience=self.patience,
             snapshots=_SNAPSHOTS,
-            before=agree,
+            before=lambda left: matching.agree([trial.point() for trial in left]),
         )
         if not left:
             raise diverged(list(trials), where, "step_size")
@@ -214,39 +275,32 @@ class GradientInversion(Attack):
         """One image an example, out of `epochs` of them; by default they are one already."""
         return data
 
-    def _evaluators(self, recipe: Recipe, scene: Scene, restarts: Sequence[Restart]) -> Sequence[Evaluate]:
-        """For each restart a function from values to the objective, the distance and the slopes."""
-        target, restart = recipe.distance.target(scene), restarts[0]
-        computing = partial(self._computing, scene.labels.device)
+    def _joins(self, matching: Matching) -> bool:
+        """Whether its restarts can be computed at once, and with those of other victims."""
+        steps_alike = matching.recipe.optimizer != "lbfgs"  # which asks another number of times a step
+        return steps_alike and not self.compile and pays(matching.scene.labels.device)
+
+    def _steps(self, matching: Matching) -> Sequence[Step]:
+        """Of each restart by itself."""
+        if not self.compile:
+            return [restart.stepping(matching.alone(restart)) for restart in matching.restarts]
+        recipe, scene, target = matching.recipe, matching.scene, matching.target
+        graphs: dict[Moving, Callable[..., list[Tensor]]] = {}
 
         def evaluate(
             values: dict[str, Tensor], around: Around, scene: Scene, target: list[Tensor], moving: Moving
         ) -> list[Tensor]:
-            with computing():
+            with matching.computing():
                 return objective_of(recipe, scene, values, around, target, moving)
 
-        def alone(values: dict[str, Tensor], around: Around, moving: Moving) -> list[Tensor]:
-            return evaluate(values, around, scene, target, moving)
-
-        def distance_of(values: dict[str, Tensor]) -> Tensor:
-            labels = labels_of(recipe, scene, values)
-            gradient = recipe.place.gradient(scene, values, values["dummy"], labels)
-            return recipe.distance(scene.defended(gradient), target)
-
-        check_slope(scene, restart.values(), labels_of(recipe, scene, restart.values()), distance_of)
-        if not self.compile:
-            several = len(restarts) > 1 and recipe.optimizer != "lbfgs" and pays(scene.labels.device)
-            found = at_once(recipe, scene, target, restarts, computing) if several else None
-            return found or [alone] * len(restarts)
-        graphs: dict[Moving, Callable[..., list[Tensor]]] = {}
-
-        def by_graph(values: dict[str, Tensor], around: Around, moving: Moving) -> list[Tensor]:
+        def by_graph(restart: Restart, iteration: int) -> list[Tensor]:
+            given, moving = (restart.values(), restart.around(iteration)), restart.moving(iteration)
             if moving not in graphs:
                 key = (type(self).__name__, repr(self), *moving)
-                graphs[moving] = compiled(partial(evaluate, moving=moving), key, scene, target, (values, around))
-            return graphs[moving](values, around)
+                graphs[moving] = compiled(partial(evaluate, moving=moving), key, scene, target, given)
+            return graphs[moving](*given)
 
-        return [by_graph] * len(restarts)
+        return [restart.stepping(partial(by_graph, restart)) for restart in matching.restarts]
 
 
 def best_of(ends: Sequence[tuple[Restart, Trial]]) -> tuple[Restart, Trial]:

@@ -14,13 +14,14 @@ from adversaries.engine.descent import Curves, Trial, descend, diverged, steps_o
 from adversaries.engine.matching import GradientInversion
 from adversaries.engine.priors import TotalVariation, total_variation
 from adversaries.engine.recipe import MOMENTS, Recipe, by_tenths, constant
+from adversaries.engine.restart import Restart
 from adversaries.engine.settings import check_choices, check_not_negative, check_positive
 from adversaries.local_models.model_sources import ModelAttack, outputs
 from adversaries.local_updates import PAPER, rounds_of
 from adversaries.scene import STEPPING, Scene, scene_of
 from fedsim.attacks import Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, Representatives
+from fedsim.findings import Finding, Reconstruction, Representatives
 from fedsim.recording.transcript import Transcript
 from fedsim.training.optimizers import SGD, Adam
 from fedsim.wire.messages import Update
@@ -202,10 +203,8 @@ class GradientSampleReconstruction(GradientInversion):
             joint_labels=self.label_step_size,
         )
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        found = self.invert(self._update(transcript, knowledge, victim), knowledge, rng, progress)
+    def _concluded(self, ends: Sequence[tuple[Restart, Trial]]) -> Reconstruction:
+        found = super()._concluded(ends)
         return Representatives(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import logging
 import os
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import metrics
-from fedsim.attacks import GROUP, GROUPS, OPTIMAL, Attack, Knowledge, Progress
+from fedsim.attacks import FAILURES, GROUP, GROUPS, OPTIMAL, Attack, Knowledge, Order, Outcome, Progress
 from fedsim.auditing import scores
 from fedsim.auditing.cache import Cache, Models
 from fedsim.auditing.fit import check_fit, check_truths, counts_of, warn_of_cost
-from fedsim.auditing.isolation import Isolation, attempt
+from fedsim.auditing.isolation import Isolation, attempts
 from fedsim.auditing.optima import Optima
-from fedsim.auditing.outcomes import counted, overheard, sentence
+from fedsim.auditing.outcomes import Turn, Turns, counted, sentence
 from fedsim.auditing.plan import Job, Named, adaptive_ones, check_victims, chosen_rounds, first_of, in_order, jobs
 from fedsim.auditing.sight import Sight, does_not_read
 from fedsim.auditing.threat_model import (
@@ -60,7 +59,6 @@ from fedsim.experiments.build import Experiment, build_attacks, data_folder
 from fedsim.experiments.config import AppTable, AttackFile, Config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.files import fresh_folder
-from fedsim.findings import Finding
 from fedsim.plugins.code import code_hash
 from fedsim.plugins.objects import is_object
 from fedsim.progress import tracked
@@ -74,6 +72,24 @@ log = logging.getLogger(__name__)
 
 ProgressOf = Callable[[Job, int, int, Mapping[str, float]], None]
 """Called as `progress(job, iteration, iterations, values)`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Due:
+    """A job whose finding is not there.
+
+    Attributes:
+        first: the first round in which its victim took part.
+        members: for whom the victim stands.
+        knowledge: what the attack is granted.
+        fingerprint: of all that the finding follows from.
+    """
+
+    job: Job
+    first: int
+    members: tuple[int, ...]
+    knowledge: Knowledge
+    fingerprint: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,25 +294,87 @@ class Audit:
         Raises:
             FedsimError: the attack cannot be done, or failed.
         """
+        for _, error in self._attack(transcript, [job], lambda _, *told: progress(*told), isolation):
+            if error is not None:
+                raise error
+
+    def _attack(
+        self, transcript: Transcript, jobs: Sequence[Job], progress: ProgressOf, isolation: Isolation
+    ) -> Iterator[tuple[Job, BaseException | None]]:
+        """Do the jobs of one attack, at once where that saves time, and save each finding as soon as it is there.
+
+        Yields:
+            Each job with what it raised, or None.
+        """
+        attack, plugin = jobs[0].attack, jobs[0].plugin
+        ours = is_object(plugin) or code_hash(type(attack)) is None  # or an object of the user's own program
+        due, ready = dict[Order, tuple[_Due, Turn]](), list[tuple[Job, BaseException | None]]()
+
+        def orders(turns: Turns) -> Iterator[Order]:
+            for job in jobs:
+                try:
+                    if (found := self._due(transcript, job)) is None:
+                        ready.append((job, None))
+                        continue
+                except FAILURES as error:
+                    ready.append((job, error))
+                    continue
+                turn = Turn(turns)
+                order = Order(
+                    transcript=transcript.only(job.rounds),
+                    knowledge=found.knowledge,
+                    victim=job.victim,
+                    rng=generator(self.case.seed, "attack", job.round, job.victim, job.repeat),
+                    progress=partial(progress, job),
+                    turn=turn.taken,
+                )
+                due[order] = found, turn
+                yield order
+
+        with Turns() as turns:
+            try:
+                for order, outcome in (attempts if ours else isolation.attempts)(attack, orders(turns)):
+                    found, turn = due.pop(order)
+                    turn.end()
+                    yield found.job, self._kept(transcript, found, outcome, turn)
+                    while ready:
+                        yield ready.pop()
+            except FAILURES as error:  # of several at once, which they all fail with
+                ready += [(found.job, error) for found, _ in due.values()]
+        yield from ready
+
+    def _due(self, transcript: Transcript, job: Job) -> _Due | None:
+        """What there is to do for `job`; None where its finding is there already."""
         first = first_of(transcript, job)
         members = self._members(transcript, first, job)
         knowledge, upstream = self._knowledge(transcript, job, first, members)
         fingerprint = self.cache.fingerprint(job, knowledge, transcript, upstream)
         if self.cache.is_there(job, fingerprint):
-            return
-        started = time.monotonic()
-        with overheard() as warnings:
-            finding = self._found(transcript, job, knowledge, progress, isolation)
-        evaluator_of(finding).form(finding, self._owed(transcript, job, knowledge, first))
-        granted = self.spec.adversary.knowledge.model_dump(mode="json")
-        about = {
+            return None
+        return _Due(job=job, first=first, members=members, knowledge=knowledge, fingerprint=fingerprint)
+
+    def _kept(self, transcript: Transcript, due: _Due, outcome: Outcome, turn: Turn) -> BaseException | None:
+        """Save what was found; what was raised instead, or what is wrong with it."""
+        if isinstance(outcome, BaseException):
+            return outcome
+        try:
+            evaluator_of(outcome).form(outcome, self._owed(transcript, due))
+            self.cache.keep(outcome, self.cache.place(due.job), self._about(due, turn))
+        except FAILURES as error:
+            return error
+        return None
+
+    def _about(self, due: _Due, turn: Turn) -> dict[str, object]:
+        """What is saved beside a finding."""
+        job, granted = due.job, self.spec.adversary.knowledge.model_dump(mode="json")
+        return {
             "attack": job.title,
             "plugin": job.plugin,
             "round": job.round,
             "rounds": list(job.rounds),
-            "first_round": first,
+            "first_round": due.first,
             "victim": job.victim,
-            "members": list(members),
+            "members": list(due.members),
             "repeat": job.repeat,
             "settings": settings_of(job.attack),
             "changed": changed(job.attack),
@@ -304,15 +382,14 @@ class Audit:
             "command": self.command,
             "code": code_hash(type(job.attack)),
             "model_code": self.cache.model_code,
-            "granted": knowledge.granted(),
+            "granted": due.knowledge.granted(),
             "knowledge": {name: granted[name] for name in sorted(job.attack.handed())},
             "app": self.spec.app.model_dump(mode="json", exclude_defaults=True),
-            "partial_records": knowledge.partial_records.column if knowledge.partial_records else "",
-            "fingerprint": fingerprint,
-            "warnings": warnings,
-            "seconds": round(time.monotonic() - started, 2),
+            "partial_records": due.knowledge.partial_records.column if due.knowledge.partial_records else "",
+            "fingerprint": due.fingerprint,
+            "warnings": turn.warnings,
+            "seconds": round(turn.seconds, 2),
         }
-        self.cache.keep(finding, self.cache.place(job), about)
 
     def isolation(self, room: Path) -> Isolation:
         """Where attacks of other packages run: nothing there leads to the run, its data or the truth."""
@@ -379,47 +456,21 @@ class Audit:
             yield from in_processes(todo, workers, _worker, arguments, progress)
             return
         with self.isolation(room) as isolation:
-            for job in todo:
-                yield job, self._try(transcript, job, progress, isolation)
+            for title in dict.fromkeys(job.title for job in todo):
+                alike = [job for job in todo if job.title == title]
+                yield from self._attack(transcript, alike, progress, isolation)
 
-    def _try(
-        self, transcript: Transcript, job: Job, progress: ProgressOf, isolation: Isolation
-    ) -> BaseException | None:
-        try:
-            self.attack(transcript, job, partial(progress, job), isolation)
-        except (Exception, SystemExit) as error:  # an attack of any package that fails must not stop the others
-            return error
-        return None
-
-    def _found(
-        self, transcript: Transcript, job: Job, knowledge: Knowledge, progress: Progress, isolation: Isolation
-    ) -> Finding:
-        """What the attack of `job` finds, in this process or, if it is of another package, in a process of its own.
-
-        Raises:
-            AttackCrash: it raised another exception than a FedsimError, or its process died.
-        """
-        ours = is_object(job.plugin) or code_hash(type(job.attack)) is None  # or an object of the user's own program
-        return (attempt if ours else isolation.attempt)(
-            job.attack,
-            transcript.only(job.rounds),
-            knowledge,
-            victim=job.victim,
-            rng=generator(self.case.seed, "attack", job.round, job.victim, job.repeat),
-            progress=progress,
-        )
-
-    def _owed(self, transcript: Transcript, job: Job, knowledge: Knowledge, first: int) -> Owed:
-        """The form that the finding of `job` has to have."""
+    def _owed(self, transcript: Transcript, due: _Due) -> Owed:
+        """The form that a finding has to have."""
 
         def before() -> State:
-            reply = transcript.header(first).reply_of(job.victim)
+            reply = transcript.header(due.first).reply_of(due.job.victim)
             assert reply is not None
-            return transcript.update(first, reply.client).before
+            return transcript.update(due.first, reply.client).before
 
         return Owed(
-            where=f"round {job.round}, client {job.victim}",
-            knowledge=knowledge,
+            where=f"round {due.job.round}, client {due.job.victim}",
+            knowledge=due.knowledge,
             before=before,
             task=self.case.task,
             clients=self.case.clients,

@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -38,7 +38,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
-from fedsim.attacks import Attack, Knowledge, Progress
+from fedsim.attacks import FAILURES, Attack, Knowledge, Order, Outcome, Progress
 from fedsim.auditing.workers import cause_of_death, describe, end_with, interpreter, raised
 from fedsim.errors import AttackCrash, AttackError, FedsimError, one_line
 from fedsim.findings import Finding
@@ -81,6 +81,18 @@ def attempt(
         raise crash(error, type(attack)) from error
 
 
+def attempts(attack: Attack, orders: Iterable[Order]) -> Iterator[tuple[Order, Outcome]]:
+    """What `attack` finds of each, in this process: a finding, a FedsimError, or an AttackCrash for anything else."""
+    with one_thread():
+        for order, outcome in attack.run_several(orders):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, FedsimError):
+                crashed = crash(outcome, type(attack))
+                crashed.__cause__ = outcome
+                yield order, crashed
+            else:
+                yield order, outcome
+
+
 class Isolation:
     """Runs attacks of other packages; as a context manager, it ends their processes.
 
@@ -101,6 +113,23 @@ class Isolation:
         for stranger in self._strangers.values():
             stranger.end()
         self._strangers = {}
+
+    def attempts(self, attack: Attack, orders: Iterable[Order]) -> Iterator[tuple[Order, Outcome]]:
+        """What `attack` finds of each, one after the other in the process of its package; see `attempt`."""
+        for order in orders:
+            try:
+                with order.turn():
+                    found: Outcome = self.attempt(
+                        attack,
+                        order.transcript,
+                        order.knowledge,
+                        victim=order.victim,
+                        rng=order.rng,
+                        progress=order.progress,
+                    )
+            except FAILURES as error:
+                found = error
+            yield order, found
 
     def attempt(
         self,

@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks import Attack
-from fedsim.contract.scenes import VICTIM, Scene, scenes_for
+from fedsim.attacks import Attack, Order
+from fedsim.contract.scenes import OTHER, VICTIM, Scene, scenes_for
 from fedsim.defense import Defense, Participation
 from fedsim.errors import AttackError, ConfigError
+from fedsim.findings import Finding
 from fedsim.measure import Measure
 from fedsim.plugins import registry
 from fedsim.randomness import generator, one_thread, seeded
@@ -57,6 +58,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tgias-ro": {"gradients": 2},
     "tgias-ro-text": {"gradients": 2, "refinements": 1},
 }
+AT_ONCE = ["dlfa", "inverting-gradients", "long-strides", "sapag", "see-through-gradients", "sme"]
+"""Attacks that compute several victims at once."""
 TASKS = (
     Task((1, 8, 8), 7),
     Task((12,), 7),
@@ -133,6 +136,27 @@ def test_an_attack_computes_on_the_device_that_it_is_told(name: str, accelerator
         assert not accelerator.calls, "it computes on the device after all; list it no more in host_reads.toml"
     else:
         check_reads(accelerator, f"attack {name}")
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_victims_are_computed_at_once_on_the_device(name: str, accelerator: Any, tmp_path: Path) -> None:
+    attack = cast("Attack", build("attacks", name))
+    scene = next(accepted(attack, tmp_path))
+
+    def found(device: torch.device) -> dict[str, Tensor]:
+        known = replace(scene.knowledge, device=device)
+        orders = [
+            Order(transcript=scene.transcript, knowledge=known, victim=client, rng=generator(client))
+            for client in (VICTIM, OTHER)
+        ]
+        named: dict[str, Tensor] = {}
+        for order, outcome in attack.run_several(orders):
+            assert isinstance(outcome, Finding), outcome
+            named |= {f"{key} of {order.victim}": tensor for key, tensor in outcome.tensors.items()}
+        return {key: named[key] for key in sorted(named)}
+
+    compare(found, accelerator)
+    check_reads(accelerator, f"victims {name}")
 
 
 @pytest.mark.parametrize("name", subjects("models"))
@@ -212,7 +236,7 @@ def test_the_accelerator_refuses_what_cuda_refuses(accelerator: Any) -> None:
 
 def test_what_is_listed_is_seen_in_a_test() -> None:
     tested = {f"{group[:-1]} {name}" for group in ("attacks", "models", "defenses", "measures") for name in ours(group)}
-    assert set(READS.values()) <= tested
+    assert set(READS.values()) <= tested | {f"victims {name}" for name in AT_ONCE}
     assert LISTED["on_the_cpu"].keys() <= set(ours("attacks"))
 
 

@@ -116,14 +116,14 @@ def test_as_many_are_computed_at_once_as_the_memory_allows(monkeypatch: pytest.M
         return found(attack(iterations=ITERATIONS))[1] - found(attack(iterations=1))[1]
 
     sizes: list[int] = []
-    measure = together._bytes_and_result
+    measure = together.Entry.of
 
-    def measured(compute: Any) -> tuple[int, list[Tensor]]:
-        size, result = measure(compute)
-        sizes.append(size)
-        return size, result
+    def measured(matching: Any) -> Any:
+        entry = measure(matching)
+        sizes.append(entry.bytes)
+        return entry
 
-    monkeypatch.setattr(together, "_bytes_and_result", measured)
+    monkeypatch.setattr(together.Entry, "of", measured)
     whole, _ = found(attack())
     for budget, calls in ((together.BUDGET, 1), (4 * sizes[0], 2), (2 * sizes[0], 3), (sizes[0], RESTARTS)):
         monkeypatch.setattr(together, "BUDGET", budget)
@@ -148,8 +148,8 @@ def test_values_that_differ_at_once_are_not_used(
     monkeypatch.setattr(matching, "pays", lambda device: True)
     compute = together._Call.compute
 
-    def off(self: Any, *given: Any) -> dict[int, list[Tensor]]:
-        return {place: [1.1 * tensor for tensor in row] for place, row in compute(self, *given).items()}
+    def off(self: Any, *given: Any) -> list[Tensor]:
+        return [1.1 * tensor for tensor in compute(self, *given)]
 
     monkeypatch.setattr(together._Call, "compute", off)
     again, _ = found(attack())
@@ -170,7 +170,7 @@ def test_a_memory_that_does_not_last_for_several_lasts_for_one_after_the_other(
     apart, _ = found(attack())
     monkeypatch.setattr(matching, "pays", lambda device: True)
 
-    def full(self: Any, *given: Any) -> dict[int, list[Tensor]]:
+    def full(self: Any, *given: Any) -> list[Tensor]:
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(together._Call, "compute", full)

@@ -1,0 +1,202 @@
+"""An audit that computes several victims at once is the audit that attacks one after the other."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adversaries.engine import matching, together
+from adversaries.engine.matching import GradientInversion
+from fedsim.auditing import outcomes
+from fedsim.auditing.audit import open_audit
+from fedsim.auditing.outcomes import Turn, Turns
+from fedsim.cli.attack import attack
+from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.findings import Finding
+from fedsim.recording.finding_files import load_claim
+
+TABLES = """
+[adversary]
+victims = "all"
+rounds = "all"
+repeats = 2
+workers = 1
+
+[[attack]]
+name = "sme"
+iterations = 4
+
+[[attack]]
+name = "sapag"
+iterations = 3
+restarts = 2
+"""
+CLIENTS, ROUNDS, REPEATS = 4, 2, 2
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_config: Callable[..., Config],
+    serial_run: Callable[..., RunFolder],
+) -> Path:
+    """A run of two rounds of four clients."""
+    training = {"local_epochs": 2, "label_smoothing": 0.1}
+    config = tiny_config(federation={"seed": 1}, partition={"samples_per_client": 6}, training=training)
+    return serial_run(config, tmp_path_factory.mktemp("at-once") / "run").path
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of it to do anything to."""
+    return Path(shutil.copytree(recorded, tmp_path / "run"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The attack file."""
+    (tmp_path / "attack.toml").write_text(TABLES)
+    return tmp_path / "attack.toml"
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """From now on several at once save time; how many restarts each call is of."""
+
+    def patched() -> list[int]:
+        sizes: list[int] = []
+        compute = together._Call.compute
+
+        def noted(self: Any, left: list[int], *given: Any) -> Any:
+            sizes.append(len(left))
+            return compute(self, left, *given)
+
+        monkeypatch.setattr(together._Call, "compute", noted)
+        monkeypatch.setattr(matching, "pays", lambda device: True)
+        return sizes
+
+    return patched
+
+
+def claims(run: Path) -> dict[str, tuple[Finding, dict[str, Any]]]:
+    found = sorted((run / "findings").glob("*/*.safetensors"))
+    return {f"{path.parent.name}/{path.stem}": load_claim(path) for path in found}
+
+
+def test_the_findings_and_scores_are_those_of_one_after_the_other(
+    run: Path, file: Path, at_once: Callable[[], list[int]], tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    attack(run, file, quiet=True)
+    sizes = at_once()
+    began = time.monotonic()
+    attack(other, file, quiet=True)
+    passed = time.monotonic() - began
+    assert max(sizes) == CLIENTS * ROUNDS * REPEATS * 2
+    apart, whole = claims(run), claims(other)
+    assert list(whole) == list(apart)
+    assert len(whole) == 2 * CLIENTS * ROUNDS * REPEATS
+    for name, (finding, about) in apart.items():
+        again, said = whole[name]
+        for tensor, value in finding.tensors.items():
+            torch.testing.assert_close(again.tensors[tensor], value, rtol=1e-3, atol=1e-3)
+        assert {**said, "seconds": 0} == {**about, "seconds": 0}
+        clients = [client for sentence in said["warnings"] for client in re.findall(r"client (\d+)", sentence)]
+        assert set(clients) == ({str(said["victim"])} if said["attack"] == "sapag" else set())
+    assert 0 < sum(said["seconds"] for _, said in whole.values()) < passed
+    rows, others = read_rows(RunFolder(run).scores), read_rows(RunFolder(other).scores)
+    assert [{**row, "value": ""} for row in rows] == [{**row, "value": ""} for row in others]
+    for row, again in zip(rows, others, strict=True):
+        assert row["missing"] or float(again["value"]) == pytest.approx(float(row["value"]), rel=1e-2, abs=1e-2)
+
+
+def test_only_what_is_not_there_is_computed(
+    run: Path, file: Path, at_once: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once()
+    attack(run, file, quiet=True)
+    made, begin = [], GradientInversion._matching
+
+    def noted(self: Any, update: Any, *given: Any) -> Any:
+        made.append((self.called, update.round, update.client))
+        return begin(self, update, *given)
+
+    monkeypatch.setattr(GradientInversion, "_matching", noted)
+    attack(run, file, quiet=True)
+    assert made == []
+    before = claims(run)
+    gone = run / "findings" / "sme" / "round-2-client-3-repeat-1.safetensors"
+    gone.unlink()
+    attack(run, file, quiet=True)
+    assert made == [("sme", 2, 3)]
+    assert list(claims(run)) == list(before)
+
+
+def test_what_was_found_before_an_interrupt_is_kept(
+    run: Path, file: Path, at_once: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once()
+    monkeypatch.setattr(together, "BUDGET", 1)  # one victim after the other
+    begun, begin = [], GradientInversion._matching
+
+    def interrupted(self: Any, update: Any, *given: Any) -> Any:
+        begun.append(update.client)
+        if len(begun) == 4:
+            raise KeyboardInterrupt
+        return begin(self, update, *given)
+
+    monkeypatch.setattr(GradientInversion, "_matching", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attack(run, file, quiet=True)
+    kept = claims(run)
+    assert len(kept) == 2  # the third one was waiting for others beside it
+    begun += [0] * 10
+    attack(run, file, quiet=True)
+    assert kept.keys() < claims(run).keys()
+    assert len(begun) == 14 + 2 * CLIENTS * ROUNDS * REPEATS - len(kept)
+
+
+def test_a_victim_that_fails_is_one_sentence_and_the_others_are_found(
+    run: Path, at_once: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = GradientInversion._matching
+
+    def failing(self: Any, update: Any, *given: Any) -> Any:
+        if update.client == 2:
+            raise ZeroDivisionError("of a stranger")
+        return begin(self, update, *given)
+
+    monkeypatch.setattr(GradientInversion, "_matching", failing)
+    at_once()
+    adversary = {"victims": [0, 2, 3], "workers": 1}
+    tables = {"adversary": adversary, "attack": [{"name": "sme", "iterations": 3}]}
+    failures = open_audit(run, check(AttackFile, tables, "attack.toml")).run()
+    assert len(failures) == 1
+    assert "client 2: ZeroDivisionError: of a stranger" in failures[0]
+    assert sorted(claims(run)) == ["sme/round-1-client-0-repeat-0", "sme/round-1-client-3-repeat-0"]
+
+
+def test_time_is_divided_among_the_jobs_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 14.0, 20.0, 21.0])
+    monkeypatch.setattr(outcomes.time, "monotonic", lambda: next(clock))
+    with Turns() as turns:
+        first, second = Turn(turns), Turn(turns)
+        with first.taken():  # at 10
+            pass
+        with second.taken():  # at 14
+            pass
+        with first.taken():
+            pass
+        first.end()  # at 20
+        first.end()
+        second.end()  # at 21
+    assert first.seconds == pytest.approx(4 + 6 / 2)
+    assert second.seconds == pytest.approx(6 / 2 + 1)
