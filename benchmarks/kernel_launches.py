@@ -1,12 +1,12 @@
-"""How many kernels an iteration of an inversion attack starts, with restarts one after the other and in one call.
+"""How many kernels an iteration of an inversion attack starts, one restart after the other and many in one call.
 
-    python benchmarks/kernel_launches.py [--restarts N ...] [--attacks NAME ...]
+    python benchmarks/kernel_launches.py [--victims N ...] [--restarts N ...] [--attacks NAME ...]
 
 On an accelerator, whose kernels of a small network take less time than their start, this is what an iteration costs.
 There need not be one: PyTorch's profiler counts on the CPU the operations that compute, each of which starts one kernel
 or a few. Left out are those that only look at a tensor in another way or ask for memory. Counted is from the 21st to
-the 30th of 1000 iterations, with a reading of the objective, of noise, eight images of 32 x 32 x 3 and SME's CNN.
-How many there are does not depend on the sizes, so the CNN has few channels.
+the 30th of 1000 iterations, with a reading of the objective, of noise, eight images of 32 x 32 x 3 and SME's CNN, all
+victims in one round. How many there are does not depend on the sizes, so the CNN has few channels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import argparse
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import torch
@@ -25,10 +27,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from adversaries.engine import matching
 from adversaries.engine.matching import GradientInversion
-from fedsim.attacks import Knowledge
+from fedsim.attacks import Knowledge, Order
 from fedsim.models.sme import SmeCnn
 from fedsim.plugins import registry
 from fedsim.randomness import generator, seeded
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -43,21 +47,34 @@ ATTACKS: dict[str, dict[str, object]] = {
 }
 
 
-class Enough(Exception):
+class Enough(BaseException):
     """The iterations to count are over."""
 
 
-def victim() -> tuple[Update, Knowledge]:
-    """A gradient step on noise, and all that is known."""
+def model() -> torch.nn.Module:
+    """What is attacked."""
+    with seeded("kernel launches"):
+        return SmeCnn(channels=(4, 8), hidden=20).build(TASK)
 
-    def model() -> torch.nn.Module:
-        with seeded("kernel launches"):
-            return SmeCnn(channels=(4, 8), hidden=20).build(TASK)
 
-    network, labels = model(), torch.arange(COUNT)
+def recorded(victims: int, folder: Path) -> Transcript:
+    """A gradient step of each victim, on noise of its own."""
+    network, labels, updates = model(), torch.arange(COUNT), []
     before = {name: tensor.detach().clone() for name, tensor in network.named_parameters()}
-    cross_entropy(network(torch.randn(COUNT, *TASK.input_shape, generator=generator("noise"))), labels).backward()
-    after = {name: p.detach() - RATE * p.grad for name, p in network.named_parameters() if p.grad is not None}
+    for client in range(victims):
+        network.zero_grad()
+        noise = torch.randn(COUNT, *TASK.input_shape, generator=generator("noise", client))
+        cross_entropy(network(noise), labels).backward()
+        after = {name: p.detach() - RATE * p.grad for name, p in network.named_parameters() if p.grad is not None}
+        sent = Payload.dense(after, "weights")
+        updates.append(Update(round=1, client=client, before=before, payload=sent, num_examples=COUNT))
+    Recorder(folder).write(1, updates)
+    return Transcript(folder)
+
+
+def launches(attack: GradientInversion, victims: int, *, at_once: bool) -> float:
+    """Kernels that an iteration of one victim starts."""
+    profiler = profile(activities=[ProfilerActivity.CPU])
     known = Knowledge(
         model=model,
         loss=cross_entropy,
@@ -66,30 +83,34 @@ def victim() -> tuple[Update, Knowledge]:
         value_range=((0.0,) * 3, (1.0,) * 3),
         input_mean=(0.5,) * 3,
         input_std=(0.25,) * 3,
-        labels=labels,
+        labels=torch.arange(COUNT),
         learning_rate=RATE,
         local_epochs=1,
         batch_size=COUNT,
     )
-    sent = Payload.dense(after, "weights")
-    return Update(round=1, client=0, before=before, payload=sent, num_examples=COUNT), known
 
-
-def launches(attack: GradientInversion, *, at_once: bool) -> float:
-    """Kernels that an iteration starts."""
-    profiler = profile(activities=[ProfilerActivity.CPU])
-
-    def progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-        if iteration == FIRST:
+    def progress(victim: int, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+        if victim == 0 and iteration == FIRST:
             profiler.start()
-        if iteration == LAST:
+        if victim == 0 and iteration == LAST:
             profiler.stop()
             raise Enough
 
-    update, known = victim()
-    with patch.object(matching, "pays", lambda device: at_once), suppress(Enough):
-        attack.invert(update, known, generator("attack"), progress)
-    return sum(map(starts_one, profiler.events())) / (LAST - FIRST)
+    with TemporaryDirectory() as room:
+        transcript = recorded(victims, Path(room) / "transcript")
+        orders = [
+            Order(
+                transcript=transcript,
+                knowledge=known,
+                victim=client,
+                rng=generator("attack", client),
+                progress=partial(progress, client),
+            )
+            for client in range(victims)
+        ]
+        with patch.object(matching, "pays", lambda device: at_once), suppress(Enough):
+            list(attack.run_several(orders))
+    return sum(map(starts_one, profiler.events())) / (LAST - FIRST) / (victims if at_once else 1)
 
 
 def starts_one(event: FunctionEvent) -> bool:
@@ -115,17 +136,21 @@ def computes(name: str) -> bool:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--restarts", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--victims", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--restarts", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS))
     chosen = parser.parse_args()
     logging.disable()
-    print("| attack | restarts | one after the other | in one call | ratio |\n|---|---|---|---|---|")
+    print("| attack | restarts | victims | one after the other | in one call | ratio |\n|---|---|---|---|---|---|")
     for name in chosen.attacks:
         for restarts in chosen.restarts:
             given = {**ATTACKS.get(name, {}), "iterations": 1000, "restarts": restarts}
             attack = registry.build("attacks", name, given, name)
-            apart, together = (launches(attack, at_once=at_once) for at_once in (False, True))
-            print(f"| `{name}` | {restarts} | {apart:.0f} | {together:.0f} | {apart / together:.1f} |", flush=True)
+            apart = launches(attack, 1, at_once=False)
+            for victims in chosen.victims:
+                together = launches(attack, victims, at_once=True)
+                told = f"| `{name}` | {restarts} | {victims} | {apart:.0f} | {together:.0f} | {apart / together:.1f} |"
+                print(told, flush=True)
 
 
 if __name__ == "__main__":
