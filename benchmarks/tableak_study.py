@@ -214,8 +214,8 @@ def tables(rows: list[dict[str, str]]) -> Iterator[str]:
         if not _common(own):
             continue
         yield f"\n{title}; values that are right, in percent, with 95 % intervals of the mean:\n"
-        yield "| rows | batches | " + " | ".join(f"`{a}`" for a in ATTACKS) + " | floor | random | exact | seconds |"
-        yield "|---:|---:|" + "---:|" * (len(ATTACKS) + 4)
+        yield "| rows | batches | " + " | ".join(f"`{a}`" for a in ATTACKS) + " | floor | random | seconds |"
+        yield "|---:|---:|" + "---:|" * (len(ATTACKS) + 3)
         for size in sorted({int(row["size"]) for row in own}):
             whole = {seed for of_size, seed in _common(own) if of_size == str(size)}
             of = {
@@ -226,9 +226,9 @@ def tables(rows: list[dict[str, str]]) -> Iterator[str]:
                 continue
             told = [spread([float(row["right"]) for row in some]) for some in of.values()]
             last = of["tableak"]
-            floor, random, exact = (spread([float(row[name]) for row in last]) for name in ("floor", "random", "exact"))
+            floor, random = (spread([float(row[name]) for row in last]) for name in ("floor", "random"))
             seconds = np.mean([float(row["seconds"]) for row in last])
-            figures = " | ".join([*told, floor.split()[0], random.split()[0], exact.split()[0], f"{seconds:.0f}"])
+            figures = " | ".join([*told, floor.split()[0], random.split()[0], f"{seconds:.0f}"])
             yield f"| {size} | {len(whole)} | {figures} |"
     yield "\n`tableak`, one gradient, how many values are right where the starts agree so far:\n"
     yield from (line for kind in ("category", "number") for line in sure(rows, kind))
