@@ -36,7 +36,8 @@ class Group:
         floor: mean of what the best guess gets; NaN where there is none.
         gain: mean advantage over the floor, towards leakage.
         count: how many victims, and in how many seeds.
-        lacking: how many attacked victims, counted in each seed, have no score: the attack failed there.
+        failed: on how many victims, counted in each seed, the attack failed, or what it found could not be judged.
+        missing: for how many others, counted likewise, this metric could not be computed.
         accuracy: of the model, over seeds; NaN where it was not measured.
         href: of a run's report, the first seed's.
     """
@@ -51,7 +52,8 @@ class Group:
     floor: float
     gain: float
     count: tuple[int, int]
-    lacking: int
+    failed: int
+    missing: int
     accuracy: Estimate
     href: str
 
@@ -69,7 +71,9 @@ class Group:
     def text(self) -> str:
         """Mean and interval, as everywhere on the page; and how many are without a score."""
         text = interval_text(self.mean, self.low, self.high)
-        return f"{text} (failed on {self.lacking})" if self.lacking else text
+        without = [f"failed on {self.failed}"] if self.failed else []
+        without += [f"not computed for {self.missing}"] if self.missing else []
+        return f"{text} ({', '.join(without)})" if without else text
 
     @property
     def told(self) -> str:
@@ -83,14 +87,20 @@ class Group:
 def groups(rows: Sequence[Row], axes: Sequence[str], metric: str) -> list[Group]:
     """One for each attack and setting that have scores by `metric`, in the order of the table."""
     found: dict[tuple[str, str, Labels], list[Row]] = defaultdict(list)
-    attacked: dict[tuple[str, str, Labels], set[tuple[str, str]]] = defaultdict(set)
+    failed: dict[tuple[str, str, Labels], set[tuple[str, str]]] = defaultdict(set)
+    missing: dict[tuple[str, str, Labels], set[tuple[str, str]]] = defaultdict(set)
     for row in rows:
-        place = row["attack"], row["knows_defenses"], tuple(row[axis] for axis in axes)
-        if row["metric"] == metric and row["value"]:
+        place, who = (
+            (row["attack"], row["knows_defenses"], tuple(row[axis] for axis in axes)),
+            (row["victim"], row["seed"]),
+        )
+        if row["metric"] == "":
+            failed[place].add(who)
+        elif row["metric"] == metric and row["value"]:
             found[place].append(row)
-        if row["metric"] in (metric, ""):
-            attacked[place].add((row["victim"], row["seed"]))
-    return [_group(place[-1], some, len(attacked[place])) for place, some in found.items()]
+        elif row["metric"] == metric:
+            missing[place].add(who)
+    return [_group(place[-1], some, failed[place], missing[place]) for place, some in found.items()]
 
 
 def accuracy(rows: Iterable[Row]) -> tuple[Estimate, int]:
@@ -104,7 +114,7 @@ def report_of(run: str) -> str:
     return quote(f"{run}/report.html") if run else ""
 
 
-def _group(labels: Labels, rows: Sequence[Row], attacked: int) -> Group:
+def _group(labels: Labels, rows: Sequence[Row], failed: set[tuple[str, str]], missing: set[tuple[str, str]]) -> Group:
     first = rows[0]
     values, floors = _by_victim(rows, "value"), _by_victim(rows, "floor")
     mean = sum(values.values()) / len(values)
@@ -121,7 +131,8 @@ def _group(labels: Labels, rows: Sequence[Row], attacked: int) -> Group:
         floor=floor,
         gain=mean - floor if first["better"] == "higher" else floor - mean,
         count=(len({victim for victim, _ in values}), len({seed for _, seed in values})),
-        lacking=attacked - len(values),
+        failed=len(failed - values.keys()),
+        missing=len(missing - failed - values.keys()),
         accuracy=accuracy(rows)[0],
         href=report_of(first["run"]),
     )

@@ -65,8 +65,19 @@ def test_a_mean_says_on_how_many_victims_the_attack_failed(grid: list[dict[str, 
     grid[1] |= {"metric": "", "value": "", "floor": ""}
     assert "failed on 1)" in write(tmp_path, grid)
     found = groups(read_table(tmp_path).rows, AXES, "psnr")
-    assert [one.lacking for one in found] == [1] + [0] * 5
+    assert [(one.failed, one.missing) for one in found] == [(1, 0)] + [(0, 0)] * 5
     assert found[0].mean == pytest.approx((21 + 22 + 24) / 3)
+
+
+def test_a_metric_that_could_not_be_computed_is_no_failure_of_the_attack(
+    grid: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    grid[1] |= {"value": "", "floor": ""}
+    assert "(not computed for 1)" in (page := write(tmp_path, grid))
+    assert "failed on" not in page
+    [found, *others] = groups(read_table(tmp_path).rows, AXES, "psnr")
+    assert (found.failed, found.missing) == (0, 1)
+    assert {(one.failed, one.missing) for one in others} == {(0, 0)}
 
 
 def shares(values: Mapping[tuple[int, int], float], metric: str = "recover_rate") -> Group:
