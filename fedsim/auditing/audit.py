@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State
 
 log = logging.getLogger(__name__)
+_refusals = logging.getLogger("fedsim.auditing.refused")
 
 ProgressOf = Callable[[Job, int, int, Mapping[str, float]], None]
 """Called as `progress(job, iteration, iterations, values)`."""
@@ -228,6 +230,11 @@ class Audit:
         """The attacks that are not refused."""
         return [(table, attack) for table, attack in self.attacks if table.title not in self.refused]
 
+    def tell_refused(self) -> None:
+        """Log why attacks are not made; said again, each sentence is shown once (`fedsim.workflow.logs.Once`)."""
+        for why in self.refused.values():
+            _refusals.error("%s", why)
+
     def _check_reads(self, attack: Attack) -> None:
         """Raise KnowledgeError where the server of our own run sees nothing that `attack` could read."""
         secure = self.experiment is not None and self.experiment.config.secure_aggregation is not None
@@ -261,8 +268,8 @@ class Audit:
         if rounds is None and not isinstance(self.spec, Config):
             check_victims(transcript, adversary, chosen_rounds(transcript, adversary, rounds))
         failures = list(self.refused.values())
-        for failure in failures if rounds is None else ():
-            log.error("%s", failure)
+        if rounds is None:
+            self.tell_refused()
         plan = list(jobs(transcript, adversary, self._possible, rounds, failures))
         if planned is not None:
             planned += plan
@@ -308,10 +315,12 @@ class Audit:
         """
         attack, plugin = jobs[0].attack, jobs[0].plugin
         ours = is_object(plugin) or code_hash(type(attack)) is None  # or an object of the user's own program
-        due, ready = dict[Order, tuple[_Due, Turn]](), list[tuple[Job, BaseException | None]]()
+        left, due = deque(jobs), dict[Order, tuple[_Due, Turn]]()
+        ready = deque[tuple[Job, BaseException | None]]()
 
         def orders(turns: Turns) -> Iterator[Order]:
-            for job in jobs:
+            while left:
+                job = left.popleft()
                 try:
                     if (found := self._due(transcript, job)) is None:
                         ready.append((job, None))
@@ -332,16 +341,27 @@ class Audit:
                 yield order
 
         with Turns() as turns:
-            try:
-                for order, outcome in (attempts if ours else isolation.attempts)(attack, orders(turns)):
-                    found, turn = due.pop(order)
+            while left:
+                many = len(left)
+                why: BaseException = AttackError(f"{attack.called} gave neither a finding nor a reason")
+                try:
+                    for order, outcome in (attempts if ours else isolation.attempts)(attack, orders(turns)):
+                        found, turn = due.pop(order)
+                        turn.end()
+                        yield found.job, self._kept(transcript, found, outcome, turn)
+                        while ready:
+                            yield ready.popleft()
+                except FAILURES as error:  # of several at once, which they all fail with; the others go on
+                    why = error
+                for found, turn in due.values():
                     turn.end()
-                    yield found.job, self._kept(transcript, found, outcome, turn)
-                    while ready:
-                        yield ready.pop()
-            except FAILURES as error:  # of several at once, which they all fail with
-                ready += [(found.job, error) for found, _ in due.values()]
-        yield from ready
+                    ready.append((found.job, why))
+                due.clear()
+                if len(left) == many:  # it asked for none of them
+                    ready += [(job, why) for job in left]
+                    left.clear()
+                yield from ready
+                ready.clear()
 
     def _due(self, transcript: Transcript, job: Job) -> _Due | None:
         """What there is to do for `job`; None where its finding is there already."""

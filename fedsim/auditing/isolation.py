@@ -82,15 +82,24 @@ def attempt(
 
 
 def attempts(attack: Attack, orders: Iterable[Order]) -> Iterator[tuple[Order, Outcome]]:
-    """What `attack` finds of each, in this process: a finding, a FedsimError, or an AttackCrash for anything else."""
+    """What `attack` finds of each, in this process: a finding, a FedsimError, or an AttackCrash for anything else.
+
+    Raises:
+        FedsimError: it ended before it gave all; an AttackCrash for anything else than a FedsimError.
+    """
     with one_thread():
-        for order, outcome in attack.run_several(orders):
-            if isinstance(outcome, BaseException) and not isinstance(outcome, FedsimError):
-                crashed = crash(outcome, type(attack))
-                crashed.__cause__ = outcome
-                yield order, crashed
-            else:
-                yield order, outcome
+        try:
+            for order, outcome in attack.run_several(orders):
+                if isinstance(outcome, BaseException) and not isinstance(outcome, FedsimError):
+                    crashed = crash(outcome, type(attack))
+                    crashed.__cause__ = outcome
+                    yield order, crashed
+                else:
+                    yield order, outcome
+        except (FedsimError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # as in `attempt`
+            raise crash(error, type(attack)) from error
 
 
 class Isolation:

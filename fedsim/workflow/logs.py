@@ -71,7 +71,7 @@ def listening(logger: logging.Logger, handlers: Sequence[logging.Handler], level
 
 
 class Once(logging.Filter):
-    """Lets each line about data and their partition through once, because a run reads them in several places."""
+    """Lets lines through once that a run logs in several places: about data, their partition and refused attacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Once(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to show `record`."""
-        if not record.name.startswith(("fedsim.datasets", "fedsim.partitions")):
+        if not record.name.startswith(("fedsim.datasets", "fedsim.partitions", "fedsim.auditing.refused")):
             return True
         message = record.getMessage()
         new = message not in self._told

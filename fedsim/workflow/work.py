@@ -85,8 +85,7 @@ def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, fo
     if attacked:
         audit = Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), beside=folder.path)
         audit.check()
-        for sentence in audit.refused.values():  # said now, because training may take hours
-            log.error("%s", sentence)
+        audit.tell_refused()  # now, because training may take hours
     with folder.held(), kept(folder.log):
         federate(config, folder, resume=resume, overwrite=overwrite)
         failures = _measured(config, folder) + unmeasured(exposures(folder))

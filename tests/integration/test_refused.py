@@ -75,9 +75,10 @@ def test_what_cannot_be_made_is_said_before_training_and_the_others_go_on(
     assert told[1] == WORDS
     for sentence in told:
         assert 0 < said.find(sentence) < said.find("round 1/2"), said
+        assert said.count(sentence) == 1
     assert "What leaked to sme" in said
     log, page = ((tmp_path / "run" / name).read_text() for name in ("log.txt", "report.html"))
-    assert all(sentence in log for sentence in told)
+    assert [log.count(sentence) for sentence in told] == [1, 1]
     notes = re.findall(r'<p class="note">(Not made: .*?)</p>', page)
     assert [note.split(" ")[2] for note in notes] == ["membership-white-box", "tgias-ro-text"]
     assert {path.name for path in (tmp_path / "run" / "findings").iterdir()} == {"sme"}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from adversaries.engine import matching, together
 from adversaries.engine.matching import GradientInversion
+from fedsim.attacks import Order, Outcome
 from fedsim.auditing import outcomes
 from fedsim.auditing.audit import open_audit
 from fedsim.auditing.outcomes import Turn, Turns
@@ -182,6 +184,71 @@ def test_a_victim_that_fails_is_one_sentence_and_the_others_are_found(
     assert len(failures) == 1
     assert "client 2: ZeroDivisionError: of a stranger" in failures[0]
     assert sorted(claims(run)) == ["sme/round-1-client-0-repeat-0", "sme/round-1-client-3-repeat-0"]
+
+
+def test_victims_that_fail_at_once_leave_those_of_the_next_call_alone(
+    run: Path, at_once: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = [], matching.at_once
+
+    def failing(entries: Any) -> Any:
+        begun.append(len(entries))
+        if len(begun) == 1:
+            raise ZeroDivisionError("of the first call")
+        return begin(entries)
+
+    at_once()
+    monkeypatch.setattr(matching, "at_once", failing)
+    monkeypatch.setattr(matching, "fit", lambda entries: len(entries) <= 2)
+    tables = {"adversary": {"victims": "all", "workers": 1}, "attack": [{"name": "sme", "iterations": 3}]}
+    failures = open_audit(run, check(AttackFile, tables, "attack.toml")).run()
+    told = [re.search(r"client (\d): ZeroDivisionError: of the first call", failure) for failure in failures]
+    failed = {int(found[1]) for found in told if found}
+    made = {int(about["victim"]) for _, about in claims(run).values()}
+    assert len(failed) == len(failures) > 0
+    assert failed.isdisjoint(made)
+    assert made
+    assert failed | made == set(range(CLIENTS))
+
+
+@pytest.mark.parametrize("takes", [0, 1, 2])
+def test_a_victim_of_whom_an_attack_says_nothing_has_failed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, takes: int
+) -> None:
+    several = GradientInversion._run_several
+
+    def forgetful(self: Any, orders: Iterable[Order]) -> Iterator[tuple[Order, Outcome]]:
+        """It takes some of the victims, and says nothing of one more."""
+        yield from several(self, itertools.islice(orders, takes))
+        for _ in itertools.islice(orders, min(takes, 1)):
+            pass
+
+    monkeypatch.setattr(GradientInversion, "_run_several", forgetful)
+    tables = {"adversary": {"victims": "all", "workers": 1}, "attack": [{"name": "sme", "iterations": 2}]}
+    failures = open_audit(run, check(AttackFile, tables, "attack.toml")).run()
+    made = {int(about["victim"]) for _, about in claims(run).values()}
+    assert len(made) == {0: 0, 1: 2, 2: 3}[takes]
+    assert len(failures) == CLIENTS - len(made)
+    assert all(failure.endswith("sme gave neither a finding nor a reason") for failure in failures)
+
+
+class Panic(BaseException):
+    """As an extension in Rust raises it, which is no Exception."""
+
+
+def test_what_is_no_exception_ends_one_victim_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = GradientInversion._matching
+
+    def panicking(self: Any, update: Any, *given: Any) -> Any:
+        if update.client == 2:
+            raise Panic("of an extension")
+        return begin(self, update, *given)
+
+    monkeypatch.setattr(GradientInversion, "_matching", panicking)
+    tables = {"adversary": {"victims": [0, 2, 3], "workers": 1}, "attack": [{"name": "sme", "iterations": 3}]}
+    [failure] = open_audit(run, check(AttackFile, tables, "attack.toml")).run()
+    assert "client 2: Panic: of an extension" in failure
+    assert {int(about["victim"]) for _, about in claims(run).values()} == {0, 3}
 
 
 def test_time_is_divided_among_the_jobs_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
