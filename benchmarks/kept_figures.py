@@ -52,7 +52,7 @@ python benchmarks/tgias_defenses.py none noise mask --seeds 31 32 33 34 35 --dat
 LAVP_IMAGES = {
     "cifar10": {"images": 50, "told": "an hour and a half of one core"},
     "cifar100": {"images": 25, "told": "as long; then LeNet with 50"},
-    "photographs": {"images": 20, "told": "half a minute of one core an image and distance"},
+    "photographs": {"images": 20, "told": "half a minute to one and a half of one core an image and distance"},
 }
 LAVP_TABLES = {"cifar10": "table1-cifar10", "cifar100": "table1-cifar100", "photographs": "table2"}
 
