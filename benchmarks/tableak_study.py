@@ -214,8 +214,8 @@ def tables(rows: list[dict[str, str]]) -> Iterator[str]:
         if not _common(own):
             continue
         yield f"\n{title}; values that are right, in percent, with 95 % intervals of the mean:\n"
-        yield "| rows | batches | " + " | ".join(f"`{a}`" for a in ATTACKS) + " | floor | random | seconds |"
-        yield "|---:|---:|" + "---:|" * (len(ATTACKS) + 3)
+        yield "| rows | batches | " + " | ".join(f"`{a}`" for a in ATTACKS) + " | ahead | floor | random | seconds |"
+        yield "|---:|---:|" + "---:|" * (len(ATTACKS) + 4)
         for size in sorted({int(row["size"]) for row in own}):
             whole = {seed for of_size, seed in _common(own) if of_size == str(size)}
             of = {
@@ -225,6 +225,7 @@ def tables(rows: list[dict[str, str]]) -> Iterator[str]:
             if not whole:
                 continue
             told = [spread([float(row["right"]) for row in some]) for some in of.values()]
+            told.append(ahead(of["tableak"], of["inverting-gradients"]))
             last = of["tableak"]
             floor, random = (spread([float(row[name]) for row in last]) for name in ("floor", "random"))
             seconds = np.mean([float(row["seconds"]) for row in last])
@@ -244,6 +245,14 @@ def spread(values: Sequence[float]) -> str:
     found = np.array(values)
     low, high = (100 * end for end in interval(found, share=True))
     return f"{100 * found.mean():.1f}" + (f" [{low:.0f}, {high:.0f}]" if len(found) > 1 else "")
+
+
+def ahead(some: Sequence[Mapping[str, str]], others: Sequence[Mapping[str, str]]) -> str:
+    """By how many percent, on average over the same batches, with the margin of its interval."""
+    right = [{row["seed"]: 100 * float(row["right"]) for row in rows} for rows in (some, others)]
+    found = np.array([right[0][seed] - right[1][seed] for seed in right[0]])
+    low, high = interval(found)
+    return f"{found.mean():+.1f}" + (f" ± {(high - low) / 2:.1f}" if len(found) > 1 else "")
 
 
 def sure(rows: list[dict[str, str]], kind: str) -> Iterator[str]:

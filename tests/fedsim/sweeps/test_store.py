@@ -272,7 +272,7 @@ def test_an_attack_that_crashed_is_tried_again(own: Path, expected: object, monk
         raise MemoryError("none is left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(GradientInversion, "_run", crash)
+        patched.setattr(GradientInversion, "_update", crash)
         assert work_off(own, plan_of(own)) == {}
     plan = plan_of(own)
     assert [c.point.labels["attack"] for c in plan.to_do] == ["sme"]
