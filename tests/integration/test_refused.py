@@ -42,7 +42,11 @@ def ended(capfd: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         with pytest.raises(SystemExit) as end:
             main()
     said = capfd.readouterr()
-    return int(end.value.code or 0), " ".join(said.out.split()), [line.removeprefix("fedsim: ") for line in said.err.splitlines()]
+    return (
+        int(end.value.code or 0),
+        " ".join(said.out.split()),
+        [line.removeprefix("fedsim: ") for line in said.err.splitlines()],
+    )
 
 
 def written(folder: Path, **tables: Any) -> Path:
