@@ -294,7 +294,7 @@ def test_what_a_stranger_warns_of_is_logged_and_stays_with_its_finding(
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="who is whose child is told by /proc")
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT])
 def test_nothing_outlives_an_attack_that_is_stopped(
     run: Path,
     tmp_path: Path,

@@ -77,6 +77,7 @@ def test_an_attack(call: Call) -> None:
     assert min(sorted(found[ours])[2:]) > max(sorted(found[ours])[:2]) + 2
 
 
+@pytest.mark.slow
 def test_a_defense(call: Call) -> None:
     """What is recorded is not what is recorded without it."""
     assert "fedsim check new_command_defense:NewCommandDefense" in call("new", "defense", "new-command-defense")
@@ -88,6 +89,7 @@ def test_a_defense(call: Call) -> None:
     assert "new_command_defense:NewCommandDefense" in Path("runs/new_command_defense/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_measure(call: Call) -> None:
     told = call("new", "measure", "new-command-measure").splitlines()
     assert "try it:  fedsim expose new_command_measure.toml" in told

@@ -557,6 +557,7 @@ def test_a_run_and_its_attacks_leave_the_host_program_as_it_was(
     assert not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_run_on_ray_leaves_no_ray_behind(tmp_path: Path, host: Callable[[], dict[str, Any]]) -> None:
     import ray

@@ -236,6 +236,7 @@ def test_a_ray_of_our_host_program_is_left_alone(
     assert_one_sentence(caught.value)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_wants_a_token_takes_its_own_and_any_other_is_one_sentence(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_cluster_that_wants_a_token_takes_its_own_and_any_other_is_one_sentenc
         cluster.shutdown()
 
 
+@pytest.mark.slow
 def test_a_cluster_is_joined_and_records_the_same_bytes(
     cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -272,6 +274,7 @@ def test_a_cluster_is_joined_and_records_the_same_bytes(
     assert "training in 1 Ray actors of the cluster" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_asked_for_is_left_alone(
     cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,7 @@ def test_a_resumed_run_is_the_run(
     assert_same(serial_run(secure(tiny_config), tmp_path / "run", resume=True), runs["secure"])
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_gives_the_same_bytes(
     runs: dict[str, RunFolder], tiny_config: Tiny, serial_run: Run, tmp_path: Path

@@ -125,6 +125,7 @@ def fedsim(work: Path, *words: str, installed: bool = True) -> subprocess.Comple
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_is_judged_and_shown_and_where_it_is_not_installed_it_is_named(work: Path) -> None:
     done = fedsim(work, "run", "one.toml")
     assert done.returncode == 0, done.stderr
