@@ -32,6 +32,8 @@ __all__ = [
     "Attack",
     "Knowledge",
     "KnownCandidates",
+    "Order",
+    "Outcome",
     "Paper",
     "PartialRecords",
     "Progress",
