@@ -241,15 +241,21 @@ class Attack(ABC):
 
     def _run_several(self, orders: Iterable[Order]) -> Iterator[tuple[Order, Outcome]]:
         """See `run_several`; one after the other, unless a subclass can do better."""
-        for order in orders:
-            try:
-                with order.turn():
-                    found: Outcome = self._run(
-                        order.transcript, order.knowledge, order.victim, order.rng, order.progress
-                    )
-            except FAILURES as error:
-                found = error
-            yield order, found
+        return one_by_one(
+            orders,
+            lambda order: self._run(order.transcript, order.knowledge, order.victim, order.rng, order.progress),
+        )
+
+
+def one_by_one(orders: Iterable[Order], find: Callable[[Order], Finding]) -> Iterator[tuple[Order, Outcome]]:
+    """Each order with what `find` finds of it, or with what that raised, one after the other."""
+    for order in orders:
+        try:
+            with order.turn():
+                found: Outcome = find(order)
+        except FAILURES as error:
+            found = error
+        yield order, found
 
 
 def single_update(transcript: Transcript, victim: int) -> Update:

@@ -148,12 +148,11 @@ class GradientInversion(Attack):
                 with order.turn():
                     update = self._update(order.transcript, order.knowledge, order.victim)
                     matching = self._matching(update, order.knowledge, order.rng, order.turn)
-                    if self._joins(matching):
-                        entry = Entry.of(matching)
+                    entry = Entry.of(matching) if self._joins(matching) else None
             except FAILURES as error:
                 yield order, error
                 continue
-            if not self._joins(matching):
+            if entry is None:
                 yield from taking_turns({order: self._concluding(matching, None, order.progress)})
                 continue
             if not fit([*(other for _, other in waiting), entry]):

@@ -38,7 +38,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
-from fedsim.attacks import FAILURES, Attack, Knowledge, Order, Outcome, Progress
+from fedsim.attacks import Attack, Knowledge, Order, Outcome, Progress, one_by_one
 from fedsim.auditing.workers import cause_of_death, describe, end_with, interpreter, raised
 from fedsim.errors import AttackCrash, AttackError, FedsimError, one_line
 from fedsim.findings import Finding
@@ -125,20 +125,18 @@ class Isolation:
 
     def attempts(self, attack: Attack, orders: Iterable[Order]) -> Iterator[tuple[Order, Outcome]]:
         """What `attack` finds of each, one after the other in the process of its package; see `attempt`."""
-        for order in orders:
-            try:
-                with order.turn():
-                    found: Outcome = self.attempt(
-                        attack,
-                        order.transcript,
-                        order.knowledge,
-                        victim=order.victim,
-                        rng=order.rng,
-                        progress=order.progress,
-                    )
-            except FAILURES as error:
-                found = error
-            yield order, found
+
+        def found(order: Order) -> Finding:
+            return self.attempt(
+                attack,
+                order.transcript,
+                order.knowledge,
+                victim=order.victim,
+                rng=order.rng,
+                progress=order.progress,
+            )
+
+        return one_by_one(orders, found)
 
     def attempt(
         self,

@@ -90,10 +90,8 @@ def groups(rows: Sequence[Row], axes: Sequence[str], metric: str) -> list[Group]
     failed: dict[tuple[str, str, Labels], set[tuple[str, str]]] = defaultdict(set)
     missing: dict[tuple[str, str, Labels], set[tuple[str, str]]] = defaultdict(set)
     for row in rows:
-        place, who = (
-            (row["attack"], row["knows_defenses"], tuple(row[axis] for axis in axes)),
-            (row["victim"], row["seed"]),
-        )
+        place = row["attack"], row["knows_defenses"], tuple(row[axis] for axis in axes)
+        who = row["victim"], row["seed"]
         if row["metric"] == "":
             failed[place].add(who)
         elif row["metric"] == metric and row["value"]:
