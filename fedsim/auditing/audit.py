@@ -58,7 +58,7 @@ from fedsim.evaluation.local_optimum import METHOD
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment, build_attacks, data_folder
 from fedsim.experiments.config import AppTable, AttackFile, Config
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.run_folder import RunFolder, refusals
 from fedsim.files import fresh_folder
 from fedsim.plugins.code import code_hash
 from fedsim.plugins.objects import is_object
@@ -235,6 +235,16 @@ class Audit:
         for why in self.refused.values():
             _refusals.error("%s", why)
 
+    def _keep_refused(self) -> None:
+        """Write down why attacks are not made, beside what other files are refused; a later report says both."""
+        before = refusals(self.folder)
+        mine = {table.title for table, _ in self.attacks}
+        now = {title: why for title, why in before.items() if title not in mine} | self.refused
+        if now != before:
+            rows = [{"attack": title, "why": why} for title, why in now.items()]
+            self.folder.write_table(self.folder.refused, ("attack", "why"), rows)
+            self.folder.settle()
+
     def _check_reads(self, attack: Attack) -> None:
         """Raise KnowledgeError where the server of our own run sees nothing that `attack` could read."""
         secure = self.experiment is not None and self.experiment.config.secure_aggregation is not None
@@ -270,6 +280,7 @@ class Audit:
         failures = list(self.refused.values())
         if rounds is None:
             self.tell_refused()
+            self._keep_refused()
         plan = list(jobs(transcript, adversary, self._possible, rounds, failures))
         if planned is not None:
             planned += plan

@@ -217,7 +217,7 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 def _beside(run: RunFolder) -> list[Path]:
     """The files of a run beside its recording that others are computed from; states have a manifest of their own."""
-    single = run.scores, run.images, run.metrics, run.checkpoint, run.states / MANIFEST
+    single = run.scores, run.images, run.refused, run.metrics, run.checkpoint, run.states / MANIFEST
     return [
         *(path for path in single if path.is_file()),
         *sorted(run.findings.glob("*/*.safetensors")),

@@ -30,8 +30,8 @@ from fedsim.recording import manifest
 _MADE = (
     "experiment.toml", "versions.json", manifest.NAME, manifest.GUARD, lock.NAME, "log.txt", "metrics.csv",
     "ledger.csv", "exposure.csv", "exposure/exposure.csv", "exposure/*.png", "scores.csv", "image-scores.csv",
-    "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv", "geometry-ratios.png",
-    "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
+    "refused.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv",
+    "geometry-ratios.png", "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
     "findings/*/*.safetensors", "findings/*/*.png", "tensorboard/*/events.out.tfevents.*",
     "states/*.safetensors", "states/manifest.json", "optima/*/client-*.safetensors", "deployment/*",
 )  # fmt: skip
@@ -69,6 +69,11 @@ class RunFolder:
     def images(self) -> Path:
         """The same for every single image."""
         return self.path / "image-scores.csv"
+
+    @property
+    def refused(self) -> Path:
+        """Attacks that an attack file names and that could not be made, each with the reason."""
+        return self.path / "refused.csv"
 
     @property
     def states(self) -> Path:
@@ -412,6 +417,15 @@ def measurements(folder: RunFolder) -> list[dict[str, str]]:
     if odd := [row["round"] for row in rows if not row["round"].isdecimal()]:
         raise RunError(f"{folder.metrics}: has a round {one_line(odd[0])!r}; remove it, and resume the run")
     return rows
+
+
+def refusals(folder: RunFolder) -> dict[str, str]:
+    """The rows of `refused.csv`: by title, the sentence why an attack was not made.
+
+    Raises:
+        RunError: they are not such as an audit writes.
+    """
+    return {row["attack"]: row["why"] for row in read_rows(folder.refused, ("attack", "why"))}
 
 
 def spendings(folder: RunFolder) -> list[dict[str, str]]:

@@ -26,7 +26,7 @@ from fedsim.evaluation.texts import TEXTS, WORDS
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, PluginTable, SecureAggregationTable
 from fedsim.experiments.integrity import held_against_manifest
-from fedsim.experiments.run_folder import RunFolder, exposures, measurements, read_rows, spendings
+from fedsim.experiments.run_folder import RunFolder, exposures, measurements, read_rows, refusals, spendings
 from fedsim.experiments.secure_aggregation import SENT_MASKED
 from fedsim.files import write_text
 from fedsim.privacy.ledger import Spent, counted, delta_of, labels, most_spent, spent, told
@@ -101,7 +101,7 @@ def write_report(
     found = read_findings(
         folder, audit, notes, failures, gallery=gallery, scores=of_examples, cut=places(extremes), trust=trust
     )
-    notes += _not_made(audit, found)
+    notes += _not_made(folder, audit, found)
     attacks = attack_classes(audit, found, trust=trust)
     both = [pair for pair in adaptive.pairs(leaks) if pair.outcome]
     granted = threats(audit, found, attacks)
@@ -161,15 +161,14 @@ def write_report(
     return folder.report
 
 
-def _not_made(audit: Audit | None, found: Sequence[Found]) -> list[str]:
-    """A sentence for each attack that was refused, unless another file made it."""
+def _not_made(folder: RunFolder, audit: Audit | None, found: Sequence[Found]) -> list[str]:
+    """A sentence for each attack that was refused, of this file or of one before, unless another file made it."""
     made = {item.about["attack"] for item in found}
-    if audit is None or (audit.spec.adversary.when == "never" and not made):
-        return []
-    try:
-        return [f"Not made: {why}." for title, why in audit.refused.items() if title not in made]
-    except FedsimError:  # what is granted cannot be told any more, as on a machine without the data
-        return []
+    refused = refusals(folder)
+    if audit is not None and (audit.spec.adversary.when != "never" or made):
+        with suppress(FedsimError):  # what is granted cannot be told any more, as on a machine without the data
+            refused |= audit.refused
+    return [f"Not made: {why}." for title, why in refused.items() if title not in made]
 
 
 def worth_of_defenses(found: Sequence[Line], audit: Audit | None) -> list[str]:

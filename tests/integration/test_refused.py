@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from fedsim.auditing.audit import Audit, open_audit
 from fedsim.cli.main import main
 from fedsim.errors import ConfigError, KnowledgeError
 from fedsim.experiments.config import AttackFile, Config, check
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.integrity import held_against_manifest
+from fedsim.experiments.run_folder import RunFolder, refusals
 from fedsim.reporting.page import write_report
 from fedsim.sweeps.file import sweep_of
 from fedsim.sweeps.plan import planned
 from fedsim.sweeps.store import Store
+from fedsim.workflow import work
+from fedsim.workflow.adversaries import Adversary
 
 SME = {"name": "sme", "iterations": 2}
 TEXTS = {"name": "tgias-ro-text"}
@@ -126,6 +130,34 @@ def test_an_attack_file_reports_what_it_cannot_make_as_a_failure(
     assert f"Not made: {WORDS}." in run.report.read_text().replace("&#39;", "'")
 
 
+def not_made(run: RunFolder) -> list[str]:
+    """What a report that is written later says was not made, by the title that each sentence begins with."""
+    work.report(run.path)
+    return re.findall(r"Not made: (\S+) ", run.report.read_text())
+
+
+def test_a_later_report_and_a_later_attack_know_what_was_refused(run: RunFolder, tmp_path: Path) -> None:
+    own = RunFolder(tmp_path / "run")
+    shutil.copytree(run.path, own.path, ignore=shutil.ignore_patterns("findings", "*.csv", "manifest.json"))
+
+    def attack(*attacks: dict[str, Any], **knowledge: Any) -> list[str]:
+        adversary = {"victims": [0], "workers": 1, "knowledge": knowledge}
+        spec = check(AttackFile, {"adversary": adversary, "attack": attacks}, "a file")
+        return work.attack(own.path, Adversary(spec=spec)).failures
+
+    membership = {"name": "membership-loss"}
+    assert len(attack(TEXTS, membership, SME)) == 2
+    assert not_made(own) == ["tgias-ro-text", "membership-loss"]
+    assert attack(SME) == []  # says nothing of the others
+    assert not_made(own) == ["tgias-ro-text", "membership-loss"]
+    assert attack(membership, candidates="held-out") == []
+    assert not_made(own) == ["tgias-ro-text"]
+    assert refusals(own) == {"tgias-ro-text": WORDS}
+    assert held_against_manifest(own.path).differences == []
+    own.experiment.unlink()  # as of a recording made elsewhere
+    assert not_made(own) == ["tgias-ro-text"]
+
+
 def test_what_builds_on_a_refused_attack_is_refused_with_it(run: RunFolder) -> None:
     source = {"name": "lmra-dummy-data"}
     chain = [{"name": "sia", "source": "lmra-dummy-data"}, source, {"name": "shared-model"}]
@@ -146,7 +178,7 @@ def test_nothing_is_said_of_an_attack_that_another_file_made(run: RunFolder) -> 
     withheld = audit(run, {"name": "membership-loss"}, SME)
     [failure] = withheld.run()
     assert failure.startswith("membership-loss needs candidates, which")
-    assert "Not made" not in write_report(run.path, withheld).read_text()
+    assert "Not made: membership-loss" not in write_report(run.path, withheld).read_text()
 
 
 def test_in_python_an_attack_that_cannot_be_made_raises_and_its_source_is_not_made(run: RunFolder) -> None:
