@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,15 +68,16 @@ class GroupConsistency:
 class BatchNormStatistics:
     """Distance of the dummy data's statistics in each BatchNorm layer from those that the client returned.
 
-    Sum over layers of ||mean - running mean||_2 + ||variance - running variance||_2 (GradInversion's
-    R_BN), at w_0. After one step in training mode the batch's own statistics follow exactly from the
-    running ones before and after, and stand in their place. With layer momentum m, torch keeps
-    running = (1 - m) running + m own, where its own variance is that over n - 1 of a channel's n values;
-    a layer without momentum keeps the own ones.
+    Sum over layers of ||mean - running mean||_2 + ||variance - running variance||_2 (GradInversion's R_BN), at w_0.
+    Of a client that trained in training mode the mini-batches' own statistics stand in their place, see `exact`.
 
     Attributes:
-        exact: the client took one step in training mode, so that the batch's statistics follow. The
-            model of the scene has to normalise by the batch then, see `normalising_by_batch`.
+        exact: the client trained in training mode, for one epoch at most. With layer momentum m, torch keeps
+            running = (1 - m) running + m own at each step, where its own variance is that over n - 1 of a channel's n
+            values; a layer without momentum keeps the mean of the own ones. So the own ones of one step follow from
+            the running ones before and after, and of several steps a weighted mean of them. Those of the dummy data
+            are weighted likewise, by mini-batches in their order. B must be granted, and the model of the scene has
+            to normalise by the batch, see `normalising_by_batch`.
     """
 
     exact: bool = False
@@ -84,30 +85,36 @@ class BatchNormStatistics:
     def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
         """See `Prior`."""
         layers = {name: m for name, m in scene.model.named_modules() if isinstance(m, _BatchNorm)}
-        seen: dict[str, Tensor] = {}
+        seen: dict[str, list[Tensor]] = {}
         hooks = [layer.register_forward_pre_hook(_noting(seen, name)) for name, layer in layers.items()]
         try:
-            scene.outputs(scene.before, dummy)
+            for batch in self._batches(scene, dummy):
+                scene.outputs(scene.before, batch)
         finally:
             for hook in hooks:
                 hook.remove()
         terms = []
         for name, inputs in seen.items():
-            axes = [0, *range(2, inputs.ndim)]
-            mean, variance = self._targets(scene, name, layers[name], inputs.numel() // inputs.shape[1])
-            terms.append((inputs.mean(axes) - mean).norm() + (inputs.var(axes, unbiased=False) - variance).norm())
+            axes = [0, *range(2, inputs[0].ndim)]
+            kept, shares = _remembered(layers[name], len(inputs)) if self.exact else (0.0, [1.0])
+            mean, variance = (self._target(scene, f"{name}.running_{of}", kept) for of in ("mean", "var"))
+            counted = inputs[-len(shares) :]
+            own_mean = _summed(shares, [one.mean(axes) for one in counted])
+            own_variance = _summed(shares, [one.var(axes, unbiased=self.exact) for one in counted])
+            terms.append(((own_mean - mean).norm() + (own_variance - variance).norm()) / sum(shares))
         return torch.stack(terms).sum()
 
-    def _targets(self, scene: Scene, name: str, layer: _BatchNorm, count: int) -> tuple[Tensor, Tensor]:
-        """Mean and variance that the dummy data should have before this layer, of `count` values a channel."""
-        prefix = f"{name}." if name else ""
-        returned = [scene.returned_buffers[f"{prefix}running_{of}"] for of in ("mean", "var")]
+    def _batches(self, scene: Scene, dummy: Tensor) -> Sequence[Tensor]:
+        """What passes through the layers at once."""
         if not self.exact:
-            return returned[0], returned[1]
-        share = 1.0 if layer.momentum is None else layer.momentum
-        sent = [scene.buffers[f"{prefix}running_{of}"] for of in ("mean", "var")]
-        mean, variance = ((new - (1 - share) * old) / share for new, old in zip(returned, sent, strict=True))
-        return mean, variance * (count - 1) / count
+            return [dummy]
+        assert scene.batch_size is not None
+        return torch.split(dummy, scene.batch_size)[: scene.steps]
+
+    def _target(self, scene: Scene, name: str, kept: float) -> Tensor:
+        """What the client's steps put into a running statistic, of which they kept the share `kept`."""
+        name = name.removeprefix(".")
+        return scene.returned_buffers[name] - kept * scene.buffers[name]
 
 
 @dataclass(frozen=True)
@@ -144,8 +151,23 @@ class EpochConsistency:
         return (means[:, None] - means[None]).square().mean()
 
 
-def _noting(seen: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+def _remembered(layer: _BatchNorm, times: int) -> tuple[float, list[float]]:
+    """Which share of the running statistics from before, and of each time's own, are in those after so many times.
+
+    A layer that a model uses twice takes note twice a step.
+    """
+    if layer.momentum is None:
+        return 0.0, [1 / times] * times
+    kept = 1 - layer.momentum
+    return kept**times, [layer.momentum * kept**later for later in reversed(range(times))]
+
+
+def _summed(shares: Sequence[float], each: Sequence[Tensor]) -> Tensor:
+    return torch.stack([share * one for share, one in zip(shares, each, strict=True)]).sum(0)
+
+
+def _noting(seen: dict[str, list[Tensor]], name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen[name] = inputs[0]
+        seen.setdefault(name, []).append(inputs[0])
 
     return note

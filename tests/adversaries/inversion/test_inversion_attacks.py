@@ -105,10 +105,17 @@ class Victim:
     knowledge: Knowledge
 
 
-def victim(build: Callable[[], nn.Module] = smooth, count: int = 1, before: State | None = None, **how: Any) -> Victim:
+def victim(
+    build: Callable[[], nn.Module] = smooth,
+    count: int = 1,
+    before: State | None = None,
+    order: Sequence[Tensor] | None = None,
+    **how: Any,
+) -> Victim:
+    """At most six examples, in an order of their own or the one that is given."""
     plan = LocalTraining(**({"local_epochs": 1, "batch_size": 100, "learning_rate": 0.1} | how))
-    labels, start = LABELS[:count], before or state_of(build())
-    after, _ = local_update(build(), start, standard(truth(count)), labels, plan, key=("x",))
+    labels, start = LABELS.repeat(2)[:count], before or state_of(build())
+    after, _ = local_update(build(), start, standard(truth(count)), labels, plan, key=("x",), order=order)
     knowledge = Knowledge(
         model=build,
         loss=cross_entropy,
@@ -314,32 +321,24 @@ def test_batch_norm_statistics_by_hand() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.7, None])
-def test_exact_statistics_are_those_of_the_batch(momentum: float | None) -> None:
-    """Mean and variance, after one real step in training mode; torch's running variance is over n - 1."""
+@pytest.mark.parametrize("batch", [6, 2])
+def test_exact_statistics_are_those_of_the_steps(momentum: float | None, batch: int) -> None:
+    """One real step in training mode, and three of two examples each, in the order in which the client took them."""
 
     def build() -> nn.Module:
         return normalised(momentum)
 
-    of = victim(build, 3, before=used(), batch_norm="train")
-    seen: dict[str, Tensor] = {}
-    model = build().train()
-    model.load_state_dict({**model.state_dict(), **of.update.before})
-    for name in ("1", "5"):
-        model.get_submodule(name).register_forward_pre_hook(lambda m, x, name=name: seen.update({name: x[0].detach()}))
-    model(standard(truth()))
+    in_order = torch.arange(6).split(batch)
+    of = victim(build, 6, before=used(), batch_norm="train", batch_size=batch, learning_rate=1e-7, order=in_order)
     here = scene(of)
-    for name, inputs in seen.items():
-        channels = inputs.transpose(0, 1).flatten(1).double()
-        layer: Any = here.model.get_submodule(name)
-        mean, variance = BatchNormStatistics(exact=True)._targets(here, name, layer, channels.shape[1])
-        torch.testing.assert_close(mean, channels.mean(1), atol=1e-5, rtol=0)
-        torch.testing.assert_close(variance, channels.var(1, unbiased=False), atol=1e-5, rtol=0)
-        running = here.returned_buffers[f"{name}.running_var"]
-        assert (running - channels.var(1, unbiased=False)).norm() > 1e-3  # what is corrected for is not nothing
-    by_batch = dataclasses.replace(here, model=normalising_by_batch(here.model))
-    at_truth = (standard(truth()).double() - 0.2) / 1.7
-    assert BatchNormStatistics(exact=True)(by_batch, at_truth, NOTHING).item() < 1e-4
-    assert BatchNormStatistics(exact=True)(by_batch, at_truth + 0.1, NOTHING).item() > 1e-2
+    here = dataclasses.replace(here, model=normalising_by_batch(here.model))
+    at_truth = (standard(truth(6)).double() - 0.2) / 1.7
+    others = {"truth": at_truth, "moved": at_truth + 0.1, "backwards": at_truth.flip(0)}
+    apart = {name: BatchNormStatistics(exact=True)(here, dummy, NOTHING).item() for name, dummy in others.items()}
+    assert apart["truth"] < 1e-3
+    assert apart["moved"] > 1e-2
+    assert (apart["backwards"] > 1e-2) == (batch == 2 and momentum is not None)
+    assert BatchNormStatistics()(here, at_truth, NOTHING).item() > 1e-2  # what is worked out is not nothing
 
 
 def test_the_truth_matches_a_step_in_training_mode(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,6 +353,26 @@ def test_the_truth_matches_a_step_in_training_mode(run: Run, monkeypatch: pytest
     assert exact["objective"][0].item() < 1e-1  # the statistics, times 1000
     assert running["distance"][0].item() > 1e-2
     assert running["objective"][0].item() > 10
+
+
+def test_the_truth_matches_an_epoch_in_training_mode(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With exact statistics several steps are simulated, each normalised by its own mini-batch."""
+    how = {"batch_norm": "train", "batch_size": 3, "learning_rate": 0.01, "order": torch.arange(6).split(3)}
+    of = victim(normalised, 6, before=used(), **how)
+    monkeypatch.setattr(torch, "randn", lambda shape, generator: standard(truth(6)))
+    monkeypatch.setattr(torch, "randperm", lambda count, generator: torch.arange(count))  # the client's order
+    none = {"tv_weight": 0.0, "norm_weight": 0.0, "noise": 0.0, "group_weight": 0.0}
+    exact, running = (
+        run(SeeThroughGradients(iterations=1, restarts=1, exact_statistics=e, **none), of).trace for e in (True, False)
+    )
+    assert exact["distance"][0].item() < 1e-6
+    assert exact["objective"][0].item() < 0.01 * running["objective"][0].item()
+    assert running["distance"][0].item() > 1e-2
+    none |= {"bn_weight": 0.0}
+    before = {name: value for name, value in used().items() if "running" not in name}
+    bare = victim(normalised, 6, before=before, batch_norm_statistics="withheld", **how)
+    withheld = run(SeeThroughGradients(iterations=1, restarts=1, exact_statistics=True, **none), bare).trace
+    assert withheld["objective"][0].item() < 1e-6
 
 
 def test_the_model_that_normalises_by_the_batch_is_a_copy_like_a_training_one() -> None:
@@ -1074,7 +1093,9 @@ def test_idlg_without_labels_reads_one_example(run: Run) -> None:
 def test_statistics_that_are_not_there_are_one_sentence(run: Run) -> None:
     with pytest.raises(AttackError, match="prior on BatchNorm layers, and the model has none; set bn_weight = 0"):
         run(SeeThroughGradients(), victim())
-    with pytest.raises(AttackError, match="exact_statistics follow from one local step, not from 2; set it to false"):
+    with pytest.raises(
+        AttackError, match="at most one epoch, not from 2 local steps of B = 100 on 3 examples; set it to"
+    ):
         run(SeeThroughGradients(exact_statistics=True), victim(normalised, 3, local_epochs=2))
     of = victim(normalised, 3)
     after = {name: value for name, value in of.update.after.items() if "running" not in name}
