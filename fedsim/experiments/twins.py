@@ -7,6 +7,7 @@ from hashlib import sha256
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsim.datasets import Examples
 from fedsim.experiments.federated_data import FederatedData
@@ -20,8 +21,13 @@ def contents(examples: Examples, places: Indices) -> Iterator[bytes]:
     """Of each record a hash of inputs and label, which is the same for records that are equal."""
     for some in np.array_split(places, max(1, len(places) // _AT_ONCE)):
         index = torch.from_numpy(some)
-        for inputs, label in zip(examples.inputs(index).numpy(), examples.labels[index].numpy(), strict=True):
-            yield sha256(inputs.tobytes() + label.tobytes()).digest()
+        yield from hashes(examples.inputs(index), examples.labels[index])
+
+
+def hashes(inputs: Tensor, labels: Tensor) -> Iterator[bytes]:
+    """The same of records that are in tensors, `record ...` and `record`."""
+    for record, label in zip(inputs.numpy(), labels.numpy(), strict=True):
+        yield sha256(record.tobytes() + label.tobytes()).digest()
 
 
 def without_twins(data: FederatedData, examples: Examples, places: Indices) -> Iterator[int]:

@@ -26,6 +26,7 @@ from fedsim.training.model_state import state_of, statistics_of
 from fedsim.wire.messages import State, Update, misfit, non_finite
 from fedsim.wire.payloads import Payload
 from fedsim.workflow.logs import Progress, told
+from fedsim.workflow.records import without_twins
 
 _OBJECTS: Mapping[str, tuple[type, str]] = {
     "labels": (Tensor, "a tensor of one label for each example"),
@@ -67,14 +68,15 @@ def attack(
         seed: of the attack's random start.
         progress: called as `progress(what, done, total)`.
         **knowledge: what else the adversary knows, by the names of `fedsim.Knowledge`: `input_shape`, `num_classes`,
-            `learning_rate`, `local_epochs`, `batch_size`, `labels` ...
+            `learning_rate`, `local_epochs`, `batch_size`, `labels` ... Auxiliary records that are equal to one of the
+            client's `records`, or to a known candidate that is one, are left out with a warning.
 
     Raises:
         ConfigError: a value does not fit the model, or cannot be known; nothing was attacked.
         KnowledgeError: the attack needs to know more.
         AttackError: the attack failed.
     """
-    known = _checked(knowledge)
+    known = without_twins(_checked(knowledge))
     if not isinstance(num_examples := plain(num_examples), int) or isinstance(num_examples, bool) or num_examples < 1:
         raise ConfigError(f"attack: num_examples: expected a whole number of at least 1, got {num_examples!r}")
     if not callable(loss):
