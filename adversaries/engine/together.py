@@ -127,6 +127,7 @@ class _Call:
 
     Each of them asks once in an iteration, before any of them moves, and the first one that asks has all of them
     computed and moved. A restart that no longer asks is at its end; what waits for it says so, and it is left out then.
+    Where the memory turns out not to last for all, it is halves that are computed at once from then on.
     """
 
     places: Sequence[tuple[Entry, int]]
@@ -134,6 +135,10 @@ class _Call:
     _rows: Rows | None = field(init=False, default=None)
     _waiting: dict[int, Curves] = field(init=False, default_factory=dict)
     _stacked: tuple[list[int], dict[int, Tensor]] = field(init=False, default=([], {}))
+    _most: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._most = len(self.places)
 
     @cached_property
     def _first(self) -> Matching:
@@ -168,7 +173,7 @@ class _Call:
         """Before the first iteration, the victims that cannot be computed here, and why."""
         everyone = list(range(len(self.places)))
         try:
-            found = self.compute(everyone, stacked([self._restart(place) for place in everyone]), 0)
+            found = self._computed(everyone, stacked([self._restart(place) for place in everyone]), 0)
         except (RuntimeError, NotImplementedError) as error:
             return {entry: f" ({first_line(error)})" for entry, _ in self.places}
         pairs = [
@@ -190,13 +195,37 @@ class _Call:
         if self._rows is None:
             self._rows = Rows(recipe, restarts)
         self._rows.only(restarts)
-        objective, distance, l_sim, *slopes = self.compute(left, self._rows.values, iteration)
+        objective, distance, l_sim, *slopes = self._computed(left, self._rows.values, iteration)
         own = self._rows.means()
         self._rows.move(iteration, dict(zip(restarts[0].moving(iteration), slopes, strict=True)))
         return {
             place: curves_of(recipe, objective[row], distance[row], l_sim[row], {n: t[row] for n, t in own.items()})
             for row, place in enumerate(left)
         }
+
+    def _computed(self, left: list[int], values: dict[str, Tensor], iteration: int) -> list[Tensor]:
+        """As `compute`, in as many parts as the memory asks for."""
+        while True:
+            starts = range(0, len(left), self._most)
+            try:
+                parts = [
+                    self.compute(left[some], {name: tensor[some] for name, tensor in values.items()}, iteration)
+                    for some in (slice(start, start + self._most) for start in starts)
+                ]
+                return parts[0] if len(parts) == 1 else [torch.cat(rows) for rows in zip(*parts, strict=True)]
+            except torch.OutOfMemoryError as error:
+                if (many := min(self._most, len(left))) < 2:
+                    raise
+                why = first_line(error)
+            self._most, self._stacked = (many + 1) // 2, ([], {})  # here, what the error held on to is free
+            where = self.places[left[0]][0].matching.scene.where
+            log.warning(
+                "%s: the memory does not last for %d restarts at once, so it is %d from now on (%s)",
+                where,
+                many,
+                self._most,
+                why,
+            )
 
     def compute(self, left: list[int], values: dict[str, Tensor], iteration: int) -> list[Tensor]:
         """As `objective_of`, a row for each place that is left."""

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
 from adversaries.engine import matching, together
@@ -388,6 +389,49 @@ def test_as_many_victims_are_computed_at_once_as_the_memory_allows(
     whole = outcomes(by, [some.order(client) for client in clients])
     for client, found in apart.items():
         check_same(whole[client], found)
+
+
+def test_where_the_memory_ends_midway_fewer_are_computed_at_once_and_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch, at_once: Callable[[], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    some, by = Federation(tmp_path / "recording"), attack("sme", restarts=2, alpha_every=2)
+    clients, asked = (3, 5, 8), list[int]()
+    apart = {client: some.alone(by, some.order(client)) for client in clients}
+    some.told.clear()
+    at_once()
+
+    def held(holds: int) -> Callable[..., Any]:
+        """A memory that lasts for so many from the third call on."""
+
+        def held_vmap(compute: Callable[..., Any], axes: Any) -> Callable[..., Any]:
+            def call(values: dict[str, Tensor], *others: Any) -> Any:
+                asked.append(len(values["dummy"]))
+                if len(asked) > 2 and asked[-1] > holds:
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+                return vmap(compute, axes)(values, *others)
+
+            return call
+
+        return held_vmap
+
+    for holds, tried in ((6, [6]), (4, [6, 3, 3]), (2, [6, 3, 2, 2, 2]), (1, [6, 3, 2, 1, 1, 1, 1, 1, 1])):
+        monkeypatch.setattr(together, "vmap", held(holds))
+        asked.clear()
+        caplog.clear()
+        some.told.clear()
+        whole = outcomes(by, [some.order(client) for client in clients])
+        for client, found in apart.items():
+            check_same(whole[client], found)
+        assert asked[2 : 2 + len(tried)] == tried
+        assert max(asked[3:]) <= max(holds, tried[1] if len(tried) > 1 else holds)
+        warned = [text for text in caplog.messages if "the memory does not last" in text]
+        assert len(warned) == len(set(tried)) - 1
+        assert all(told == [1, 2, 3, 4] for told in some.told.values())
+
+    monkeypatch.setattr(together, "vmap", held(0))
+    asked.clear()
+    whole = outcomes(by, [some.order(client) for client in clients])
+    assert all(isinstance(outcome, torch.OutOfMemoryError) for outcome in whole.values())
 
 
 def test_those_for_whom_there_is_no_memory_begin_later(
