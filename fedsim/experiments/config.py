@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -28,6 +28,8 @@ MIN_BITS, MAX_BITS = 4, 24
 """Of the numbers that are summed under secure aggregation."""
 TOO_DEEP = "is nested too deeply; settings are tables, lists and values in them"
 """What is wrong with a file whose tables contain tables without end."""
+_TITLED = ("attack", "measure")
+"""Lists of tables that have a title each."""
 
 
 class Table(BaseModel):
@@ -516,8 +518,9 @@ def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
         text = json.dumps(tables)
     except TypeError as error:
         key, odd = _unwritable(tables)
+        place = titled(key, tables)
         raise ConfigError(
-            f"{where}: {key}: expected a number, a text, a list or a table, got {type(odd).__name__}"
+            f"{where}: {'.'.join(place)}: expected a number, a text, a list or a table, got {type(odd).__name__}"
         ) from error
     except RecursionError as error:
         raise ConfigError(f"{where}: {TOO_DEEP}") from error
@@ -532,17 +535,33 @@ def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
             complaint = f"unknown key, {did_you_mean(place[-1], _fields_at(kind, first['loc'][:-1]))}"
         elif first["type"] == "list_type" and isinstance(first["input"], dict):
             complaint = f"this is a list of tables; write [[{place[-1]}]]"
-        raise ConfigError(": ".join([where, *([".".join(place)] if place else []), complaint])) from error
+        named = [".".join(titled(place, tables))] if place else []
+        raise ConfigError(": ".join([where, *named, complaint])) from error
 
 
-def _unwritable(value: Any, place: str = "") -> tuple[str, Any]:
+def titled(place: Sequence[str], tables: Mapping[str, Any]) -> list[str]:
+    """`place` with the title of an attack or a measure for its number, as `--set` names it, where no other has it."""
+    if len(place) < 3 or place[0] not in _TITLED or place[2] in ("name", "label"):
+        return list(place)
+    named = [_title(table) for table in tables[place[0]]]
+    title = named[int(place[1])]
+    return [place[0], title if title and named.count(title) == 1 else place[1], *place[2:]]
+
+
+def _title(table: Any) -> str:
+    """What the results of a table are filed under; nothing where that is not known."""
+    title = (table.get("label") or table.get("name")) if isinstance(table, Mapping) else None
+    return title if isinstance(title, str) else ""
+
+
+def _unwritable(value: Any, place: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Any]:
     """The first key, and its value, that no experiment file can hold."""
     parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, inner in parts:
         try:
             json.dumps(inner)
         except TypeError:
-            return _unwritable(inner, f"{place}.{key}" if place else str(key))
+            return _unwritable(inner, (*place, str(key)))
     return place, value
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConfigError, did_you_mean, first_line
-from fedsim.experiments.config import TOO_DEEP, Config, check
+from fedsim.experiments.config import TOO_DEEP, Config, check, titled
 from fedsim.experiments.trust import check_trust, is_in_a_run
 
 _LARGEST = (1 << 64) - 1
@@ -87,7 +87,7 @@ def check_possible(tables: Mapping[str, Any], where: str) -> None:
     try:
         for place, value in _leaves(tables):
             if complaint := _impossible(place[-1], value, is_path=place[0] == "truth" or place[-1] in PATHS):
-                raise ConfigError(f"{where}: {'.'.join(place)}: {complaint}")
+                raise ConfigError(f"{where}: {'.'.join(titled(place, tables))}: {complaint}")
     except RecursionError as error:
         raise ConfigError(f"{where}: {TOO_DEEP}") from error
 

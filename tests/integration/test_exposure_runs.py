@@ -284,7 +284,7 @@ def test_other_optimizers_are_refused_before_work(tiny_config: Tiny, serial_run:
     ("tables", "says"),
     [
         ([NORM, NORM], "two measures are called 'gradient-norm'; give one of them a label of its own"),
-        ([{**NORM, "every": 0}], "measure.0.every: input should be greater than or equal to 1, got 0"),
+        ([{**NORM, "every": 0}], "measure.gradient-norm.every: input should be greater than or equal to 1, got 0"),
         ([{**NORM, "label": "a/b"}], "measure.0.label: it names a folder"),
         ([{}], "measure.0.name: field required"),
     ],

@@ -97,6 +97,11 @@ def build(path: Path, *overrides: str) -> Config:
         ("federation=3", "federation: input should be a table, got 3"),
         ("defense={name='update-noise'}", "defense: this is a list of tables; write [[defense]]"),
         ("attack=[{iterations=3}]", "attack.0.name: field required"),
+        ("measure=[{name='gradient-norm', memory=0}]", "measure.gradient-norm.memory: input should be greater than"),
+        ("measure=[{name='gradient-norm', label='a', every='b'}]", "measure.a.every: input should be a valid integer"),
+        (f"measure=[{{name='gradient-norm', every={1 << 65}}}]", "measure.gradient-norm.every: expected a whole"),
+        ("measure=[{name='gradient-norm', every=09:00:00}]", "measure.gradient-norm.every: expected a number, a text"),
+        ("measure=[{name='norm'}, {name='norm', every=0}]", "measure.1.every: input should be greater than or equal"),
         ("federation.rounds=2024-01-01", "federation.rounds: expected a number, a text, a list or a table, got date"),
         # Values.
         ("federation={address='here:1', port=9}", "federation.port: with an address nothing is started here"),
