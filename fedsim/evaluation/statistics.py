@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special  # scipy.stats takes a second to import
 
 _CHANCE = 0.05
 _DRAWS = 4000
@@ -45,7 +44,7 @@ def interval(
         return math.nan, math.nan
     if share:
         return share_interval(values)
-    margin = float(values.std(ddof=1) / math.sqrt(len(values)) * special.stdtrit(len(values) - 1, 0.975))
+    margin = float(values.std(ddof=1) / math.sqrt(len(values))) * _student(len(values) - 1)
     return max(float(values.mean()) - margin, lowest), min(float(values.mean()) + margin, highest)
 
 
@@ -67,12 +66,16 @@ def share_interval(values: Values) -> tuple[float, float]:
 
 def more_than_half(ahead: int, count: int, chance: float = _CHANCE) -> bool:
     """Whether coin tosses give so many of `count`, or more, in at most this share of cases (sign test)."""
-    return float(special.bdtrc(ahead - 1, count, 0.5)) <= chance
+    from scipy.special import bdtrc  # which takes a quarter of a second to import; workers do without
+
+    return float(bdtrc(ahead - 1, count, 0.5)) <= chance
 
 
 def fewer_than_half(ahead: int, count: int) -> bool:
     """The same of so few, or fewer."""
-    return float(special.bdtr(ahead, count, 0.5)) <= _CHANCE
+    from scipy.special import bdtr  # likewise
+
+    return float(bdtr(ahead, count, 0.5)) <= _CHANCE
 
 
 def mean_and_margin(values: Mapping[tuple[str, str], float]) -> tuple[float, float]:
@@ -90,7 +93,14 @@ def mean_and_margin(values: Mapping[tuple[str, str], float]) -> tuple[float, flo
     if not errors.sum():
         return centre, 0.0
     freedom = errors.sum() ** 2 / sum(error**2 / (len(side) - 1) for error, side in zip(errors, sides, strict=True))
-    return centre, float(special.stdtrit(freedom, 0.975) * np.sqrt(errors.sum()))
+    return centre, _student(freedom) * float(np.sqrt(errors.sum()))
+
+
+def _student(freedom: float) -> float:
+    """How many standard errors to either side are 95 % of Student's distribution."""
+    from scipy.special import stdtrit  # likewise
+
+    return float(stdtrit(freedom, 0.975))
 
 
 def mean_text(values: Mapping[tuple[str, str], float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from fedsim.plugins import descriptions
 
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("fedsim", "adversaries", "clients", "strategies")
 CLI = "import sys; from fedsim.cli.main import main; main()"
 WATCHED = "import atexit, sys; atexit.register(lambda: print([m for m in ('torch', 'flwr') if m in sys.modules])); "
 
@@ -40,6 +43,13 @@ def test_a_mistyped_key_does_not_wait_for_torch(tmp_path: Path) -> None:
     assert "did you mean 'clients'" in result.stderr
     result = call("attack", str(tmp_path), "--set", "federation.clients=3")
     assert (result.returncode, result.stdout) == (2, "[]\n")
+
+
+def test_no_module_imports_scipy_before_it_is_needed() -> None:
+    """Each process of workers, of strangers' attacks and of cells would wait for it."""
+    code = [file for folder in PACKAGES for file in (ROOT / folder).rglob("*.py")]
+    assert len(code) > 300
+    assert [file for file in code if re.search(r"^(from|import) scipy", file.read_text(), re.MULTILINE)] == []
 
 
 def test_what_a_plugin_says_of_itself_is_kept_until_a_file_changes(
