@@ -19,6 +19,7 @@ from fedsim.reporting.summary import (
     NOT_JUDGED,
     Line,
     Summary,
+    apart,
     difference_interval,
     interval_text,
     listed,
@@ -75,10 +76,10 @@ class Pair:
     @property
     def difference_text(self) -> str:
         """Their mean, with its 95 % interval where there is one."""
-        found = np.array(self.differences)
+        found, item = np.array(self.differences), self.naive.summary
         if not len(found) or not np.isfinite(found).all():
             return "–"
-        return interval_text(float(found.mean()), *difference_interval(self.naive.summary.metric, found))
+        return interval_text(float(found.mean()), *difference_interval(item.metric, found, item.unit))
 
     @property
     def floor_text(self) -> str:
@@ -116,12 +117,14 @@ class Pair:
         most = max(side.summary.count if side.summary.unit == "victim" else 1 for side in (self.naive, self.adaptive))
         if most < FEWEST:
             return f"from fewer than {FEWEST} victims nothing is concluded"
+        if not apart(self.naive.summary.metric):
+            return "its victims are compared with one another, so that nothing is concluded from one run"
         return "neither attack leaks, but the 95 % interval of a score is not wholly at or below its floor"
 
 
 def at_floor(item: Summary) -> bool:
     """Whether the whole 95 % interval of the score is at or below its floor, of enough victims to conclude from."""
-    if item.missing or item.unit != "victim" or item.count < FEWEST or not math.isfinite(item.floor):
+    if item.missing or not apart(item.metric, item.unit) or item.count < FEWEST or not math.isfinite(item.floor):
         return False
     return item.high <= item.floor if item.higher_is_better else item.low >= item.floor
 

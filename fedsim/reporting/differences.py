@@ -17,7 +17,9 @@ from fedsim.reporting.summary import (
     NO_LEAKAGE,
     UNDECIDED,
     Summary,
+    apart,
     difference_interval,
+    few_text,
     interval_text,
     listed,
     summarise,
@@ -203,7 +205,7 @@ def _paired(base: Summary, other: Summary, ours: Rows, theirs: Rows) -> _Found:
     # two perfect claims have the same score, though infinity less infinity is no number
     unit, array = _units({key: 0.0 if one[key] == two[key] else two[key] - one[key] for key in shared})
     first, value = (statistics.mean(_units({key: some[key] for key in shared})[1]) for some in (one, two))
-    low, high = difference_interval(base.metric, array)
+    low, high = difference_interval(base.metric, array, unit)
     towards = array if base.higher_is_better else -array
     return _Found(
         first if shared else base.mean,
@@ -240,8 +242,10 @@ def _unpaired(base: Summary, other: Summary) -> _Found:
 
     one, two = (np.array(list(item.values.values())) for item in (base, other))
     count = min(len(one), len(two))
+    unit = base.unit if base.unit == other.unit else "start"
     low = high = math.nan
-    if count > 1 and np.isfinite([*one, *two]).all() and one.std() + two.std():
+    independent = unit != "victim" or apart(base.metric)
+    if independent and count > 1 and np.isfinite([*one, *two]).all() and one.std() + two.std():
         with warnings.catch_warnings():  # SciPy's, of equal scores in one of the runs, whose variance is just 0
             warnings.simplefilter("ignore", RuntimeWarning)
             low, high = map(float, ttest_ind(two, one, equal_var=False).confidence_interval())
@@ -250,7 +254,6 @@ def _unpaired(base: Summary, other: Summary) -> _Found:
         higher, chance = mannwhitneyu(two, one)
         towards = float(np.sign(higher - len(one) * len(two) / 2))
         test = int(towards if base.higher_is_better else -towards) if chance <= 2 * _EACH_SIDE else 0
-    unit = base.unit if base.unit == other.unit else "start"
     return _Found(base.mean, other.mean, other.mean - base.mean, low, high, count, unit, test=test)
 
 
@@ -264,14 +267,15 @@ def _reading(base: Summary, found: _Found, why_not: str) -> tuple[str, str]:
     if not found.count:
         return "", "no victim was attacked in both runs"
     told = f"{found.count} {found.unit}{'s' * (found.count != 1)}"
-    enough = found.unit == "victim" and found.count >= FEWEST
+    enough = apart(base.metric, found.unit) and found.count >= FEWEST
+    few = few_text(base.metric) if found.unit == "victim" else "too few to tell"
     if why_not:
         told = f"{told}, not paired, since {why_not}"
-        return (_by_ranks(base, found), told) if enough else ("", f"{told}; too few to tell")
+        return (_by_ranks(base, found), told) if enough else ("", f"{told}; {few}")
     told = f"more in {found.ahead}, less in {found.behind} of {told}"
     if not enough:
         seen = {(True, False): SEEN_MORE, (False, True): SEEN_LESS}
-        return seen.get((found.ahead > 0, found.behind > 0), MIXED), f"{told}, too few to tell"
+        return seen.get((found.ahead > 0, found.behind > 0), MIXED), f"{told}, {few}"
     return _by_signs(found), told
 
 

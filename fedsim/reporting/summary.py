@@ -32,6 +32,8 @@ _SHARES = {
     "tpr_at_1_in_100", "tpr_at_1_in_1000", "property_accuracy", "property_client_accuracy",
 }  # fmt: skip
 """Metrics that are shares of something, in [0, 1]."""
+_TOGETHER = {"property_auc", "property_client_auc"}
+"""Metrics by which a victim is compared with clients that are victims as well, so that their scores err together."""
 _COSINES = ("zest", "zest_other_start", "zest_of_optima")
 _RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0))
 _UNIT = (
@@ -89,7 +91,7 @@ class Summary:
 
     Further rounds of a victim, and further random starts on an update, say nothing about another victim, so they are
     averaged first. Only where there is one victim is the interval over its rounds, and only where there is one update
-    is it over the random starts.
+    is it over the random starts. Where victims are compared with one another there is none, see `apart`.
 
     Attributes:
         attack: its name, which tells it from the others.
@@ -98,7 +100,7 @@ class Summary:
             where there is but one update.
         unit: what is counted, `victim`, `round` or `start`.
         mean: mean score, each the mean over a victim's images; NaN where `missing`.
-        low: where the 95 % confidence interval of `mean` begins, see `interval`; NaN for one score.
+        low: where the 95 % confidence interval of `mean` begins, see `interval`; NaN where there is none.
         high: where it ends.
         floor: mean of the floors.
         floor_guess: which guess set the floor most often.
@@ -254,7 +256,8 @@ def reading(item: Summary) -> tuple[str, str]:
     victims are that tossing a coin for each would give as many in at most 5 % of cases (sign test). Unlike an interval
     of the mean, this holds for scores of any distribution, with two modes or with infinite PSNR. With fewer than five
     victims no outcome is that rare, and the rounds of one victim say nothing about another victim. There the verdict
-    only says what was seen: `beyond the floor`, `not beyond the floor`, or `undecided` where it is some of them.
+    only says what was seen: `beyond the floor`, `not beyond the floor`, or `undecided` where it is some of them. So it
+    does where victims are compared with one another, see `apart`.
     """
     if item.missing:
         return NOT_JUDGED, item.missing
@@ -263,9 +266,9 @@ def reading(item: Summary) -> tuple[str, str]:
     if math.isnan(item.gain):
         return "", "no floor to compare with"
     told = f"{item.ahead} of {item.count} {item.unit}{'s' * (item.count != 1)}"
-    if item.unit != "victim" or item.count < FEWEST:
+    if not apart(item.metric, item.unit) or item.count < FEWEST:
         verdict = {item.count: BEYOND, 0: NOT_BEYOND}.get(item.ahead, UNDECIDED)
-        few = "too few to tell" if item.unit == "victim" else "of one victim only"
+        few = "of one victim only" if item.unit != "victim" else few_text(item.metric)
         if verdict == NOT_BEYOND and item.floor_guess == IMPUTED and item.gain < 0:
             verdict = LESS_THAN_PUBLIC
         beyond = " beyond the floor" if verdict in (UNDECIDED, LESS_THAN_PUBLIC) else ""
@@ -405,7 +408,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
     values, floors = _array(by_unit), _array(units(computed, "floor")[1])
     guesses = [str(row["floor_guess"]) for row in computed]
     higher = str(group[0]["higher_is_better"]) == "True"
-    low, high = interval(metric, values)
+    low, high = interval(metric, values, unit)
     gains = statistics.gains(values, floors, higher_is_better=higher)
     return Summary(
         attack=attack,
@@ -457,19 +460,41 @@ def is_share(metric: str) -> bool:
     return metric in _SHARES
 
 
+def apart(metric: str, unit: str = "victim") -> bool:
+    """Whether scores by `metric` of so many victims of one run are as many independent cases.
+
+    Those of rounds or of random starts of one victim are not. Nor are those of victims that are compared with one
+    another: by the AUC of a property a message that is out of order costs its sender, and all of the other kind. An
+    interval over such victims would hold the true mean in some 70 of 100 cases; other runs have to tell.
+    """
+    return unit == "victim" and metric not in _TOGETHER
+
+
+def few_text(metric: str) -> str:
+    """Why nothing is concluded from victims."""
+    return "too few to tell" if apart(metric) else "which are compared with one another"
+
+
 def value_range(metric: str) -> tuple[float, float]:
     """The lowest and the highest value of a metric."""
     return (0.0, 1.0) if is_share(metric) else _RANGES.get(metric, (-math.inf, math.inf))
 
 
-def interval(metric: str, values: NDArray[np.float64]) -> tuple[float, float]:
-    """The 95 % confidence interval of a metric's mean, see `fedsim.evaluation.statistics.interval`."""
+def interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> tuple[float, float]:
+    """The 95 % confidence interval of a metric's mean, see `fedsim.evaluation.statistics.interval`.
+
+    NaN where it is over victims of one run that are not `apart`.
+    """
+    if unit == "victim" and not apart(metric):
+        return math.nan, math.nan
     lowest, highest = value_range(metric)
     return statistics.interval(values, share=is_share(metric), lowest=lowest, highest=highest)
 
 
-def difference_interval(metric: str, values: NDArray[np.float64]) -> tuple[float, float]:
+def difference_interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> tuple[float, float]:
     """The same of the mean of paired differences of a metric."""
+    if unit == "victim" and not apart(metric):
+        return math.nan, math.nan
     if not is_share(metric):
         return statistics.interval(values)
     low, high = statistics.interval((values + 1) / 2, share=True)  # differences of shares lie in [-1, 1]

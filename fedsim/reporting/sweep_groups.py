@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsim.auditing.plan import ADAPTIVE
 from fedsim.evaluation import statistics
-from fedsim.reporting.summary import interval, interval_text, is_share, value_range
+from fedsim.reporting.summary import apart, interval, interval_text, is_share, value_range
 
 Labels = tuple[str, ...]
 Row = Mapping[str, str]
@@ -150,10 +150,13 @@ def _interval(metric: str, values: Mapping[tuple[str, str], float]) -> tuple[flo
 
     Where only victims or only seeds vary it is that of a run's report, `summary.interval`. Where both do it is that of
     `mean_and_margin`; of a share, whose margin is too small where few values are equal, it includes that over victims.
+    Where victims of a run are compared with one another, see `apart`, it is that over seeds.
     """
     if not all(map(math.isfinite, values.values())):
         return math.nan, math.nan
     victims, seeds = (_means(values, place) for place in (0, 1))
+    if not apart(metric):
+        return interval(metric, seeds, "seed")
     low, high = interval(metric, victims if len(victims) > 1 else seeds)
     if len(victims) == 1 or len(seeds) == 1:
         return low, high

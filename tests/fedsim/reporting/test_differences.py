@@ -71,6 +71,17 @@ def test_further_rounds_and_starts_of_a_victim_count_once() -> None:
     assert one(base, other).count == 6
 
 
+def test_victims_that_are_compared_with_one_another_show_nothing() -> None:
+    base, other = (rows({v: value + v / 100 for v in range(8)}, "property_auc") for value in (0.9, 0.5))
+    paired = one(base, other)
+    assert math.isnan(paired.low)
+    assert paired.verdict == SEEN_LESS
+    assert paired.remark == "more in 0, less in 8 of 8 victims, which are compared with one another"
+    unpaired = one(base, other, "the seeds differ")
+    assert math.isnan(unpaired.low)
+    assert unpaired.verdict == ""
+
+
 def test_signs_that_chance_gives_show_nothing() -> None:
     base = dict.fromkeys(range(7), 0.0)
     found = one(rows(base), rows(base | dict.fromkeys(range(6), 1.0) | {6: -1.0}))

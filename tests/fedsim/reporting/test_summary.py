@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from fedsim.attacks import GLOBAL, OPTIMAL
 from fedsim.errors import RunError
 from fedsim.evaluation import representatives, scoring
+from fedsim.evaluation.properties import score_messages
 from fedsim.reporting.summary import Kind, headline, interval, lines, reading, summarise
 
 _clients = itertools.count()
@@ -220,6 +222,26 @@ def test_an_attack_below_what_public_data_say_is_told_so(victims: int) -> None:
 def test_many_rounds_of_one_victim_do_not_make_a_leak() -> None:
     rows = [row(15.0, victim=0, round=number) for number in range(20)]
     assert reading(summarise(rows)[0]) == ("beyond the floor", "20 of 20 rounds, of one victim only")
+
+
+@pytest.mark.parametrize("clients", [6, 8, 20])
+def test_messages_that_say_nothing_of_a_property_hardly_ever_look_like_a_leak(clients: int) -> None:
+    rng, held = np.random.default_rng(0), torch.arange(clients) % 2 == 0
+    wrong = 0
+    for _ in range(200):
+        scores = torch.from_numpy(rng.random(clients))
+        areas = [score_messages(scores, held, torch.arange(clients) == victim, held) for victim in range(clients)]
+        [summary] = summarise(row(area.value, metric=area.metric, floor=area.floor) for area, _ in areas)
+        wrong += reading(summary)[0] == "leaks" or not (math.isnan(summary.low) or summary.low <= 0.5 <= summary.high)
+    assert wrong <= 10  # one in twenty
+
+
+def test_victims_that_are_compared_with_one_another_are_no_independent_cases() -> None:
+    assert verdicts([0.5] * 8, metric="property_auc") == (
+        "beyond the floor",
+        "8 of 8 victims, which are compared with one another",
+    )
+    assert verdicts([0.5] * 8, metric="property_accuracy")[0] == "leaks"
 
 
 def test_what_is_no_leakage_has_no_verdict() -> None:

@@ -111,6 +111,13 @@ def test_equal_shares_have_an_interval() -> None:
     assert shares({(0, 0): 1.0}).text == "1"
 
 
+def test_victims_that_are_compared_with_one_another_have_an_interval_over_seeds_alone() -> None:
+    scores = {(victim, seed): 0.6 + 0.1 * seed for victim in range(4) for seed in range(3)}
+    assert math.isnan(shares({key: value for key, value in scores.items() if key[1] == 0}, "property_auc").low)
+    found = shares(scores, "property_auc")
+    assert (found.low, found.high) == interval("membership_auc", np.array([0.6, 0.7, 0.8]))
+
+
 def test_a_label_that_sounds_adaptive_is_not_averaged_with_an_adaptive_attack(grid: list[dict[str, Any]]) -> None:
     own = [row | {"attack": "sme adaptive", "value": 0.0} for row in grid]
     known = [row | {"knows_defenses": 1} for row in grid]
