@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adversaries.engine.distances import MeanCosine
-from adversaries.engine.recipe import Recipe
+from adversaries.engine.recipe import MEAN_GRADIENT, Recipe
 from adversaries.engine.settings import check_not_negative, check_positive
 from adversaries.scene import STEPPING, Scene
 from adversaries.text.behind import lexicon_of
@@ -71,7 +71,7 @@ class Lamp(FromOneUpdate):
         year=2022,
         url="https://arxiv.org/abs/2202.08827",
     )
-    uses: ClassVar[frozenset[str]] = STEPPING | {"labels"}
+    uses: ClassVar[frozenset[str]] = MEAN_GRADIENT | STEPPING | {"labels"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -160,10 +160,12 @@ def test_an_update_of_several_steps_is_warned_of(attack: Any, tmp_path: Path, ca
     assert update.gradient is not None
     after = {name: before - 0.1 * update.gradient[name] for name, before in update.before.items()}
     moved = replace(update, payload=Payload.dense(after, "weights"))
-    Recorder(tmp_path / "three" / "transcript").write(1, [moved])
-    known = replace(KNOWN, local_epochs=3, optimizer="sgd")
-    attack.run(Transcript(tmp_path / "three" / "transcript"), known, victim=5, rng=generator(0))
-    assert "assumes one local step, the update is of" in caplog.text
+    Recorder(tmp_path / "weights" / "transcript").write(1, [moved])
+    recorded = Transcript(tmp_path / "weights" / "transcript")
+    attack.run(recorded, replace(KNOWN, optimizer="sgd"), victim=5, rng=generator(0))
+    assert "assumes one local step" not in caplog.text
+    attack.run(recorded, replace(KNOWN, local_epochs=3, optimizer="sgd"), victim=5, rng=generator(0))
+    assert "assumes one local step, the update is of 3" in caplog.text
 
 
 def test_lamp_rearranges_while_it_descends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
