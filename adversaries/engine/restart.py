@@ -64,7 +64,8 @@ def labels_of(recipe: Recipe, scene: Scene, values: Mapping[str, Tensor]) -> Ten
 def set_slopes(recipe: Recipe, values: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> None:
     """Leave slopes to the optimizer; values for which there is none keep the one that they had."""
     for name, slope in slopes.items():
-        values[name].grad = slope.sign() if recipe.signed and name == "dummy" else slope
+        # Attention leaves transposed slopes, which L-BFGS does not take.
+        values[name].grad = (slope.sign() if recipe.signed and name == "dummy" else slope).contiguous()
 
 
 def curves_of(recipe: Recipe, objective: Tensor, distance: Tensor, l_sim: Tensor, own: Mapping[str, Tensor]) -> Curves:

@@ -16,11 +16,12 @@ from adversaries.scene import Scene, scene_of
 from adversaries.text.behind import BehindEmbedding
 from adversaries.text.lamp import Lamp, Rearranged, VectorLength, _order
 from adversaries.text.tag import Tag
+from adversaries.text.texts import TextLeakage
 from fedsim.attacks import Knowledge
 from fedsim.errors import ConfigError, KnowledgeError
 from fedsim.evaluation import text_metrics
 from fedsim.findings import Texts
-from fedsim.models.transformer import TransformerEncoder
+from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
 from fedsim.randomness import generator, seeded
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
@@ -70,6 +71,25 @@ def test_the_learning_rate_is_needed_for_sizes_and_not_for_directions(tmp_path: 
     with pytest.raises(KnowledgeError, match=r"^Tag needs batch_size, learning_rate, local_epochs, which the threat"):
         run(Tag(iterations=1), tmp_path / "tag", withheld)
     assert run(Lamp(iterations=1, candidates=1), tmp_path / "lamp", withheld).shape == TRUE.shape
+
+
+@pytest.mark.parametrize("network", [TransformerEncoder, TransformerDecoder])
+def test_dlg_reads_a_transformer_whose_slopes_are_transposed(network: Any, tmp_path: Path) -> None:
+    def built() -> nn.Module:
+        with seeded("transposed"):
+            module: nn.Module = network(dim=16, heads=2).build(TASK)
+            return module.eval()
+
+    model = built()
+    slopes = torch.autograd.grad(cross_entropy(model(TRUE), LABELS), list(model.parameters()))
+    before = {name: p.detach() for name, p in model.named_parameters()}
+    gradient = Payload.dense(dict(zip(before, slopes, strict=True)), "gradient")
+    update = Update(round=1, client=5, before=before, payload=gradient, num_examples=2)
+    Recorder(tmp_path / "transcript").write(1, [update])
+    recorded = Transcript(tmp_path / "transcript")
+    found = TextLeakage(iterations=2).run(recorded, replace(KNOWN, model=built), victim=5, rng=generator(0))
+    assert isinstance(found, Texts)
+    assert found.tokens.shape == TRUE.shape
 
 
 def test_distances_by_hand() -> None:
