@@ -34,6 +34,7 @@ _WIDTH = 1000
 """Candidates in a forward pass."""
 _LAYERS = 3
 """Of how many of the last layers gradients are features, where nobody says."""
+_INSTEAD = "take an attack that reads gradients, as membership-cosine"
 _SHORTEST = 1e-8
 """Length of a gradient at which its logarithm is cut off; what is learnt by heart has none in float32."""
 
@@ -101,7 +102,7 @@ class Candidates:
         """
         assert self._loss is not None
         [(made, where)] = self._answers([update])
-        network = self._alone(returned(update), where)
+        network = self._alone(returned(update, _INSTEAD), where)
         trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
         modules = list(dict.fromkeys(name.rpartition(".")[0] for name in trained))
         if layers is not None and layers > len(modules):
@@ -130,7 +131,7 @@ class Candidates:
         """`candidate output` of what each client returned."""
         for update in updates:
             where = _where(update)
-            network = self._network.holding(returned(update), where)
+            network = self._network.holding(returned(update, _INSTEAD), where)
             yield torch.cat([outputs(network, part, where) for part in torch.split(self._inputs, _WIDTH)]), where
 
     def cosines(self, updates: Sequence[Update]) -> Tensor:

@@ -65,8 +65,11 @@ class ModelAttack(Attack):
         return returned(update), f"round {update.round}, client {victim}"
 
 
-def returned(update: Update) -> State:
+def returned(update: Update, instead: str = "choose another source") -> State:
     """w_T.
+
+    Args:
+        instead: what the error says to do.
 
     Raises:
         AttackError: the client sent a gradient.
@@ -74,7 +77,7 @@ def returned(update: Update) -> State:
     if update.gradient is not None:
         raise AttackError(
             f"round {update.round}, client {update.client}: sent a gradient, no weights, so that there is no returned "
-            "model to attack; choose another source"
+            f"model to attack; {instead}"
         )
     return update.after
 

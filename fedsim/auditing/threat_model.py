@@ -338,9 +338,14 @@ def _sensitive(adversary: AdversaryTable, experiment: Experiment | None) -> Colu
             "adversary.knowledge.partial_records: a recording made elsewhere names no columns; attack the run of an "
             "experiment whose data are a table"
         )
-    column = experiment.dataset.column(name)
+    columns = {column.name: column for column in experiment.dataset.columns}
+    if (column := columns.get(name)) is None:
+        raise ConfigError(
+            f"adversary.knowledge.partial_records: '{experiment.dataset.name}' has no column '{name}', "
+            f"{did_you_mean(name, columns)}"
+        )
     if len(column.categories) < 2:
-        possible = ", ".join(other.name for other in experiment.dataset.columns if len(other.categories) > 1)
+        possible = ", ".join(other.name for other in columns.values() if len(other.categories) > 1)
         held = "one category alone" if column.categories else "numbers, and candidates for these cannot be listed"
         remedy = f"name one of: {possible}" if possible else "it has no column of several categories"
         raise ConfigError(f"adversary.knowledge.partial_records: column '{name}' holds {held}; {remedy}")
