@@ -12,7 +12,10 @@ from pathlib import Path
 from statistics import fmean
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib import pyplot as plt
+
+from fedsim.evaluation.statistics import interval
 
 RESULTS = Path(__file__).parent / "results" / "dager.csv"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -42,15 +45,21 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     """Lines of the tables: shares and ROUGE in percent, and CPU seconds, means over batches."""
     for attack, name, weights in sorted({(row["attack"], *(row[kind] for kind in KINDS)) for row in rows}):
         yield f"\n`{attack}`, {name}, {weights} weights:\n"
-        yield "| b | length | width | batches | exact % | floor % | ROUGE-1 | ROUGE-2 | labels % | seconds |"
-        yield "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+        yield "| b | length | width | batches | whole | exact % | floor % | ROUGE-1 | ROUGE-2 | labels % | seconds |"
+        yield "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
         for length, size in settings(rows, attack, name, weights):
             found = of(rows, attack, name, weights, length, size)
             refused = sum(row["refused"] == "1" for row in found)
             batches = f"{len(found)} ({refused} refused)" if refused else str(len(found))
-            figures = " | ".join(f"{100 * mean(found, metric):.0f}" for metric in METRICS)
+            exact, *others = (values(found, metric) for metric in METRICS)
+            told = f"{100 * exact.mean():.0f}"
+            if len(exact) > 1:
+                low, high = interval(exact, share=True)
+                told += f" ({100 * low:.0f} to {100 * high:.0f})"
+            figures = " | ".join(f"{100 * of_each.mean():.0f}" for of_each in others)
             seconds = fmean(float(row["seconds"]) for row in found)
-            yield f"| {size} | {length} | {found[0]['dim']} | {batches} | {figures} | {seconds:.1f} |"
+            width, whole = found[0]["dim"], sum(exact == 1)
+            yield f"| {size} | {length} | {width} | {batches} | {whole} | {told} | {figures} | {seconds:.1f} |"
 
 
 def settings(rows: Sequence[Row], *kind: str) -> list[tuple[int, int]]:
@@ -64,9 +73,9 @@ def of(rows: Sequence[Row], attack: str, name: str, weights: str, length: int, s
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
 
-def mean(found: Sequence[Row], metric: str) -> float:
-    """Over batches; one that the attack refused counts as nothing found."""
-    return fmean(float(row[metric] or 0) for row in found)
+def values(found: Sequence[Row], metric: str) -> np.ndarray:
+    """Of each batch; one that the attack refused counts as nothing found."""
+    return np.array([float(row[metric] or 0) for row in found])
 
 
 def draw(rows: Sequence[Row]) -> None:
@@ -77,7 +86,7 @@ def draw(rows: Sequence[Row]) -> None:
         for length, marker, colour in zip((8, 16, 32), "os^", ("C0", "C1", "C2"), strict=True):
             sizes = [size for own, size in settings(rows, *kind) if own == length]
             for metric, line in (("exact", "-"), ("rouge_1", ":")):
-                shares = [mean(of(rows, *kind, length, size), metric) for size in sizes]
+                shares = [values(of(rows, *kind, length, size), metric).mean() for size in sizes]
                 label = f"{length} words" if metric == "exact" else None
                 axis.plot(sizes, shares, line, marker=marker, color=colour, label=label, markersize=4)
         axis.set_xscale("log", base=2)

@@ -8,7 +8,8 @@ weights of LPIPS come from FEDSIM_DATA. `--time` prints what one iteration of ea
 A client holds `batch` test images, which no network has seen, the same for all networks and attacks; labels are
 granted. It sends the gradient of all of them (`gradient`), or its weights after one epoch of four steps (`epoch`). Its
 BatchNorm layers, if there are any, normalise by the running statistics (`frozen`), or by the batch, and then it sends
-those statistics (`sent`) or not (`withheld`); the attack normalises likewise.
+those statistics (`sent`) or not (`withheld`); the attack normalises likewise, and where there are four steps it
+simulates them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from torch import Tensor
 from torch.nn.functional import fold
 
 from adversaries.engine.matching import GradientInversion
+from adversaries.engine.places import AlongTraining, AtBroadcast
 from adversaries.engine.priors import BatchNormStatistics, TotalVariation
 from adversaries.engine.recipe import Recipe
 from adversaries.inversion.inverting_gradients import InvertingGradients
@@ -55,11 +57,13 @@ from fedsim.wire.payloads import Payload
 
 RESULTS = Path(__file__).parent / "results" / "today.csv"
 RUNS = Path("runs/today")
-DATA: dict[int, dict[str, Any]] = {
-    32: {"name": "cifar10"},
-    64: {"name": "image-folder", "path": "imagenet-sample-224/val", "size": 64, "test_fraction": 0.5},
+DATA: dict[str, dict[str, Any]] = {
+    "cifar10": {"name": "cifar10"},
+    "photographs": {"name": "image-folder", "path": "imagenet-sample-224/val", "size": 64, "test_fraction": 0.5},
+    "faces": {"name": "att-faces", "size": [64, 64], "test_images": 5},
 }
-"""By side: CIFAR-10, and 100 photographs of ImageNet, one a class, half of which serve as public ones."""
+"""CIFAR-10; 100 photographs of ImageNet, one a class, half of them public; of each of 40 people five faces and five."""
+SIDES = {"cifar10": 32, "photographs": 64, "faces": 64}
 MODELS: dict[str, dict[str, Any]] = {
     "resnet18": {"name": "resnet18"},
     "resnet18/4": {"name": "resnet18", "channels": 16},
@@ -72,8 +76,13 @@ TRAINING: dict[str, dict[str, Any]] = {
 }
 PATCHES = 8
 """Of the transformer, along a side."""
-EPOCHS, DECAY_AT, SEED, VICTIMS = 4, 3, 1, (1, 2, 3)
-"""Of the 10 000 training images that there are, on one core in a few minutes."""
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "cifar10": {"training": {"batch_size": 50}, "states": {"decay_at": [10, 14], "decay": 0.1}},
+    "faces": {"training": {"batch_size": 20}, "states": {"decay_at": [20, 30], "decay": 0.1}},
+}
+"""Of the 10 000 and 200 training images that there are, on one core in minutes; nothing is trained on photographs."""
+EPOCHS = {("cifar10", "early"): 4, ("cifar10", "trained"): 16, ("faces", "trained"): 40}
+SEED, VICTIMS = 1, (1, 2, 3)
 STEPS, RATE, PUBLIC, MOST = 4, 0.01, 500, 16
 ITERATIONS, MANY = 300, 1000
 HOW: dict[str, Any] = {"iterations": ITERATIONS, "step_size": 0.1, "signed": True, "tv_weight": 0.01}
@@ -84,6 +93,9 @@ METRICS = ("psnr", "ssim", "lpips", "recovered")
 @dataclass(frozen=True, kw_only=True)
 class ByBatch(GradientInversion):
     """Inverting gradients with dummy data that are normalised by their batch, as the client's were.
+
+    Weights after several steps are matched along these steps, which are simulated, since each normalises by its own
+    mini-batch.
 
     Args:
         step_size: of Adam, which is fed signs, in standard deviations of the inputs.
@@ -100,6 +112,7 @@ class ByBatch(GradientInversion):
     def _recipe(self, scene: Scene) -> Recipe:
         statistics = [(self.bn_weight, BatchNormStatistics(exact=True))] if self.bn_weight else []
         return Recipe(
+            place=AtBroadcast() if scene.steps == 1 else AlongTraining(),
             priors=[(self.tv_weight, TotalVariation()), *statistics],
             step_size=self.step_size,
             signed=self.signed,
@@ -149,6 +162,7 @@ ATTACKS: Mapping[str, GradientInversion | Positions] = {
     "sme": SurrogateModelExtension(**HOW),
     "by-batch": ByBatch(**HOW, bn_weight=0.0),
     "by-batch-and-statistics": ByBatch(**HOW, bn_weight=BN_WEIGHT),
+    f"by-batch-and-statistics-{MANY}": ByBatch(**HOW | {"iterations": MANY}, bn_weight=BN_WEIGHT),
     "see-through-gradients": SeeThroughGradients(iterations=ITERATIONS, restarts=1, exact_statistics=True),
     "positions": Positions(),
 }
@@ -159,16 +173,16 @@ class Cell:
     """One attack on one victim.
 
     Attributes:
-        size: side of the images.
+        data: of `DATA`.
         batch: N.
         training: `gradient` or `epoch`.
-        weights: `fresh` or `trained`.
+        weights: `fresh`, `early` in training, or `trained`.
         statistics: of BatchNorm: `none` in the model, `frozen`, `withheld` or `sent`.
         seed: number of the victim.
     """
 
     model: str
-    size: int
+    data: str
     batch: int
     training: str
     weights: str
@@ -186,102 +200,90 @@ COLUMNS = (
     "distance",
     "seconds",
 )
-BOTH = ("fresh", "trained")
+BOTH, WEIGHTS = ("fresh", "trained"), ("fresh", "early", "trained")
 
 
 def cells() -> Iterator[Cell]:
-    """All of them, the most telling first: one image, then the first victim in each setting, then the others."""
-    first, *others = VICTIMS
+    """All of them, one gradient before epochs, few images before many, in each setting the victims by their numbers."""
+    first, *_ = VICTIMS
+    yield Cell("resnet18/4", "cifar10", 1, "gradient", "fresh", "frozen", f"inverting-gradients-{MANY}", first)
+    for data, weights in (*product(("cifar10", "faces"), BOTH), ("photographs", "fresh")):
+        for batch, seed in product((1, 4), VICTIMS):
+            yield from of_resnet(data, batch, weights, seed)
+            yield from of_vit(data, batch, weights, seed)
+    for batch, seed in product((1, 4), VICTIMS):
+        yield from of_resnet("cifar10", batch, "early", seed)
+    for data, seed in product(("cifar10", "faces"), VICTIMS):
+        yield from epochs(data, 4, seed)
+    for weights in BOTH:
+        yield Cell("resnet18/4", "cifar10", 1, "gradient", weights, "sent", f"by-batch-and-statistics-{MANY}", first)
     for seed in VICTIMS:
-        yield from of_resnet(32, 1, "fresh", seed)
-        yield from of_vit(32, 1, "fresh", seed)
-    yield Cell("resnet18/4", 32, 1, "gradient", "fresh", "frozen", f"inverting-gradients-{MANY}", first)
-    for weights in reversed(BOTH):
-        yield from of_resnet(32, 4, weights, first)
+        yield Cell("resnet18", "cifar10", 1, "gradient", "fresh", "frozen", "inverting-gradients", seed)
+    for seed, weights in product(VICTIMS, BOTH):
+        yield from of_resnet("cifar10", MOST, weights, seed)
+        yield from of_vit("cifar10", MOST, weights, seed)
     for seed in VICTIMS:
-        yield from of_resnet(32, 1, "trained", seed)
-    yield from epochs("resnet18/4", 4, first)
-    yield from (cell for weights in BOTH for cell in grouped(32, 1, weights, first))
-    yield from (cell for seed in VICTIMS for cell in of_vit(32, 1, "trained", seed))
-    yield from of_resnet(32, 16, "trained", first)
-    yield from of_resnet(64, 1, "fresh", first)
-    yield from of_vit(64, 1, "fresh", first)
-    yield from (cell for weights in BOTH for cell in of_vit(32, 4, weights, first))
-    yield Cell("resnet18", 32, 1, "gradient", "fresh", "frozen", "inverting-gradients", first)
-    yield from epochs("vit", 4, first)
-    yield from of_resnet(32, 16, "fresh", first)
-    yield from (cell for weights in BOTH for cell in of_vit(32, 16, weights, first))
-    yield from of_resnet(64, 4, "fresh", first)
-    yield from of_vit(64, 4, "fresh", first)
-    for seed in others:
-        for weights in BOTH:
-            yield from of_resnet(32, 4, weights, seed)
-            yield from of_vit(32, 4, weights, seed)
-            yield from grouped(32, 1, weights, seed)
-        for batch in (1, 4):
-            yield from of_resnet(64, batch, "fresh", seed)
-            yield from of_vit(64, batch, "fresh", seed)
-        yield from (cell for model in ("resnet18/4", "vit") for cell in epochs(model, 4, seed))
-    for seed in VICTIMS:
-        yield from (cell for model in ("resnet18/4", "vit") for cell in epochs(model, 16, seed))
-        yield from (cell for weights in BOTH for cell in grouped(32, 4, weights, seed))
-    for seed, weights in product(others, BOTH):
-        yield from of_resnet(32, 16, weights, seed)
-        yield from of_vit(32, 16, weights, seed)
+        yield from epochs("cifar10", MOST, seed)
 
 
-def of_resnet(size: int, batch: int, weights: str, seed: int) -> Iterator[Cell]:
-    """One gradient, in each of the ways of BatchNorm."""
-    yield Cell("resnet18/4", size, batch, "gradient", weights, "frozen", "inverting-gradients", seed)
-    yield Cell("resnet18/4", size, batch, "gradient", weights, "sent", "by-batch-and-statistics", seed)
-    yield Cell("resnet18/4", size, batch, "gradient", weights, "withheld", "by-batch", seed)
+def of_resnet(data: str, batch: int, weights: str, seed: int) -> Iterator[Cell]:
+    """One gradient, in each of the ways of BatchNorm; by GradInversion, too, where it is not dear."""
+    for statistics, attack in (
+        ("frozen", "inverting-gradients"),
+        ("withheld", "by-batch"),
+        ("sent", "by-batch-and-statistics"),
+        ("sent", "see-through-gradients"),
+    ):
+        if attack != "see-through-gradients" or batch < MOST:
+            yield Cell("resnet18/4", data, batch, "gradient", weights, statistics, attack, seed)
 
 
-def grouped(size: int, batch: int, weights: str, seed: int) -> Iterator[Cell]:
-    """One gradient with statistics, by GradInversion."""
-    yield Cell("resnet18/4", size, batch, "gradient", weights, "sent", "see-through-gradients", seed)
-
-
-def of_vit(size: int, batch: int, weights: str, seed: int) -> Iterator[Cell]:
+def of_vit(data: str, batch: int, weights: str, seed: int) -> Iterator[Cell]:
     """One gradient; that of one image is solved for as well."""
-    yield Cell("vit", size, batch, "gradient", weights, "none", "inverting-gradients", seed)
+    yield Cell("vit", data, batch, "gradient", weights, "none", "inverting-gradients", seed)
     if batch == 1:
-        yield Cell("vit", size, batch, "gradient", weights, "none", "positions", seed)
+        yield Cell("vit", data, batch, "gradient", weights, "none", "positions", seed)
 
 
-def epochs(model: str, batch: int, seed: int) -> Iterator[Cell]:
+def epochs(data: str, batch: int, seed: int) -> Iterator[Cell]:
     """Weights after one epoch; that of one image would be a gradient."""
-    statistics = "none" if model == "vit" else "frozen"
-    for weights, attack in product(BOTH, ("inverting-gradients", "sme")):
-        yield Cell(model, 32, batch, "epoch", weights, statistics, attack, seed)
+    for weights in BOTH:
+        for attack in ("inverting-gradients", "sme"):
+            yield Cell("resnet18/4", data, batch, "epoch", weights, "frozen", attack, seed)
+            yield Cell("vit", data, batch, "epoch", weights, "none", attack, seed)
+        yield Cell("resnet18/4", data, batch, "epoch", weights, "sent", "by-batch-and-statistics", seed)
+        yield Cell("resnet18/4", data, batch, "epoch", weights, "sent", "see-through-gradients", seed)
+        yield Cell("resnet18/4", data, batch, "epoch", weights, "withheld", "by-batch", seed)
 
 
 @cache
-def experiment_of(model: str, size: int) -> Experiment:
-    """The data set, and the central training that makes the trained weights."""
+def experiment_of(model: str, data: str, epochs: int = 0) -> Experiment:
+    """The data set, and a central training of so many epochs."""
+    schedule = SCHEDULES.get(data, {})
     tables: dict[str, Any] = {
-        "data": DATA[size],
-        "model": MODELS[model] | ({"patch": size // PATCHES} if model == "vit" else {}),
-        "training": {"local_epochs": 1, "batch_size": 50, **TRAINING.get(model, {})},
+        "data": DATA[data],
+        "model": MODELS[model] | ({"patch": SIDES[data] // PATCHES} if model == "vit" else {}),
+        "training": {"local_epochs": 1, **TRAINING.get(model, {}), **schedule.get("training", {})},
         "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
-        "states": {"epochs": [EPOCHS], "decay_at": [DECAY_AT], "decay": 0.1},
+        "states": schedule.get("states", {}) | ({"epochs": [epochs]} if epochs else {}),
     }
     return Experiment(check(Config, tables, "today"))
 
 
 @cache
-def weights_of(model: str, size: int, weights: str) -> State:
+def weights_of(model: str, data: str, weights: str) -> State:
     """The state that is broadcast; trained ones are kept in `RUNS`."""
-    experiment = experiment_of(model, size)
     if weights == "fresh":
-        return experiment.initial_state()
-    states = make_states(experiment.config, "today", RUNS / model.replace("/", "-"))
-    return load_file(states.path(f"epoch-{EPOCHS}"))
+        return experiment_of(model, data).initial_state()
+    epochs = EPOCHS[data, weights]
+    folder = RUNS / f"{model.replace('/', '-')}-{data}-{epochs}"
+    states = make_states(experiment_of(model, data, epochs).config, "today", folder)
+    return load_file(states.path(f"epoch-{epochs}"))
 
 
-def held(size: int, batch: int, seed: int) -> tuple[Tensor, Tensor]:
+def held(data: str, batch: int, seed: int) -> tuple[Tensor, Tensor]:
     """Images of a victim, in [0, 1], and their labels; those of a smaller batch are among those of a larger one."""
-    test = experiment_of("vit", size).dataset.test
+    test = experiment_of("vit", data).dataset.test
     order = torch.randperm(len(test), generator=generator(SEED, "today victims"))
     index = order[(seed - 1) * MOST :][:batch]
     return test.inputs(index), test.labels[index]
@@ -289,9 +291,9 @@ def held(size: int, batch: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def message(cell: Cell) -> Update:
     """What the victim sends."""
-    experiment = experiment_of(cell.model, cell.size)
-    images, labels = held(cell.size, cell.batch, cell.seed)
-    model, before = experiment.new_model(), dict(weights_of(cell.model, cell.size, cell.weights))
+    experiment = experiment_of(cell.model, cell.data)
+    images, labels = held(cell.data, cell.batch, cell.seed)
+    model, before = experiment.new_model(), dict(weights_of(cell.model, cell.data, cell.weights))
     steps: dict[str, Any] = (
         {"local_steps": 1, "sends": "gradient", "batch_size": cell.batch}
         if cell.training == "gradient"
@@ -316,7 +318,7 @@ def message(cell: Cell) -> Update:
 
 def knowledge(cell: Cell) -> Knowledge:
     """All but the images themselves."""
-    experiment = experiment_of(cell.model, cell.size)
+    experiment = experiment_of(cell.model, cell.data)
     mean, std = experiment.data.moments()
     return Knowledge(
         model=experiment.new_model,
@@ -326,7 +328,7 @@ def knowledge(cell: Cell) -> Knowledge:
         value_range=experiment.data.value_range(),
         input_mean=mean,
         input_std=std,
-        labels=held(cell.size, cell.batch, cell.seed)[1].sort().values,
+        labels=held(cell.data, cell.batch, cell.seed)[1].sort().values,
         learning_rate=RATE,
         local_epochs=1,
         batch_size=cell.batch if cell.training == "gradient" else cell.batch // STEPS,
@@ -358,8 +360,8 @@ def attacked(attack: GradientInversion | Positions, cell: Cell, update: Update, 
 
 def judged(cell: Cell, found: Reconstruction) -> dict[str, float]:
     """Means over the images, and what guessing gets."""
-    images, labels = held(cell.size, cell.batch, cell.seed)
-    train = experiment_of(cell.model, cell.size).dataset.train
+    images, labels = held(cell.data, cell.batch, cell.seed)
+    train = experiment_of(cell.model, cell.data).dataset.train
     scores = score(
         found,
         Truth(data=images, labels=labels),

@@ -1,7 +1,7 @@
-"""Writes the tables of docs/inversion.md on photographs, and draws its picture, from benchmarks/results/today.csv.
+"""Writes the tables of docs/inversion.md on photographs, and draws its pictures, from benchmarks/results/today.csv.
 
-`python benchmarks/today_tables.py` takes seconds; `--picture` draws docs/inversion-today.png too, for which the study
-has to have run here. The study is benchmarks/today_study.py.
+`python benchmarks/today_tables.py` takes seconds; `--pictures` draws docs/inversion-today.png and
+docs/inversion-today-faces.png too, for which the study has to have run here. The study is benchmarks/today_study.py.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from fedsim.evaluation.statistics import gains, interval
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- today_tables.py: begin -->", "<!-- today_tables.py: end -->"
+DATA = {"cifar10": "CIFAR-10", "faces": "Faces", "photographs": "Photographs"}
 MODELS = {"resnet18": "ResNet18", "resnet18/4": "ResNet18/4", "vit": "ViT"}
 SENT = {"gradient": "gradient", "epoch": "weights, E = 1"}
 STATISTICS = {"none": "–", "frozen": "running", "withheld": "batch, withheld", "sent": "batch, sent"}
 ATTACKS = {
     "by-batch": "`inverting-gradients`",
     "by-batch-and-statistics": "`inverting-gradients` + statistics",
+    f"by-batch-and-statistics-{study.MANY}": f"`inverting-gradients` + statistics, {study.MANY} iterations",
     f"inverting-gradients-{study.MANY}": f"`inverting-gradients`, {study.MANY} iterations",
     "positions": "by positions",
 }
 SETTING = ("batch", "training", "model", "statistics", "attack")
 """What a line is of."""
-HEAD = ("N", "sent", "network", "BatchNorm", "attack", "victims", "guess", "fresh", "trained")
+HEAD = ("N", "sent", "network", "BatchNorm", "attack", "victims", "guess", *study.WEIGHTS)
 SCORES = ("psnr", "ssim", "lpips")
 NONE = "–"
 OTHERWISE = "see-through-gradients"
@@ -46,24 +48,26 @@ Row = dict[str, str]
 
 
 def main() -> None:
-    """The tables, and the picture where it is asked for."""
+    """The tables, and the pictures where they are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--picture", action="store_true")
+    parser.add_argument("--pictures", action="store_true")
     chosen = parser.parse_args()
     path = DOCS / "inversion.md"
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     path.write_text(f"{before}{BEGIN}\n\n{tables(read(study.RESULTS))}\n{END}{after}", encoding="utf-8")
-    if chosen.picture:
-        draw()
+    if chosen.pictures:
+        draw("cifar10", DOCS / "inversion-today.png")
+        draw("faces", DOCS / "inversion-today-faces.png")
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """One a size of the images."""
+    """One a data set."""
     told: list[str] = []
-    for size in study.DATA:
-        told += [f"{size} x {size}:", "", f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
-        told += [*lines([row for row in rows if row["size"] == str(size)]), ""]
+    for data, title in DATA.items():
+        told += [f"{title}, {study.SIDES[data]} x {study.SIDES[data]}:", ""]
+        told += [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
+        told += [*lines([row for row in rows if row["data"] == data]), ""]
     return "\n".join(told)
 
 
@@ -73,7 +77,7 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
     for batch, training, model, statistics, attack in sorted(settings, key=_place):
         setting = dict(zip(SETTING, (batch, training, model, statistics, attack), strict=True))
         found = [row for row in rows if setting.items() <= row.items()]
-        each = [[row for row in found if row["weights"] == weights] for weights in study.BOTH]
+        each = [[row for row in found if row["weights"] == weights] for weights in study.WEIGHTS]
         counts = dict.fromkeys(str(len(some)) for some in each if some)
         guesses = [f"{of(found, f'{name}_floor').mean():{_form(name)}}" for name in SCORES]
         shown = [batch, SENT[training], MODELS[model], STATISTICS[statistics], ATTACKS.get(attack, f"`{attack}`")]
@@ -130,18 +134,19 @@ SHOWN = [
         ("by positions", "vit", "none", "positions"),
     )
 ]
-"""Rows of the picture, below what was held."""
+"""Rows of a picture, below what was held."""
 PANELS = [(1, 1), (1, 2), (1, 3), (4, 1)]
 """N and victim of its columns."""
 
 
-def draw() -> None:
+def draw(data: str, path: Path) -> None:
     """What was held, and below what was claimed; nothing where an attack is not of so many images."""
     mpl.rcParams.update({"font.size": 7})
-    true = [study.held(32, batch, seed)[0] for batch, seed in PANELS]
+    true = [study.held(data, batch, seed)[0] for batch, seed in PANELS]
     rows = [("held", list[Tensor | None](true))]
     for title, *setting in SHOWN:
-        rows.append((title, [shown(setting, batch, seed, of) for (batch, seed), of in zip(PANELS, true, strict=True)]))
+        claims = [shown(data, setting, batch, seed, of) for (batch, seed), of in zip(PANELS, true, strict=True)]
+        rows.append((title, claims))
     count = sum(map(len, true))
     figure, axes = plt.subplots(len(rows), count, figsize=(8, 8 * len(rows) / (count + 2.2)), squeeze=False)
     for axis in axes.flat:
@@ -151,23 +156,24 @@ def draw() -> None:
         for some, held in zip(images, true, strict=True):
             for number, axis in enumerate(islice(left, len(held))):
                 if some is not None:
-                    axis.imshow(some[number].permute(1, 2, 0).numpy(), interpolation="nearest")
+                    image = some[number].permute(1, 2, 0).numpy()
+                    axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
                     if title != "held":
                         axis.set_title(f"{decibels(some[number], held[number]):.1f} dB", pad=2)
         line[0].text(-0.1, 0.5, title, transform=line[0].transAxes, ha="right", va="center")
     axes[0][1].set_title("three victims with one image each")
     axes[0][4].set_title("one with four", loc="left")
     figure.subplots_adjust(left=0.22, right=0.99, top=0.97, bottom=0.01, wspace=0.08, hspace=0.25)
-    figure.savefig(DOCS / "inversion-today.png", dpi=80, metadata={"Software": None})
+    figure.savefig(path, dpi=80, metadata={"Software": None})
     plt.close(figure)
 
 
-def shown(setting: Sequence[str], batch: int, seed: int, true: Tensor) -> Tensor | None:
+def shown(data: str, setting: Sequence[str], batch: int, seed: int, true: Tensor) -> Tensor | None:
     """Images of the claim, in the order of the true ones; None where the attack is not of so many."""
     model, weights, statistics, attack = setting
     if attack == "positions" and batch > 1:
         return None
-    cell = study.Cell(model, 32, batch, "gradient", weights, statistics, attack, seed)
+    cell = study.Cell(model, data, batch, "gradient", weights, statistics, attack, seed)
     return metrics.paired(load_file(study.claim(cell))["data"], true)
 
 

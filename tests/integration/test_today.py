@@ -35,7 +35,8 @@ def study(tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(study, "RESULTS", tmp_path / "today.csv")
-    monkeypatch.setattr(study, "DATA", {28: {"name": "handwriting"}})
+    monkeypatch.setattr(study, "DATA", {"digits": {"name": "handwriting"}})
+    monkeypatch.setattr(study, "SIDES", {"digits": 28})
     small = {"resnet18/4": {"name": "resnet18", "channels": 2}, "vit": {"name": "vit", "dim": 32, "blocks": 1}}
     monkeypatch.setattr(study, "MODELS", small)
     monkeypatch.setattr(study, "PATCHES", 4)
@@ -47,27 +48,29 @@ def study(tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return study
 
 
-def test_the_plan_begins_with_what_tells_most(tables: ModuleType) -> None:
+def test_the_plan_goes_on_victim_by_victim(tables: ModuleType) -> None:
     cells = list(tables.study.cells())
     assert len(set(cells)) == len(cells)
-    assert {(cell.batch, cell.size, cell.weights) for cell in cells[:15]} == {(1, 32, "fresh")}
     place = {cell: number for number, cell in enumerate(cells)}
     assert all(place[replace(cell, seed=1)] <= place[cell] for cell in cells)
     assert {cell.batch for cell in cells} == {1, 4, 16}
-    assert {(cell.size, cell.weights) for cell in cells} == {(32, "fresh"), (32, "trained"), (64, "fresh")}
+    both = {(data, weights) for data in ("cifar10", "faces") for weights in ("fresh", "trained")}
+    assert {(cell.data, cell.weights) for cell in cells} == both | {("photographs", "fresh")}
     assert all(cell.batch == 1 for cell in cells if cell.attack == "positions")
-    assert all(cell.batch >= tables.study.STEPS for cell in cells if cell.training == "epoch")
+    epochs = [cell for cell in cells if cell.training == "epoch"]
+    assert {cell.statistics for cell in epochs} == {"none", "frozen", "withheld", "sent"}
+    assert all(cell.batch >= tables.study.STEPS for cell in epochs)
 
 
 def test_a_tiny_study_goes_on_and_has_its_table(
     study: ModuleType, tables: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells = [
-        *study.of_resnet(28, 1, "fresh", 1),
-        *study.of_vit(28, 1, "fresh", 1),
-        *study.grouped(28, 2, "fresh", 1),
-        *(study.Cell("vit", 28, 1, "gradient", "fresh", "none", "positions", seed) for seed in (2, 3)),
-        study.Cell("vit", 28, 4, "epoch", "fresh", "none", "sme", 1),
+        *study.of_resnet("digits", 1, "fresh", 1),
+        *study.of_vit("digits", 1, "fresh", 1),
+        *(study.Cell("vit", "digits", 1, "gradient", "fresh", "none", "positions", seed) for seed in (2, 3)),
+        study.Cell("vit", "digits", 4, "epoch", "fresh", "none", "sme", 1),
+        study.Cell("resnet18/4", "digits", 8, "epoch", "fresh", "sent", "by-batch-and-statistics", 1),
     ]
     monkeypatch.setattr(study, "cells", lambda: iter(cells[:3]))
     monkeypatch.setattr(sys, "argv", ["today_study.py"])
@@ -79,6 +82,7 @@ def test_a_tiny_study_goes_on_and_has_its_table(
     assert len(rows) == len(cells)
     assert all(study.claim(cell).is_file() for cell in cells)
     monkeypatch.setattr(tables, "SCORES", ("psnr", "ssim"))
+    monkeypatch.setattr(tables, "DATA", {"digits": "Digits"})
     page = tables.tables(rows).splitlines()
     assert len(page) == 4 + len(cells) - 2  # a title, a head, and the three victims of one setting in one line
     [solved] = [line for line in page if "by positions" in line]
@@ -87,9 +91,9 @@ def test_a_tiny_study_goes_on_and_has_its_table(
 
 
 def test_one_image_is_read_from_the_gradients_of_positions(study: ModuleType) -> None:
-    cell = study.Cell("vit", 28, 1, "gradient", "fresh", "none", "positions", 1)
+    cell = study.Cell("vit", "digits", 1, "gradient", "fresh", "none", "positions", 1)
     found = study.attacked(study.ATTACKS["positions"], cell, study.message(cell), study.knowledge(cell))
-    images, _ = study.held(28, 1, 1)
+    images, _ = study.held("digits", 1, 1)
     assert (found.data - images).abs().max() < 1e-3
     several = replace(cell, batch=2)
     with pytest.raises(ValueError, match="positions are read of one image, not of 2; use inverting-gradients"):
@@ -98,7 +102,7 @@ def test_one_image_is_read_from_the_gradients_of_positions(study: ModuleType) ->
 
 @pytest.mark.parametrize("statistics", ["frozen", "withheld", "sent"])
 def test_a_message_has_the_statistics_that_the_cell_names(study: ModuleType, statistics: str) -> None:
-    cell = study.Cell("resnet18/4", 28, 2, "gradient", "fresh", statistics, "by-batch", 1)
+    cell = study.Cell("resnet18/4", "digits", 2, "gradient", "fresh", statistics, "by-batch", 1)
     update = study.message(cell)
     name = "stem.1.running_mean"
     assert (name in update.before) == (statistics != "withheld")
@@ -108,8 +112,8 @@ def test_a_message_has_the_statistics_that_the_cell_names(study: ModuleType, sta
 
 
 def test_no_attack_of_the_study_is_told_the_images(study: ModuleType) -> None:
-    cell = study.Cell("vit", 28, 1, "gradient", "fresh", "none", "positions", 1)
-    images, _ = study.held(28, 1, 1)
+    cell = study.Cell("vit", "digits", 1, "gradient", "fresh", "none", "positions", 1)
+    images, _ = study.held("digits", 1, 1)
     known: Knowledge = study.knowledge(cell)
     tensors = [value for value in vars(known).values() if hasattr(value, "numel")]
     assert all(tensor.numel() < images.numel() for tensor in tensors)
