@@ -37,7 +37,7 @@ ATTACKS = {
 }
 SETTING = ("batch", "training", "model", "statistics", "attack")
 """What a line is of."""
-HEAD = ("N", "sent", "network", "BatchNorm", "attack", "victims", "guess", *study.WEIGHTS)
+HEAD = ("N", "sent", "network", "BatchNorm", "attack", "victims", "guess")
 SCORES = ("psnr", "ssim", "lpips")
 NONE = "–"
 OTHERWISE = "see-through-gradients"
@@ -65,19 +65,21 @@ def tables(rows: Sequence[Row]) -> str:
     """One a data set."""
     told: list[str] = []
     for data, title in DATA.items():
+        of_it = [row for row in rows if row["data"] == data]
+        states = [weights for weights in study.WEIGHTS if any(row["weights"] == weights for row in of_it)]
+        head = [*HEAD, *states]
         told += [f"{title}, {study.SIDES[data]} x {study.SIDES[data]}:", ""]
-        told += [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
-        told += [*lines([row for row in rows if row["data"] == data]), ""]
+        told += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines(of_it, states), ""]
     return "\n".join(told)
 
 
-def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """One a setting; fresh and trained weights side by side."""
+def lines(rows: Sequence[Row], states: Sequence[str]) -> Iterator[str]:
+    """One a setting, with a column for each state of the weights."""
     settings = dict.fromkeys(tuple(row[name] for name in SETTING) for row in rows)
     for batch, training, model, statistics, attack in sorted(settings, key=_place):
         setting = dict(zip(SETTING, (batch, training, model, statistics, attack), strict=True))
         found = [row for row in rows if setting.items() <= row.items()]
-        each = [[row for row in found if row["weights"] == weights] for weights in study.WEIGHTS]
+        each = [[row for row in found if row["weights"] == weights] for weights in states]
         counts = dict.fromkeys(str(len(some)) for some in each if some)
         guesses = [f"{of(found, f'{name}_floor').mean():{_form(name)}}" for name in SCORES]
         shown = [batch, SENT[training], MODELS[model], STATISTICS[statistics], ATTACKS.get(attack, f"`{attack}`")]
