@@ -19,6 +19,7 @@ from fedsim.reporting.summary import (
     Summary,
     apart,
     difference_interval,
+    err_together,
     few_text,
     interval_text,
     listed,
@@ -244,8 +245,7 @@ def _unpaired(base: Summary, other: Summary) -> _Found:
     count = min(len(one), len(two))
     unit = base.unit if base.unit == other.unit else "start"
     low = high = math.nan
-    independent = unit != "victim" or apart(base.metric)
-    if independent and count > 1 and np.isfinite([*one, *two]).all() and one.std() + two.std():
+    if not err_together(base.metric, unit) and count > 1 and np.isfinite([*one, *two]).all() and one.std() + two.std():
         with warnings.catch_warnings():  # SciPy's, of equal scores in one of the runs, whose variance is just 0
             warnings.simplefilter("ignore", RuntimeWarning)
             low, high = map(float, ttest_ind(two, one, equal_var=False).confidence_interval())

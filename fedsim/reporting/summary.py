@@ -470,6 +470,11 @@ def apart(metric: str, unit: str = "victim") -> bool:
     return unit == "victim" and metric not in _TOGETHER
 
 
+def err_together(metric: str, unit: str) -> bool:
+    """Whether scores by `metric` are of victims of one run that are compared with one another, see `apart`."""
+    return unit == "victim" and not apart(metric)
+
+
 def few_text(metric: str) -> str:
     """Why nothing is concluded from victims."""
     return "too few to tell" if apart(metric) else "which are compared with one another"
@@ -485,7 +490,7 @@ def interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> 
 
     NaN where it is over victims of one run that are not `apart`.
     """
-    if unit == "victim" and not apart(metric):
+    if err_together(metric, unit):
         return math.nan, math.nan
     lowest, highest = value_range(metric)
     return statistics.interval(values, share=is_share(metric), lowest=lowest, highest=highest)
@@ -493,7 +498,7 @@ def interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> 
 
 def difference_interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> tuple[float, float]:
     """The same of the mean of paired differences of a metric."""
-    if unit == "victim" and not apart(metric):
+    if err_together(metric, unit):
         return math.nan, math.nan
     if not is_share(metric):
         return statistics.interval(values)
