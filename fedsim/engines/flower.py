@@ -2,7 +2,7 @@
 
 What is submitted is a pointer, an app without code: every host runs the fedsim installed there.
 The SuperLink is started with `--isolation process` and a SuperExec beside it, so that no process
-leaves the groups that `Processes` ends.
+leaves the groups that `Processes` ends. All of them are in a `PrivateNetwork`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import logging
 import os
 import re
 import shutil
-import socket
+import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,13 +23,16 @@ from typing import Any
 import tomli_w
 
 from fedsim.engines.deployed import Relay, said
+from fedsim.engines.private_network import PrivateNetwork
 from fedsim.engines.processes import Processes, Started, executable, termination_is_interruption
 from fedsim.errors import RunError
 
 log = logging.getLogger(__name__)
 
 _LOCAL = "fedsim"
-_HOST = "127.0.0.1"
+# Free in a network that is nobody else's; SuperNode k takes the k-th port after the SuperLink's.
+_HOST, _PORT = "127.0.0.1", 8000
+_HEALTH = f"import urllib.request; urllib.request.urlopen('http://{_HOST}:{_PORT}/health', timeout=2)"
 _PATIENCE = 120.0
 _PAUSE = 0.1
 _BETWEEN_STREAMS = 2.0
@@ -45,22 +47,21 @@ _ENVIRONMENT = {
 }
 
 
-def launch(
-    settings: Mapping[str, Any], folder: Path, *, supernodes: int, port: int | None = None, address: str | None = None
-) -> None:
+def launch(settings: Mapping[str, Any], folder: Path, *, supernodes: int, address: str | None = None) -> None:
     """Run the app on SuperNodes of this machine, or on the SuperLink that is called `address`.
+
+    What is started here no other user of this machine can reach, and it reaches no network.
 
     Args:
         settings: the run_config: `experiment`, `out`, `resume`.
         folder: the run folder; logs go to `deployment` in it.
         supernodes: how many to start.
-        port: of the SuperLink, on loopback; a free one by default.
         address: a connection in Flower's own configuration, `config.toml` in FLWR_HOME. Then nothing
             is started, and the SuperLink must see the run folder under the same path.
 
     Raises:
         InstallationError: Flower's commands are not installed.
-        RunError: the deployment could not be started, or the run failed.
+        RunError: the deployment could not be started, this system lets no `PrivateNetwork` be made, or the run failed.
     """
     logs = said(folder.resolve()).parent
     home = logs / "flower-home"
@@ -73,9 +74,14 @@ def launch(
     try:
         with termination_is_interruption(), Processes(logs, environment) as processes:
             relay = Relay(said(folder))
-            servers = [] if address else _start(processes, home, supernodes, port)
+            flwr = [executable("flwr")]
+            servers: list[Started] = []
+            if address is None:
+                network = PrivateNetwork(processes, sys.executable)
+                servers = _start(processes, network, home, supernodes)
+                flwr = network.command(flwr)
             write_pointer(home / "app", settings)
-            _follow(processes, servers, relay, address or _LOCAL, home / "app")
+            _follow(processes, servers, relay, flwr, address or _LOCAL, home / "app")
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -98,32 +104,31 @@ def write_pointer(app: Path, settings: Mapping[str, Any]) -> None:
     (app / "pyproject.toml").write_text(tomli_w.dumps(tables), encoding="utf-8")
 
 
-def _start(processes: Processes, home: Path, supernodes: int, port: int | None) -> list[Started]:
-    """A SuperLink with its SuperExec and, once it answers, the SuperNodes, all on loopback."""
-    if port is not None and not _is_free(port):
-        raise RunError(f"federation.port: {port} on {_HOST} is in use; choose another, or leave it out for a free one")
-    free = _free_ports(supernodes + 1)
-    port = port or free[-1]
-    address = f"{_HOST}:{port}"
+def _start(processes: Processes, network: PrivateNetwork, home: Path, supernodes: int) -> list[Started]:
+    """Start a SuperLink with its SuperExec and, once it answers, the SuperNodes."""
+    address = f"{_HOST}:{_PORT}"
     connection = {"superlink": {"default": _LOCAL, _LOCAL: {"address": address, "insecure": True}}}
     (home / "config.toml").write_text(tomli_w.dumps(connection), encoding="utf-8")
-    log.info("starting a SuperLink on %s and %d SuperNodes", address, supernodes)
-    link = processes.start(
-        "superlink",
-        [executable("flower-superlink"), "--insecure", "--isolation", "process", "--host", _HOST, "--port", str(port)],
+    log.info("starting a SuperLink and %d SuperNodes, in a network of their own", supernodes)
+
+    def start(name: str, command: str, *options: str) -> Started:
+        return processes.start(name, network.command([executable(command), "--insecure", *options]))
+
+    link = start("superlink", "flower-superlink", "--isolation", "process", "--host", _HOST, "--port", str(_PORT))
+    is_healthy = network.command([sys.executable, "-I", "-S", "-c", _HEALTH])
+    _wait_for(
+        lambda: subprocess.run(is_healthy, check=False, capture_output=True).returncode == 0,
+        [link],
+        "the SuperLink does not answer",
     )
-    _wait_for(lambda: _healthy(f"http://{address}/health"), [link], "the SuperLink does not answer")
-    runner = processes.start(
-        "superexec", [executable("flower-superexec"), "--insecure", "--runtime-api-address", address]
-    )
-    node = [executable("flower-supernode"), "--insecure", "--superlink", address, "--host", _HOST]
-    nodes = [
-        processes.start(
-            f"supernode-{k}",
-            [*node, "--port", str(free[k]), "--node-config", f"partition-id={k} num-partitions={supernodes}"],
+    runner = start("superexec", "flower-superexec", "--runtime-api-address", address)
+    nodes = []
+    for k in range(supernodes):
+        listens = ("--host", _HOST, "--port", str(_PORT + 1 + k))
+        config = f"partition-id={k} num-partitions={supernodes}"
+        nodes.append(
+            start(f"supernode-{k}", "flower-supernode", "--superlink", address, *listens, "--node-config", config)
         )
-        for k in range(supernodes)
-    ]
     servers = [link, runner, *nodes]
     _wait_for(
         lambda: all("SuperNode ID:" in n.said() for n in nodes), servers, "not every SuperNode reached the SuperLink"
@@ -141,34 +146,46 @@ def _wait_for(ready: Callable[[], bool], servers: Sequence[Started], complaint: 
         time.sleep(_PAUSE)
 
 
-def _follow(processes: Processes, servers: Sequence[Started], relay: Relay, connection: str, app: Path) -> None:
-    """Submit `app`, say what it says, and return when it is done."""
-    flwr = executable("flwr")
-    answer = _json(processes.call("submit", [flwr, "run", str(app), connection, "--format", "json"], _PATIENCE))
+def _follow(
+    processes: Processes,
+    servers: Sequence[Started],
+    relay: Relay,
+    flwr: Sequence[str],
+    connection: str,
+    app: Path,
+) -> None:
+    """Submit `app` by the command `flwr`, say what it says, and return when it is done."""
+    answer = _json(processes.call("submit", [*flwr, "run", str(app), connection, "--format", "json"], _PATIENCE))
     if not answer.get("success"):
         raise RunError(f"flwr run: {answer.get('error-message', answer)}")
     run = str(answer["run-id"])
     try:
-        _wait_for_end(processes, servers, relay, connection, run)
+        _wait_for_end(processes, servers, relay, flwr, connection, run)
     except BaseException:
         if not servers:  # the SuperLink of somebody else goes on; the run shall not, if it has not ended
             with suppress(RunError):
-                processes.call("stop", [flwr, "stop", run, connection], _PATIENCE)
+                processes.call("stop", [*flwr, "stop", run, connection], _PATIENCE)
         raise
 
 
-def _wait_for_end(processes: Processes, servers: Sequence[Started], relay: Relay, connection: str, run: str) -> None:
-    flwr = executable("flwr")
+def _wait_for_end(
+    processes: Processes,
+    servers: Sequence[Started],
+    relay: Relay,
+    flwr: Sequence[str],
+    connection: str,
+    run: str,
+) -> None:
     alive = {server.name: server for server in servers}
     answered = time.monotonic()
     while True:
-        stream = processes.start("run", [flwr, "log", run, connection, "--stream"])  # ends with the run
+        stream = processes.start("run", [*flwr, "log", run, connection, "--stream"])  # ends with the run
         while not stream.ended:
             relay()
             _check(alive)
             time.sleep(_PAUSE)
         processes.end(stream)
-        text = processes.call("status", [flwr, "ls", connection, "--run-id", run, "--format", "json"], _PATIENCE)
+        text = processes.call("status", [*flwr, "ls", connection, "--run-id", run, "--format", "json"], _PATIENCE)
         answer = _json(text)
         if not answer.get("success"):  # the network may come back, and the run goes on meanwhile
             if time.monotonic() > answered + _PATIENCE:
@@ -211,36 +228,6 @@ def _json(text: str) -> dict[str, Any]:
         raise RunError(f"flwr: expected JSON, got '{text.strip()[:200]}'")
     answer: dict[str, Any] = json.loads(found[0])
     return answer
-
-
-def _healthy(url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=2):
-            return True
-    except OSError:
-        return False
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HOST, port))
-        except OSError:
-            return False
-    return True
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((_HOST, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def _beside() -> str:

@@ -128,9 +128,9 @@ class FederationTable(Table):
     Engine `ray`: `actors` is the number of Ray actors (default: one a core, on a cluster as many as
     fit), `address` a Ray cluster to join, `gpus_per_actor` the share of a GPU that each actor takes
     when `device` is `cuda`. Engine `flower`: `supernodes` is how many of them to start, or, under
-    `flwr run`, to wait for; `port` is where the SuperLink listens on loopback (default: a free one);
-    `address` is the name of a connection in Flower's own configuration, to submit to a SuperLink
-    that runs already.
+    `flwr run`, to wait for; `address` is the name of a connection in Flower's own configuration, to
+    submit to a SuperLink that runs already. What is started here runs in a network of its own, which
+    no other user of this machine can reach, and which reaches no other network.
     """
 
     engine: Literal["serial", "ray", "flower"] = "serial"
@@ -147,7 +147,6 @@ class FederationTable(Table):
     address: str | None = None
     gpus_per_actor: float = Field(default=1.0, gt=0, le=1024)
     supernodes: int = Field(default=2, ge=1, le=100_000)
-    port: int | None = Field(default=None, ge=1, le=65535)
 
 
 class SecureAggregationTable(Table):
@@ -420,8 +419,6 @@ class Config(AttackFile):
             )
         if self.secure_aggregation is not None:
             _check_groups(self.secure_aggregation, clients, self.recording.clients)
-        if self.federation.address and self.federation.port:
-            raise ValueError("federation.port: with an address nothing is started here, so there is no port to choose")
         # A run folder may come from a stranger: what it holds names no code and no files.
         if isinstance(self.adversary.knowledge.model, str):
             raise ValueError(

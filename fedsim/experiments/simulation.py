@@ -110,7 +110,6 @@ def _launch(server_app: Any, client_app: Any, config: Config, folder: RunFolder,
             context.run_config,
             folder.path,
             supernodes=config.federation.supernodes,
-            port=config.federation.port,
             address=config.federation.address,
         )
     else:

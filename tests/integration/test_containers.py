@@ -78,6 +78,17 @@ def test_only_the_superlink_with_tls_publishes_its_port_and_that_on_loopback() -
     assert instructions("EXPOSE") == [["8000"]]
 
 
+def test_the_plain_services_share_a_loopback_that_nobody_else_reaches() -> None:
+    modes = {name: SERVICES[name]["network_mode"] for name in PLAIN}
+    assert modes.pop("superlink") == "none"
+    assert set(modes.values()) == {"service:superlink"}
+    # They listen side by side, so on different ports, each of which its health check asks.
+    nodes = [SERVICES[name] for name in sorted(PLAIN) if name.startswith("supernode")]
+    ports = [word.removeprefix("--port=") for node in nodes for word in node["command"] if word.startswith("--port=")]
+    assert len(set(ports)) == len(nodes)
+    assert all(f":{port}/" in " ".join(node["healthcheck"]["test"]) for node, port in zip(nodes, ports, strict=True))
+
+
 def test_the_image_holds_what_it_copies_and_what_services_name() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     sources = {word for words in instructions("COPY") for word in words[:-1] if not word.startswith("--")}
@@ -106,7 +117,7 @@ def mounted(service: Mapping[str, Any]) -> list[str]:
 
 def test_connections_name_services_and_the_supernodes_data_is_where_the_image_looks() -> None:
     connections = tomllib.loads((ROOT / "deploy" / "connections.toml").read_text())["superlink"]
-    assert connections["compose"] == {"address": "superlink:8000", "insecure": True}
+    assert connections["compose"] == {"address": "127.0.0.1:8000", "insecure": True}
     assert connections["compose-tls"]["address"] == "superlink-tls:8000"
     environment = image_environment()
     assert environment["FEDSIM_DATA"] == "/data"
@@ -175,9 +186,9 @@ class Loopback:
     def here(self, text: str, runtime_port: int) -> str:
         text = interpolate(text, self._variables)
         for pattern, new in {
-            r"superlink(-tls)?:8000|127\.0\.0\.1:8000": f"127.0.0.1:{self._port}",
+            r"superlink-tls:8000|127\.0\.0\.1:8000": f"127.0.0.1:{self._port}",
             r"\b8000\b": str(self._port),
-            r"\b9094\b": str(runtime_port),
+            r"\b909[45]\b": str(runtime_port),
             r"0\.0\.0\.0": "127.0.0.1",
         }.items():
             text = re.sub(pattern, new, text)

@@ -104,7 +104,6 @@ def build(path: Path, *overrides: str) -> Config:
         ("measure=[{name='norm'}, {name='norm', every=0}]", "measure.1.every: input should be greater than or equal"),
         ("federation.rounds=2024-01-01", "federation.rounds: expected a number, a text, a list or a table, got date"),
         # Values.
-        ("federation={address='here:1', port=9}", "federation.port: with an address nothing is started here"),
         ("federation.clients=0", "federation.clients: input should be greater than or equal to 1, got 0"),
         ("federation.timeout=inf", "federation.timeout: input should be a finite number, got inf"),
         ("federation.straggler_probability=nan", "straggler_probability: input should be a finite number, got nan"),
