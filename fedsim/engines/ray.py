@@ -15,11 +15,12 @@ import re
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +29,8 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.engines import ray_guard
+from fedsim.engines.processes import termination_is_interruption
 from fedsim.engines.readiness import explain_difference, versions
 from fedsim.errors import FedsimError, InstallationError, RunError, first_line
 
@@ -129,18 +132,42 @@ def joined(address: str | None, actors: int | None, where: str = "federation") -
 def _connected(address: str | None, actors: int | None, where: str) -> Iterator[None]:
     import ray
 
+    with ExitStack() as ending:
+        try:
+            _connect(address, actors, f"{where}.address")
+            if address:
+                _compare_hosts()
+            else:
+                ending.enter_context(_guarded_session())
+            # Ray's own handler would exit from whatever it interrupts, without taking anything down first.
+            with termination_is_interruption():
+                yield
+        except FedsimError:
+            raise
+        except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
+            raise RunError(f"engine ray: {first_line(error.__cause__ or error)}") from error
+        finally:
+            if ray.is_initialized():
+                ray.shutdown()
+
+
+@contextmanager
+def _guarded_session() -> Iterator[None]:
+    """End every process of the Ray that was started here at the end, or with this process, however it ends."""
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", ray_guard.__file__, node.get_session_dir_path()],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C in a terminal is meant for the driver
+    )
+    assert guard.stdin is not None
     try:
-        _connect(address, actors, f"{where}.address")
-        if address:
-            _compare_hosts()
         yield
-    except FedsimError:
-        raise
-    except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
-        raise RunError(f"engine ray: {first_line(error.__cause__ or error)}") from error
     finally:
-        if ray.is_initialized():
-            ray.shutdown()
+        guard.stdin.close()
+        guard.wait()
 
 
 def _variables(address: str | None) -> dict[str, str]:

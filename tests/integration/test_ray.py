@@ -379,7 +379,7 @@ federate(Config.model_validate_json({config.model_dump_json()!r}), RunFolder(Pat
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
-    wait_until(lambda: not any(lives(process) for process in family), 120)  # two agents of Ray need a minute to notice
+    wait_until(lambda: not any(lives(process) for process in family), 10)  # two agents of Ray would need a minute
     # Shortened, so that the end is near: the rounds so far are those of the same federation.
     kept = len(Transcript(folder.path).rounds)
     shorter = config.model_copy(update={"federation": config.federation.model_copy(update={"rounds": kept + 1})})
@@ -389,6 +389,34 @@ federate(Config.model_validate_json({config.model_dump_json()!r}), RunFolder(Pat
     common = [number for number in whole.rounds if number in again.rounds]
     assert len(again.rounds) == kept + 1
     assert again.only(common).hash() == whole.only(common).hash()
+
+
+HOLD = """
+import time
+from fedsim.engines.ray import joined
+with joined(None, 1):
+    print("up", flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_rays_agents_end_with_the_driver_however_it_ends(
+    number: signal.Signals, lives: Callable[[int], bool], descendants: Callable[[int], list[int]]
+) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", HOLD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "up\n"
+        family = descendants(driver.pid)
+        driver.send_signal(number)
+        _, said = driver.communicate()
+    if number != signal.SIGKILL:
+        assert said.splitlines()[-1] == "KeyboardInterrupt"  # SIGTERM lets everything be taken down, too
+    assert len(family) > 6, "Ray's two agents should be among them"
+    wait_until(lambda: not any(lives(process) for process in family), 5)
 
 
 def wait_until(done: Callable[[], bool], seconds: float) -> None:
