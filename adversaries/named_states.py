@@ -73,20 +73,15 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
     if update.sends_delta:
         moved = by_any(update.pseudo_gradient, orders)
         assert moved is not None  # it has the names and shapes of w_0
-        delta = {name: -tensor for name, tensor in _whole(moved).items()}
+        delta = {name: -tensor for name, tensor in moved.items()}
     return NamedStates(
         shapes=shapes,
         floating=floating,
-        before=_whole(before),
-        after=_whole(after),
-        gradient=None if gradient is None else _whole(gradient),
+        before=before,
+        after=after,
+        gradient=gradient,
         delta=delta,
     )
-
-
-def _whole(state: State) -> State:
-    """Half precision in float32, because a slope of a slope is noise in half precision."""
-    return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in state.items()}
 
 
 def _of_another_model(

@@ -15,6 +15,7 @@ from torch.func import functional_call, grad
 
 from adversaries.named_states import named_states, running_statistics
 from fedsim.attacks import Attack, Knowledge
+from fedsim.datasets.checks import beyond_memory
 from fedsim.defense import Defense, overrides
 from fedsim.errors import AttackError
 from fedsim.task import Loss
@@ -210,8 +211,8 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
         by_batch: the model is one of `normalising_by_batch`, and so needs no running statistics.
 
     Raises:
-        AttackError: w_T equals w_0, the gradient is zero, N is not positive, or the model normalises by buffers
-            that were not shared.
+        AttackError: w_T equals w_0, the gradient is zero or too large, N is not positive or more than memory holds,
+            or the model normalises by buffers that were not shared.
         TranscriptError: the update is not one of this model.
     """
     where = f"round {update.round}, client {update.client}"
@@ -230,6 +231,11 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
         raise AttackError(
             f"{where}: N is {update.num_examples}, so nothing says how many examples to look for; "
             "attack a client that reports its num_examples"
+        )
+    if why := beyond_memory(4.0 * update.num_examples * math.prod(knowledge.input_shape or (1,))):
+        raise AttackError(
+            f"{where}: N is {update.num_examples}, and so many examples {why}; if that is no count of examples, say N "
+            "with [app] num_examples"
         )
     device = knowledge.device
     frozen = _frozen(model, before, after, gradient)
@@ -256,6 +262,11 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
         defenses=knowledge.defenses or (),
         where=where,
     )
+    if not all(bool(delta.square().sum().isfinite()) for delta in scene.direction):
+        raise AttackError(
+            f"{where}: what it sent is so large that its square is infinite; this update cannot be attacked, choose "
+            "another round or victim"
+        )
     if not any(bool((delta != 0).any()) for delta in scene.direction):
         still = "w_T equals w_0" if gradient is None else "the gradient is zero"
         raise AttackError(f"{where}: {still}, there is nothing to match")

@@ -8,7 +8,8 @@ what is sent and what comes back. The aggregate is bit-identical with and withou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,12 @@ class Curious(Strategy):
         recording: a folder, in which each run gets a sub-folder of its own, or a `Recorder`.
 
     Raises:
-        ConfigError: the strategy is one of Flower's legacy API.
+        ConfigError: the strategy is one of Flower's legacy API; later, that another strategy is wrapped round it.
         RunError: the folder cannot be written.
         TranscriptError: the folder of the `Recorder` already holds a recording.
     """
 
-    _OWN = frozenset({"strategy", "recorder", "_observer", "_exchange", "_asked", "_recording", "_started"})
+    _OWN = frozenset({"strategy", "recorder", "_observer", "_exchange", "_questions", "_recording", "_started"})
 
     def __init__(self, strategy: Strategy, recording: Recorder | Path | str) -> None:
         if isinstance(strategy, LegacyStrategy):
@@ -60,7 +61,7 @@ class Curious(Strategy):
         self._recording, self._started = recording, False
         self._observer = Observer(self.recorder, _weight_key(strategy))
         self._exchange: Exchange | None = None
-        self._asked: dict[int, Message] = {}
+        self._questions = _Questions()
 
     def __getattr__(self, name: str) -> Any:
         if name == "strategy":  # asked for before there is one, as copying and pickling do
@@ -89,9 +90,14 @@ class Curious(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Pass on what `strategy` sends, and remember it."""
+        """Pass on what `strategy` sends, and remember it.
+
+        Raises:
+            ConfigError: another strategy is wrapped round this one, so that what it makes of replies would be recorded.
+        """
+        self._check_outermost()
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        self._asked = {message.metadata.dst_node_id: message for message in messages}
+        self._questions = _Questions(messages)
         self._exchange = self._observer.asks(messages)
         return messages
 
@@ -103,16 +109,29 @@ class Curious(Strategy):
         Raises:
             RunError: the round could not be written.
         """
-        exchange, asked = self._exchange, self._asked
+        exchange, questions = self._exchange, self._questions
         if exchange is None or not self.recorder.plan.keeps_round(server_round):
-            return self.strategy.aggregate_train(server_round, (_decoded(reply, asked) for reply in replies))
+            return self.strategy.aggregate_train(server_round, (questions.decode(reply) for reply in replies))
         seen: list[Message] = []
         if isinstance(replies, Sequence):
             seen = list(replies)
             self._observer.record(server_round, exchange, seen)
         else:
             self._observer.record(server_round, exchange, _noted(replies, seen))
-        return self.strategy.aggregate_train(server_round, [_decoded(reply, asked) for reply in seen])
+        return self.strategy.aggregate_train(server_round, [questions.decode(reply) for reply in seen])
+
+    def _check_outermost(self) -> None:
+        """Raise ConfigError where another strategy calls this one, as Flower's wrappers for privacy do."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, Strategy) and caller is not self:
+                name = type(caller).__name__
+                raise ConfigError(
+                    f"Curious has to be outermost: within {name} it would record what {name} makes of the replies, and "
+                    f"not what clients sent; write Curious({name}(...))"
+                )
+            frame = frame.f_back  # type: ignore[assignment]
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -130,28 +149,54 @@ class _Decoding(CuriousGrid):
 
     def __init__(self, grid: Grid, recording: Recorder, *, count: str) -> None:
         super().__init__(grid, recording, count=count)
-        self._asked: dict[int, Message] = {}
+        self._questions = _Questions()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """See Grid."""
         messages = list(messages)
-        self._asked |= {message.metadata.dst_node_id: message for message in messages}
+        self._questions.add(messages)
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See Grid."""
-        return [_decoded(reply, self._asked) for reply in super().pull_messages(message_ids)]
+        return [self._questions.decode(reply) for reply in super().pull_messages(message_ids)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """See Grid."""
         messages = list(messages)
-        asked = {message.metadata.dst_node_id: message for message in messages}
-        return [_decoded(reply, asked) for reply in super().send_and_receive(messages, timeout=timeout)]
+        questions = _Questions(messages)
+        return [questions.decode(reply) for reply in super().send_and_receive(messages, timeout=timeout)]
 
 
-def _decoded(reply: Message, asked: Mapping[int, Message]) -> Message:
-    """What a strategy gets of a reply: the reply itself, unless it is a payload that no strategy can read."""
-    question = asked.get(reply.metadata.src_node_id)
+class _Questions:
+    """The messages that a server sent, each to be found by a reply to it.
+
+    Args:
+        messages: the first ones.
+    """
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._last: dict[int, Message] = {}  # by node
+        self._waiting: list[Message] = []  # they get their ids as they are sent
+        self._by_id: dict[str, Message] = {}
+        self.add(messages)
+
+    def add(self, messages: Iterable[Message]) -> None:
+        """Note messages that are about to be sent."""
+        for message in messages:
+            self._last[message.metadata.dst_node_id] = message
+            self._waiting.append(message)
+
+    def decode(self, reply: Message) -> Message:
+        """Return what a strategy gets of a reply: itself, unless it is a payload that no strategy can read."""
+        self._by_id |= {m.metadata.message_id: m for m in self._waiting if m.metadata.message_id}
+        self._waiting = [message for message in self._waiting if not message.metadata.message_id]
+        question = self._by_id.pop(reply.metadata.reply_to_message_id, None)
+        return _decoded(reply, question or self._last.get(reply.metadata.src_node_id))
+
+
+def _decoded(reply: Message, question: Message | None) -> Message:
+    """What a strategy gets of a reply to `question`; see `_Questions.decode`."""
     if reply.has_error() or question is None or miscounted(reply.content):
         return reply
     sent, ((key, record),) = question.content.array_records, reply.content.array_records.items()

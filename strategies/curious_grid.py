@@ -91,8 +91,9 @@ class CuriousGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See Grid."""
+        message_ids = list(message_ids)
         replies = list(self.grid.pull_messages(message_ids))
-        self._watch.came(replies)
+        self._watch.came(replies, message_ids)
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -130,9 +131,11 @@ class _Watch:
             self._write_done()
             return exchange
 
-    def came(self, replies: Iterable[Message]) -> None:
-        """Note replies; write down what is complete."""
+    def came(self, replies: Iterable[Message], message_ids: Sequence[str]) -> None:
+        """Note replies, and that those to the messages with these ids were asked for; write down what is complete."""
         with self._lock:
+            for exchange in self._open:
+                exchange.wait_for(set(message_ids))
             for reply in replies:
                 if not any(self._observer.takes(exchange, reply) for exchange in reversed(self._open)):
                     flower.warning(
@@ -147,7 +150,7 @@ class _Watch:
                 return
             for reply in replies:
                 self._observer.takes(exchange, reply)
-            exchange.given_up |= {message.metadata.dst_node_id for message in messages}
+            exchange.give_up(messages)
             self._write_done()
 
     def close(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from flwr.app import Array, Message, RecordDict
+from torch import Tensor
 
 from fedsim.engines.arrays import Held, state_in
 from fedsim.errors import PayloadError, one_line, what_it_said
@@ -89,11 +90,13 @@ class Asked:
 
     Attributes:
         node: whom it was sent to.
+        message: the how manieth message to this node it is among those sent at once, counted from 1.
         content: what it held.
         before: its arrays as tensors, as `RECORD/NAME` where there are several records; empty if there are none.
     """
 
     node: int
+    message: int
     content: Content
     before: State
 
@@ -108,32 +111,34 @@ class Exchange:
 
     def __init__(self, messages: Sequence[Message], count: str = COUNTS[0]) -> None:
         self.unreadable = ""
-        """Why the arrays that were sent cannot be recorded."""
+        """Why an array that was sent cannot be recorded; it is left out."""
         self.kind = messages[0].metadata.message_type if messages else ""
         self.group = messages[0].metadata.group_id if messages else ""
         self._counts = dict.fromkeys((count, *COUNTS))
         contents = {id(message.content): Content.of(message.content) for message in messages}
         alike = {_identity(content): content for content in contents.values()}  # nearly always one
         states = {identity: self._readable(content) for identity, content in alike.items()}
-        self.asked = [
-            Asked(message.metadata.dst_node_id, content, states[_identity(content)])
-            for message, content in ((message, contents[id(message.content)]) for message in messages)
-        ]
+        self.asked: list[Asked] = []
+        asked_of: dict[int, int] = {}
+        for message in messages:
+            node, content = message.metadata.dst_node_id, contents[id(message.content)]
+            asked_of[node] = asked_of.get(node, 0) + 1
+            self.asked.append(Asked(node, asked_of[node], content, states[_identity(content)]))
         self._messages = list(messages)
-        self._ids: dict[str, int] = {}  # of these messages, which they get as they are sent, to their nodes
+        self._places: dict[str, int] = {}  # of messages in `asked`, by the ids that they get as they are sent
         self.given_up = set[int]()
-        """Nodes whose replies nobody waits for any more."""
+        """Places in `asked` of messages to which nobody waits for a reply any more."""
+        self.waited_for = set[int]()
+        """Places in `asked` of messages whose replies were asked for."""
         self.doubled = set[int]()
-        """Nodes that answered more than once; the first answer counts."""
-        self._by_node = {asked.node: asked for asked in self.asked}  # the last, where one gets several
-        self._replies: dict[int, Content | str] = {}  # by node
+        """Nodes that answered a message more than once; the first answer counts."""
+        self._replies: dict[int, Content | str] = {}  # by the place in `asked` of what they answer
 
     def _readable(self, content: Content) -> State:
-        """The arrays of a message; none where one cannot be recorded, which `unreadable` then says."""
-        state = _tensors(content, "the server", "the arrays that the server sent")
-        if isinstance(state, str):
-            self.unreadable = state
-            return {}
+        """The arrays of a message; `unreadable` says if one cannot be recorded."""
+        state, refused = _tensors(content, "the server")
+        if refused:
+            self.unreadable = refused[0]
         return state
 
     @property
@@ -154,42 +159,66 @@ class Exchange:
     def joined_by(self, other: Exchange) -> bool:
         """Take `other` in, which was sent later, if both are single messages of one kind and round."""
         alike = (self.kind, self.round) == (other.kind, other.round) and len(other.asked) == 1
-        if not alike or not self._by_node.keys().isdisjoint(other._by_node):
+        if not alike or {asked.node for asked in self.asked} & {asked.node for asked in other.asked}:
             return False
         self.asked += other.asked
         self._messages += other._messages
-        self._by_node |= other._by_node
         return True
 
     @property
-    def replies(self) -> list[tuple[int, Content | str]]:
-        """Nodes, ascending, each with what it answered, or the reason of its error."""
-        return sorted(self._replies.items(), key=lambda reply: reply[0])
+    def replies(self) -> list[tuple[Asked, Content | str]]:
+        """Messages that were answered, by node, each with what the node said, or the reason of its error."""
+        answered = [(self.asked[place], said) for place, said in self._replies.items()]
+        return sorted(answered, key=lambda answer: (answer[0].node, answer[0].message))
 
     @property
-    def unanswered(self) -> set[int]:
-        """Nodes that have not answered."""
-        return self._by_node.keys() - self._replies.keys()
+    def silent_nodes(self) -> set[int]:
+        """Nodes that did not answer a message though their reply was asked for."""
+        return {self.asked[place].node for place in self.waited_for - self._replies.keys()}
 
     @property
     def is_open(self) -> bool:
         """Whether replies may still come."""
-        return bool(self.unanswered - self.given_up)
+        return bool(set(range(len(self.asked))) - self._replies.keys() - self.given_up)
+
+    def wait_for(self, message_ids: Collection[str]) -> None:
+        """Note that somebody asks for the replies to the messages with these ids."""
+        ids = [message.metadata.message_id for message in self._messages]
+        self.waited_for |= {place for place, number in enumerate(ids) if number in message_ids}
+
+    def give_up(self, messages: Sequence[Message]) -> None:
+        """Note that somebody waited for replies to these messages, and waits no longer."""
+        ended = {id(message) for message in messages}
+        places = {place for place, message in enumerate(self._messages) if id(message) in ended}
+        self.waited_for |= places
+        self.given_up |= places
 
     def takes(self, reply: Message) -> bool:
         """Note `reply` as it is now, if it answers one of these messages."""
-        to = reply.metadata.reply_to_message_id
-        if to and len(self._ids) < len(self._messages):
-            self._ids = {m.metadata.message_id: m.metadata.dst_node_id for m in self._messages if m.metadata.message_id}
-        # Of a message that expires, the SuperLink itself says so, under an id of its own.
-        node = self._ids.get(to, reply.metadata.src_node_id)
-        if node not in self._by_node or (to and self._ids and to not in self._ids):
+        if (place := self.place_of(reply, self._replies)) is None:
             return False
-        if node in self._replies:
-            self.doubled.add(node)
+        if place in self._replies:
+            self.doubled.add(self.asked[place].node)
         else:
-            self._replies[node] = self.said(reply)
+            self._replies[place] = self.said(reply)
         return True
+
+    def place_of(self, reply: Message, answered: Container[int]) -> int | None:
+        """Return the place in `asked` of the message that `reply` answers, None where it answers none of them.
+
+        Args:
+            reply: of a client, or of the SuperLink about it.
+            answered: the places of messages that have an answer already.
+        """
+        to = reply.metadata.reply_to_message_id
+        if to and len(self._places) < len(self._messages):
+            ids = [message.metadata.message_id for message in self._messages]
+            self._places = {number: place for place, number in enumerate(ids) if number}
+        if to and self._places:
+            return self._places.get(to)
+        # Messages have no ids before a Grid sends them: the first one to this node that is not answered.
+        places = [place for place, asked in enumerate(self.asked) if asked.node == reply.metadata.src_node_id]
+        return next((place for place in places if place not in answered), places[0] if places else None)
 
     def said(self, reply: Message) -> Content | str:
         """What a reply holds now, or the reason of its error."""
@@ -214,31 +243,37 @@ class Exchange:
         return same | {DIFFERING: ", ".join(differing)}, ", ".join(differing)
 
     def update(
-        self, number: int, node: int, client: int, content: Content, config: Mapping[str, Any]
+        self, number: int, asked: Asked, client: int, content: Content, config: Mapping[str, Any]
     ) -> Update | str | None:
-        """What a client sent as an update of round `number`, why that cannot be recorded, or None if it sent none."""
-        asked = self._by_node.get(node)
+        """What a client answered to `asked`, as an update of round `number`, why that cannot be recorded, or None."""
         if wrong := _failed(content):
             return wrong
-        if asked is None or not asked.before or not content.arrays:
+        if not asked.before or not content.arrays:
             return None
         several = len(asked.content.arrays) > 1 or len(content.arrays) > 1
-        payload = _payload(content, asked.before, several=several)
-        if isinstance(payload, str):
-            return payload
+        arrays, refused = _tensors(content, "it", several=several)
+        if not arrays:
+            return refused[0]
+        before = _prefixed(asked) if several else asked.before
+        try:
+            payload = Payload.dense(arrays, "weights") if several else Payload.from_arrays(arrays, before)
+        except PayloadError as error:
+            return one_line(str(error))
         metrics = {key: float(value) for key, value in content.values().items() if _is_number(value)}
         for key in (PARTITION, *self._counts):
             metrics.pop(key, None)
         return Update(
             round=number,
             client=client,
-            before=_prefixed(asked) if several else asked.before,
+            before=before,
             payload=payload,
             num_examples=self.count(content),
             metrics=metrics,
             config=config,
             records=tuple(content.arrays) if several else (),
             members=_members(content),
+            message=asked.message,
+            remarks=(*refused, *map(one_line, payload.remarks(before))),
         )
 
     def count(self, content: Content) -> int:
@@ -257,9 +292,13 @@ class Exchange:
         """
         sent = [_sent(asked.node, asked.content, names, arrays=False) for asked in self.asked]
         replies = [
-            _sent(node, said, names, arrays=names.get(node, node) not in recorded) for node, said in self.replies
+            _sent(asked.node, said, names, arrays=names.get(asked.node, asked.node) not in recorded)
+            for asked, said in self.replies
         ]
-        replies += [_sent(node, "no reply", names, arrays=False) for node in self.unanswered]
+        for place, asked in enumerate(self.asked):
+            if place not in self._replies:
+                why = "no reply" if place in self.waited_for else "nobody asked for its reply"
+                replies.append(_sent(asked.node, why, names, arrays=False))
         return Messages(
             number=number,
             kind=self.kind,
@@ -291,41 +330,30 @@ def miscounted(content: RecordDict) -> str | None:
     return None
 
 
-def _payload(content: Content, before: State, *, several: bool) -> Payload | str:
-    """The arrays that a client sent, or why they cannot be recorded."""
-    arrays = _tensors(content, "it", "its arrays", several=several)
-    if isinstance(arrays, str):
-        return arrays
-    if several:
-        return Payload.dense(arrays, "weights")
-    try:
-        payload = Payload.from_arrays(arrays, before)
-    except PayloadError as error:
-        return one_line(str(error))
-    wrong = payload.misfit(before)
-    return one_line(wrong) if wrong else payload
+def _tensors(content: Content, sender: str, *, several: bool | None = None) -> tuple[State, list[str]]:
+    """Return all arrays as tensors, and why others cannot be recorded.
 
-
-def _tensors(content: Content, sender: str, what: str, *, several: bool | None = None) -> State | str:
-    """All arrays as tensors, see `_state`, or why they cannot be recorded."""
-    try:
-        state = _state(content, several=several)
-    except Exception as error:  # NumPy may raise almost anything at bytes that are no array
-        return one_line(f"{what} cannot be read: {what_it_said(error)}")
-    if strange := [name for name, tensor in state.items() if tensor.dtype not in RECORDABLE]:
-        return one_line(f"{sender} sent '{strange[0]}' as {state[strange[0]].dtype}, which cannot be recorded")
-    return state
-
-
-def _state(content: Content, *, several: bool | None = None) -> State:
-    """All arrays as tensors; as `RECORD/NAME` where there are several records."""
+    Args:
+        content: what was sent.
+        sender: who sent it, in the sentences.
+        several: whether arrays are called RECORD/NAME; by default where there are several records.
+    """
     if several is None:
         several = len(content.arrays) > 1
-    return {
-        f"{record}/{name}" if several else name: tensor
-        for record, arrays in content.arrays.items()
-        for name, tensor in state_in(arrays).items()
-    }
+    state: dict[str, Tensor] = {}
+    refused: list[str] = []
+    for record, arrays in content.arrays.items():
+        for name, array in arrays.items():
+            try:
+                tensor = state_in({name: array})[name]
+            except Exception as error:  # NumPy may raise almost anything at bytes that are no array
+                refused.append(one_line(f"{sender} sent '{name}', which cannot be read: {what_it_said(error)}"))
+                continue
+            if tensor.dtype in RECORDABLE:
+                state[f"{record}/{name}" if several else name] = tensor
+            else:
+                refused.append(one_line(f"{sender} sent '{name}' as {tensor.dtype}, which cannot be recorded"))
+    return state, refused
 
 
 def _prefixed(asked: Asked) -> State:

@@ -15,7 +15,7 @@ from fedsim.recording.header import MOST, RECORDING, RUN
 from fedsim.recording.messages import FOLDER, write_messages
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
-from strategies.exchange import COUNTS, Content, Exchange, name_of
+from strategies.exchange import COUNTS, Asked, Content, Exchange, name_of
 from strategies.secure_aggregation import MaskedSum
 
 flower = logging.getLogger("flwr")
@@ -42,6 +42,7 @@ class Observer:
         self._exchanges = 0
         self._rounds: set[int] = set()
         self._differing = ""
+        self._remarks = set[str]()
         self._masked = MaskedSum()
 
     def asks(self, messages: Sequence[Message]) -> Exchange | None:
@@ -91,8 +92,7 @@ class Observer:
         self._rounds.add(number)
         if isinstance(replies, Sequence):
             replies = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
-        said = ((reply.metadata.src_node_id, exchange.said(reply)) for reply in replies)
-        found = self._found(number, exchange, said, failures)
+        found = self._found(number, exchange, _answers(exchange, replies), failures)
         updates: Iterable[Update] = (update for update in found if update is not None)
         if isinstance(replies, Sequence):
             updates = list(updates)  # they are all here: record them by client, not as they came
@@ -106,13 +106,21 @@ class Observer:
         if exchange.trains and self.recorder.plan.keeps_round(number):
             found = list(self._found(number, exchange, exchange.replies, failures))
             updates = [update for update in found if update is not None]
-            failures |= {self._names.get(node, node): "no reply" for node in exchange.unanswered}
-            if updates or not found:  # some sent an update, or all of them failed
+            failures |= {self._names.get(node, node): "no reply" for node in exchange.silent_nodes}
+            if updates or (failures and not found):  # some sent an update, or all of them failed
+                if exchange.round and exchange.round != number:
+                    flower.warning(
+                        "fedsim: round %d is trained once more; this time it is recorded as round %d",
+                        exchange.round,
+                        number,
+                    )
                 self.recorder.write(number, updates, failures, self._facts(number, exchange))
                 self._rounds.add(number)
-        for node, said in exchange.replies:
-            self._name(node, said)
-        said_by = {self._names.get(node, node) for node, said in exchange.replies if not isinstance(said, str)}
+        for asked, said in exchange.replies:
+            self._name(asked.node, said)
+        said_by = {
+            self._names.get(asked.node, asked.node) for asked, said in exchange.replies if not isinstance(said, str)
+        }
         recorded = {update.client for update in updates}
         if said_by != recorded or not exchange.is_plain:
             everything = exchange.messages(self._exchanges, number if updates else 0, self._names, recorded)
@@ -137,19 +145,28 @@ class Observer:
         return told if told and told not in self._rounds else max(self._rounds, default=0) + 1
 
     def _found(
-        self, number: int, exchange: Exchange, replies: Iterable[tuple[int, Content | str]], failures: dict[int, str]
+        self, number: int, exchange: Exchange, replies: Iterable[tuple[Asked, Content | str]], failures: dict[int, str]
     ) -> Iterator[Update | None]:
         """What each of `replies` is an update of, or None where a client sent none; `failures` gets the others."""
         config = self._facts(number, exchange)
-        for node, said in replies:
-            client = self._name(node, said)
-            found = said if isinstance(said, str) else exchange.update(number, node, client, said, config)
+        for asked, said in replies:
+            client = self._name(asked.node, said)
+            found = said if isinstance(said, str) else exchange.update(number, asked, client, said, config)
             if isinstance(found, str):
                 failures[client] = found
                 if not isinstance(said, str):  # what the strategy makes of it is for the strategy to say
                     flower.warning("fedsim: round %d, client %d: %s; recorded as a failure", number, client, found)
             else:
+                if found is not None:
+                    self._say_remarks(found)
                 yield found
+
+    def _say_remarks(self, update: Update) -> None:
+        """Say once in Flower's log what is odd about the tensors that clients send; the recording says it each time."""
+        for remark in update.remarks:
+            if remark not in self._remarks:
+                self._remarks.add(remark)
+                flower.warning("fedsim: round %d, client %d: %s", update.round, update.client, remark)
 
     def _name(self, node: int, said: Content | str) -> int:
         """What the client of `node` is called in the recording."""
@@ -179,6 +196,15 @@ class Observer:
             )
             self._differing = differing
         return facts
+
+
+def _answers(exchange: Exchange, replies: Iterable[Message]) -> Iterator[tuple[Asked, Content | str]]:
+    """Pair each reply, as it comes, with the message that it answers; replies to none of them are left out."""
+    answered = set[int]()
+    for reply in replies:
+        if (place := exchange.place_of(reply, answered)) is not None:
+            answered.add(place)
+            yield exchange.asked[place], exchange.said(reply)
 
 
 def in_folder(folder: Path | str) -> Recorder:

@@ -47,7 +47,7 @@ class MaskedSum:
         if stage != _UNMASK or set(self._stages) != {_SETUP, _COLLECT}:
             return None
         collected = self._stages[_COLLECT]
-        vectors = {node: said for node, said in collected.replies if isinstance(said, Content) and _said(said)}
+        vectors = {asked.node: said for asked, said in collected.replies if isinstance(said, Content) and _said(said)}
         mean = _unmasked(self._stages[_SETUP], exchange, vectors)
         asked = collected.asked[0]
         weights = {
@@ -136,7 +136,7 @@ def _pairs(setup: Exchange, unmasking: Exchange, gone: int, secret: bytes) -> li
     from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
     from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
-    keys = {node: _said(said)["pk1"] for node, said in setup.replies if isinstance(said, Content)}
+    keys = {asked.node: _said(said)["pk1"] for asked, said in setup.replies if isinstance(said, Content)}
     neighbours = [asked.node for asked in unmasking.asked if gone in _said(asked.content)["dead_nids"]]
     own = bytes_to_private_key(secret)
     return [(node, generate_shared_key(own, bytes_to_public_key(keys[node]))) for node in neighbours]

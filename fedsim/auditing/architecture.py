@@ -16,6 +16,7 @@ from fedsim.plugins import registry
 from fedsim.randomness import seeded_by
 from fedsim.task import Task
 from fedsim.training.modes import dropping
+from fedsim.wire.payloads import WORKING_TYPE
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Architecture:
     def _network(self) -> nn.Module:
         plugin = registry.build("models", self.name, self.settings, "model")
         with seeded_by(self.seed):
-            network = a_network(plugin.build(self.task), self.name)
+            network = a_network(plugin.build(self.task), self.name).to(WORKING_TYPE)
         for layer in dropping(network) if not self.dropout else ():
             layer.p = 0.0
         return network
@@ -81,6 +82,7 @@ class WrittenOut:
         network: nn.Module = registry.load_object(self.reference)()
         if not isinstance(network, nn.Module):
             return network
+        network = network.to(WORKING_TYPE)
         if self.frozen:
             _freeze(network)
         if self.outputs:

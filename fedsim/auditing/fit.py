@@ -35,7 +35,6 @@ _BACKWARD = 3
 """How much longer the slope of a gradient takes than the gradient itself, about."""
 _LONG = 600.0
 """Seconds an attack may take before that is said beforehand."""
-_HALF = {torch.float16, torch.bfloat16}
 """Attacks read these as float32."""
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,6 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     if knowledge.model is None:
         return
     network = knowledge.model()
-    _check_dtype(network, updates[0])
     _check_constants(network, knowledge.model, updates[0].before)
     if wrong := _unlike(network, updates[0].before):
         raise ConfigError(
@@ -61,17 +59,6 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     warn_of_still_layers(network, updates)
     if knowledge.input_shape is not None and knowledge.value_range is not None:
         check_outputs(network, knowledge)
-
-
-def _check_dtype(network: nn.Module, update: Update) -> None:
-    computes = {parameter.dtype for parameter in network.parameters()}
-    sent = {tensor.dtype for tensor in update.before.values() if tensor.is_floating_point()} - _HALF
-    if computes and sent and not sent & computes and not computes & _HALF:
-        ours, theirs = (str(min(dtypes, key=str)).removeprefix("torch.") for dtypes in (computes, sent))
-        raise ConfigError(
-            f"adversary.knowledge.model: computes in {ours}, and round {update.round} of client {update.client} holds "
-            f'{theirs}; set [app] dtype = "{ours}", or build a model that computes in {theirs}'
-        )
 
 
 def _check_constants(network: nn.Module, build: Callable[[], nn.Module], sent: State) -> None:
@@ -193,7 +180,7 @@ def warn_of_replies(updates: Sequence[Update]) -> None:
         updates: of one round.
     """
     first = updates[0]
-    if len(updates) > 1 and all(_same(first.after, other.after) for other in updates[1:]):
+    if len(updates) > 1 and all(_same(first.payload.arrays(), other.payload.arrays()) for other in updates[1:]):
         log.warning(
             "round %d: %s %d replies are identical; either no client trains, or these are copies of an aggregate",
             first.round,
@@ -204,7 +191,7 @@ def warn_of_replies(updates: Sequence[Update]) -> None:
         if update.payload.kind != "weights" or not _comparable(update):
             continue
         sent, got = _norm(update.before), _norm(update.after)
-        moved = _norm({name: update.after[name] - tensor for name, tensor in update.before.items()})
+        moved = _norm(update.pseudo_gradient)
         if sent > 0 and moved > 0.8 * sent and got < 0.5 * sent:
             log.warning(
                 "round %d, client %d: its reply has norm %.3g, what it was sent %.3g, their difference %.3g; it looks "

@@ -327,10 +327,10 @@ class AppTable(Table):
 
     replies: Literal["weights", "delta", "gradient"] = "weights"
     record: str = ""
+    message: Annotated[int, Field(ge=0)] = 0
     prefix: str = ""
     names: list[str] = []
     transposed: bool = False
-    dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
     num_examples: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] | None = None
     outputs: str = ""
     frozen: bool = False

@@ -58,6 +58,8 @@ class Reply:
         metrics: what else it reported.
         records: see `Update`.
         members: see `Update`.
+        message: see `Update`.
+        remarks: see `Update`.
     """
 
     client: int
@@ -68,6 +70,13 @@ class Reply:
     metrics: Mapping[str, float]
     records: Sequence[str] = ()
     members: Sequence[int] = ()
+    message: int = 1
+    remarks: Sequence[str] = ()
+
+    @property
+    def key(self) -> str:
+        """What the names of its arrays begin with in the file."""
+        return f"client/{self.client}" if self.message == 1 else f"client/{self.client}:{self.message}"
 
     @property
     def senders(self) -> Sequence[int]:
@@ -77,11 +86,11 @@ class Reply:
     def plain(self) -> dict[str, Any]:
         """Everything in it for JSON; what few recordings have is left out where there is none."""
         fields = asdict(self)
-        return {key: value for key, value in fields.items() if value or key not in _RARE}
+        return {key: value for key, value in fields.items() if key not in _RARE or value not in ((), [], 1)}
 
 
-_RARE: dict[str, type] = {"records": str, "members": int}
-"""Fields of a reply that are lists and mostly empty, and of what."""
+_RARE: dict[str, type] = {"records": str, "members": int, "remarks": str, "message": int}
+"""Fields of a reply that few have, and of what they are lists; but `message` is a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +101,7 @@ class Header:
         version: format of the file.
         round: server round, counted from 1.
         broadcasts: SHA-256 of each distinct state that was sent; nearly always one.
-        replies: one entry for each recorded client, by ascending client id.
+        replies: one entry for each recorded update, by ascending client id and message.
         failures: client id to the reason why no update came back, see `errors.one_line`.
         config: what the server sent along with the state, as far as it sent all clients the same; `DIFFERING` names
             what else it sent.
@@ -106,7 +115,7 @@ class Header:
     config: Mapping[str, object]
 
     def reply_of(self, client: int) -> Reply | None:
-        """The reply of `client`, or of the group that it is in; None where there is none."""
+        """The first reply of `client`, or of the group that it is in; None where there is none."""
         own = (reply for reply in self.replies if reply.client == client)
         return next(own, None) or next((reply for reply in self.replies if client in reply.members), None)
 
@@ -186,20 +195,25 @@ def _check_fields(fields: Any) -> None:
     kinds = {"client": int, "num_examples": int, "broadcast": int, "sha256": str, "kind": str, "metrics": dict}
     for reply in fields["replies"]:
         rare = {key: reply[key] for key in _RARE if isinstance(reply, dict) and key in reply}
-        _check_kinds("a reply", reply, kinds | dict.fromkeys(rare, list))
+        _check_kinds("a reply", reply, kinds | {key: int if key == "message" else list for key in rare})
         for key, items in rare.items():
-            if not all(type(item) is _RARE[key] for item in items):
+            if key != "message" and not all(type(item) is _RARE[key] for item in items):
                 raise ValueError(f"{key} of a reply are {_cut(items)}")
         if reply["kind"] not in get_args(Kind):
             raise ValueError(f"a reply is of kind {_cut(reply['kind'])}")
         numbers = (reply["client"], reply["num_examples"], reply["broadcast"])
         if not (0 <= numbers[0] <= MOST and numbers[1] >= 0 and 0 <= numbers[2] < len(fields["broadcasts"])):
-            raise ValueError(f"client, N and broadcast are {numbers}")
+            raise ValueError(f"client, N and broadcast are {_cut(numbers)}")
+        if reply.get("message", 1) < 1:
+            raise ValueError(f"message of a reply is {_cut(reply['message'])}")
         if not all(type(value) in (int, float) for value in reply["metrics"].values()):
             raise ValueError(f"a metric of client {numbers[0]} is no number")
-    for clients in ([reply["client"] for reply in fields["replies"]], [int(client) for client in fields["failures"]]):
-        if len(set(clients)) < len(clients) or min(clients, default=0) < 0:
-            raise ValueError(f"its clients are {_cut(clients)}, expected each once and none below 0")
+    answers = [(reply["client"], reply.get("message", 1)) for reply in fields["replies"]]
+    if len(set(answers)) < len(answers):
+        raise ValueError(f"its clients and their messages are {_cut(answers)}, expected each once")
+    failed = [int(client) for client in fields["failures"]]
+    if len(set(failed)) < len(failed) or min(failed, default=0) < 0:
+        raise ValueError(f"the clients that failed are {_cut(failed)}, expected each once and none below 0")
 
 
 def _check_kinds(what: str, table: Any, kinds: Mapping[str, type]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from fedsim.errors import TranscriptError
 from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Kind, Payload, State
+from fedsim.wire.payloads import Kind, Payload, State, in_working_type
 
 _OUTPUT_FIRST = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 """By number of dimensions, the axes of a weight (place ... input output) as PyTorch has them."""
@@ -23,24 +22,24 @@ class Reading:
     Attributes:
         replies: what the numbers are that clients send under plain names; w_T in most apps.
         record: the record of arrays that holds the model, where messages have several.
+        message: which of the server's messages to a client in a round is meant, counted from 1, where a client gets
+            several, such as one for each model of a cluster; 0 where it gets one.
         prefix: what the names of tensors begin with and those of the model do not, such as `_orig_mod.`.
         names: what the model calls the tensors, in the order in which they are sent; empty leaves their names.
         transposed: the weights of layers have their inputs first, as in Flax, Keras and scikit-learn.
-        dtype: what real numbers are turned into, such as `float32`, because the model computes with that; empty leaves
-            them.
         num_examples: N, of all clients or by client, which goes before what clients report.
     """
 
     replies: Kind = "weights"
     record: str = ""
+    message: int = 0
     prefix: str = ""
     names: Sequence[str] = ()
     transposed: bool = False
-    dtype: str = ""
     num_examples: int | Mapping[int, int] | None = None
 
     def of(self, update: Update) -> Update:
-        """`update` as attacks read it.
+        """`update` as attacks read it: real numbers are in `WORKING_TYPE`.
 
         Raises:
             TranscriptError: it has several records and none is named, or not what this reading names.
@@ -55,12 +54,17 @@ class Reading:
                 ),
                 records=(),
             )
-        if self != Reading(record=self.record, num_examples=self.num_examples):
+        if self != Reading(record=self.record, message=self.message, num_examples=self.num_examples):
             before = self._named(update.before, where)
             update = replace(
                 update, before=before, payload=self._meant(self._named(update.payload.arrays(), where), before)
             )
-        return replace(update, num_examples=self.counted(update.client, update.num_examples))
+        return replace(
+            update,
+            before=in_working_type(update.before),
+            payload=update.payload.in_working_type(update.before),
+            num_examples=self.counted(update.client, update.num_examples),
+        )
 
     def _chosen(self, state: State, where: str, sender: str, *, alone: bool = False) -> dict[str, Tensor]:
         """The tensors of the record that holds the model; with `alone`, those of an only record whatever its name."""
@@ -86,12 +90,12 @@ class Reading:
                 "order in which they are sent"
             )
         names = self.names or [name.removeprefix(self.prefix) for name in state]
-        return {name: self._converted(tensor) for name, tensor in zip(names, state.values(), strict=True)}
+        return {name: self._transposed(tensor) for name, tensor in zip(names, state.values(), strict=True)}
 
-    def _converted(self, tensor: Tensor) -> Tensor:
+    def _transposed(self, tensor: Tensor) -> Tensor:
         if self.transposed and tensor.ndim in _OUTPUT_FIRST:
-            tensor = tensor.permute(_OUTPUT_FIRST[tensor.ndim]).contiguous()
-        return tensor.to(getattr(torch, self.dtype)) if self.dtype and tensor.is_floating_point() else tensor
+            return tensor.permute(_OUTPUT_FIRST[tensor.ndim]).contiguous()
+        return tensor
 
     def _meant(self, arrays: State, before: State) -> Payload:
         payload = Payload.from_arrays(arrays, before)

@@ -100,7 +100,7 @@ class Recorder:
     ) -> None:
         """Write round `number` in one step: all of it or nothing.
 
-        A sequence is written by ascending client. What a generator yields is written as it comes,
+        A sequence is written by ascending client and message. What a generator yields is written as it comes,
         so that it need not hold more than one update.
         Updates whose `before` is the same state share its copy on disk.
 
@@ -111,7 +111,7 @@ class Recorder:
 
         Raises:
             RunError: the disk is full or the folder cannot be written, or two updates are of one
-                client; earlier rounds stay.
+                message to one client; earlier rounds stay.
         """
         if not self.plan.keeps_round(number):
             for update in updates:
@@ -119,7 +119,7 @@ class Recorder:
             return
         path = self.folder / FILE.format(number)
         if isinstance(updates, Sequence):
-            updates = sorted(updates, key=lambda update: update.client)
+            updates = sorted(updates, key=lambda update: (update.client, update.message))
             expected = sum(self.plan.keeps_client(update.client) for update in updates)
         try:
             with (
@@ -165,7 +165,7 @@ class _RoundFile:
         self._entries: dict[str, object] = {}
         self._broadcasts: list[str] = []
         self._seen: dict[int, tuple[State, int]] = {}
-        self._replies: dict[int, Reply] = {}
+        self._replies: dict[tuple[int, int], Reply] = {}  # by client and message
         self.sha256 = ""
         """Of the header, once it is written."""
 
@@ -178,7 +178,7 @@ class _RoundFile:
     def add(self, update: Update) -> None:
         if update.client < 0:
             raise RunError(f"round {self._number}: a reply says that it comes from client {update.client}, below 0")
-        if update.client in self._replies:
+        if (update.client, update.message) in self._replies:
             raise RunError(
                 f"round {self._number}: two replies say that they come from client {update.client}; "
                 "give every node a partition-id of its own"
@@ -193,8 +193,7 @@ class _RoundFile:
             # Keeping the state keeps its id from being given to another one.
             self._seen[id(update.before)] = (update.before, self._broadcasts.index(digest))
         sent = update.payload.arrays()
-        self._store(f"client/{update.client}", sent)
-        self._replies[update.client] = Reply(
+        reply = Reply(
             client=update.client,
             num_examples=update.num_examples,
             broadcast=self._seen[id(update.before)][1],
@@ -203,14 +202,18 @@ class _RoundFile:
             metrics=dict(update.metrics),
             records=update.records,
             members=update.members,
+            message=update.message,
+            remarks=update.remarks,
         )
+        self._store(reply.key, sent)
+        self._replies[update.client, update.message] = reply
 
     def finish(self, failures: Mapping[int, str], config: Mapping[str, object]) -> None:
         header = Header(
             version=FORMAT,
             round=self._number,
             broadcasts=self._broadcasts,
-            replies=[self._replies[client] for client in sorted(self._replies)],
+            replies=[self._replies[answer] for answer in sorted(self._replies)],
             failures=dict(sorted(failures.items())),
             config=dict(config),
         )

@@ -53,13 +53,13 @@ class Transcript:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         rounds: Iterable[int] | None = None,
         *,
         facts: bool = True,
         reading: Reading = _AS_USUAL,
     ) -> None:
-        run = the_run(folder)
+        run = the_run(Path(folder))
         self.folder = run / RECORDING if (run / RECORDING).is_dir() else run
         found = {int(name[1]): self.folder / name[0] for name in map(_NAME.fullmatch, _listed(self.folder)) if name}
         if not found:
@@ -133,8 +133,12 @@ class Transcript:
         return self._hashes[number]
 
     def clients(self, number: int) -> list[int]:
-        """Clients whose update of round `number` is recorded, ascending."""
-        return [reply.client for reply in self.header(number).replies]
+        """Clients of whom an update of round `number` is recorded, ascending."""
+        return list(dict.fromkeys(reply.client for reply in self.header(number).replies))
+
+    def messages(self, number: int, client: int) -> list[int]:
+        """Return which of the server's messages to `client` in round `number` an update answers, nearly always [1]."""
+        return [reply.message for reply in self.header(number).replies if reply.client == client]
 
     def sizes(self, number: int) -> dict[int, int]:
         """Bytes of the arrays that each client sent in round `number`, as `Payload.nbytes` counts them; none is read.
@@ -142,41 +146,56 @@ class Transcript:
         Raises:
             TranscriptError: the file is truncated or its header was altered.
         """
-        sizes = {f"client/{client}": 0 for client in self.clients(number)}
+        client_of = {reply.key: reply.client for reply in self.header(number).replies}
+        sizes = dict.fromkeys(client_of.values(), 0)
         try:
             with safe_open(self._paths[number], framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118
-                    if (who := "/".join(key.split("/", 2)[:2])) in sizes:
+                    if (who := "/".join(key.split("/", 2)[:2])) in client_of:
                         array = file.get_slice(key)
-                        sizes[who] += math.prod(array.get_shape()) * _BYTES[array.get_dtype()]
+                        sizes[client_of[who]] += math.prod(array.get_shape()) * _BYTES[array.get_dtype()]
         except (OSError, SafetensorError, KeyError) as error:
             raise damaged(self._paths[number], str(error)) from error
-        return dict(zip(self.clients(number), sizes.values(), strict=True))
+        return sizes
 
     def update(self, round: int, client: int) -> Update:
         """The update of `client` in round `round`, checked against its hashes, as `reading` says that it is meant.
 
         Raises:
-            TranscriptError: the client is not in that round, the bytes are not those recorded, or it cannot be read so.
+            TranscriptError: the client is not in that round, it answered several messages and `reading` does not say
+                which is meant, the bytes are not those recorded, or it cannot be read so.
         """
-        return self.reading.of(self.recorded(round, client))
+        answered = self.messages(round, client)
+        message = self.reading.message or (answered[0] if len(answered) == 1 else 0)
+        if answered and message not in answered:
+            which = f"of {len(answered)} messages to it" if not message else f"but not message {message}"
+            raise TranscriptError(
+                f"round {round}, client {client}: it answered {', '.join(map(str, answered))} {which}, and each answer "
+                "is an update of its own; name one with [app] message"
+            )
+        return self.reading.of(self.recorded(round, client, message or 1))
 
-    def recorded(self, round: int, client: int) -> Update:
+    def recorded(self, round: int, client: int, message: int = 1) -> Update:
         """The update of `client` in round `round` as it was recorded, checked against its hashes.
+
+        Args:
+            round: of the server.
+            client: its id.
+            message: which of the server's messages to it in this round is meant; see `messages`.
 
         Raises:
             TranscriptError: the client is not in that round, or the bytes are not those recorded.
         """
         header = self.header(round)
-        reply = next((reply for reply in header.replies if reply.client == client), None)
-        if reply is None:
+        answers = (reply for reply in header.replies if reply.client == client and reply.message == message)
+        if (reply := next(answers, None)) is None:
             why = header.failures.get(client)
             raise TranscriptError(
                 f"round {round}: client {client} "
                 + (f"failed there ({why})" if why else f"is not recorded; recorded: {self.clients(round)}")
             )
         before = self._state(round, f"broadcast/{reply.broadcast}", header.broadcasts[reply.broadcast])
-        arrays = self._state(round, f"client/{client}", reply.sha256)
+        arrays = self._state(round, reply.key, reply.sha256)
         try:
             payload = Payload.dense(arrays, "weights") if reply.records else Payload.from_arrays(arrays, before)
         except PayloadError as error:
@@ -193,6 +212,8 @@ class Transcript:
             config=header.config,
             records=tuple(reply.records),
             members=tuple(reply.members),
+            message=reply.message,
+            remarks=tuple(reply.remarks),
         )
 
     def updates(self, client: int | None = None) -> Iterator[Update]:
@@ -206,8 +227,8 @@ class Transcript:
         """One SHA-256 over everything recorded; each tensor is verified."""
         total = hashlib.sha256()
         for number in self.rounds:
-            for client in self.clients(number):
-                self.recorded(number, client)
+            for reply in self.header(number).replies:
+                self.recorded(number, reply.client, reply.message)
         for number in self.rounds:
             total.update(json.dumps(self.header(number).plain(), sort_keys=True).encode())
         return total.hexdigest()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from fedsim.errors import TranscriptError
 from fedsim.wire.payloads import Payload
@@ -30,6 +31,8 @@ class Update:
         records: where a message held several records of arrays, or other ones came back: the names of those that the
             client sent. All arrays are then called RECORD/NAME, and `fedsim.recording.reading` says which are meant.
         members: of the sum over a group (secure aggregation), the ids of its clients; `client` is the first of them.
+        message: which of the messages that the server sent this client in this round it answers, counted from 1.
+        remarks: what is odd about the tensors that it sent, a sentence each; see `Payload.remarks`.
     """
 
     round: int
@@ -41,6 +44,8 @@ class Update:
     config: Mapping[str, object] = field(default_factory=dict)
     records: tuple[str, ...] = ()
     members: tuple[int, ...] = ()
+    message: int = 1
+    remarks: tuple[str, ...] = ()
 
     @cached_property
     def after(self) -> State:
@@ -79,7 +84,17 @@ class Update:
                     "so there is no pseudo-gradient; leave this update out"
                 )
         deltas = self.payload.values("delta", self.before)
-        return {n: -deltas[n] if n in deltas else tensor - self.after[n] for n, tensor in self.before.items()}
+        return {
+            name: -deltas[name] if name in deltas else _difference(tensor, self.after[name])
+            for name, tensor in self.before.items()
+        }
+
+
+def _difference(before: Tensor, after: Tensor) -> Tensor:
+    """Subtract `after` from `before`; booleans cannot be subtracted, and unsigned integers would wrap around."""
+    if before.is_floating_point() or after.is_floating_point():
+        return before - after
+    return before.long() - after.long()
 
 
 def misfit(sent: State, got: State) -> str | None:

@@ -23,6 +23,8 @@ State = Mapping[str, Tensor]
 Kind = Literal["weights", "gradient", "delta"]
 """What the numbers of a tensor are: w_T, the gradient at w_t, or w_T - w_t."""
 
+WORKING_TYPE = torch.float32
+"""What attacks and scores compute in, whatever type a federation sends; see `in_working_type`."""
 _INDICES = (torch.int32, torch.int64)
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -209,6 +211,31 @@ class Payload:
         """The tensors of both; of a name that both have, that of `other`."""
         return Payload({**self.tensors, **other.tensors})
 
+    def in_working_type(self, before: State) -> Payload:
+        """Return what was sent with all real numbers in `WORKING_TYPE`.
+
+        Of float64 weights w_T the difference to w_t is taken first: both rounded by themselves would leave few of its
+        digits. It is a delta then.
+
+        Args:
+            before: w_t, as it was sent.
+        """
+        tensors: dict[str, tuple[Kind, Form]] = {}
+        for name, (kind, form) in self.tensors.items():
+            sent = before.get(name)
+            if isinstance(form, Sparse):
+                form = Sparse(form.indices, _in_working_type(form.values))
+            elif isinstance(form, Quantised):
+                form = Quantised(form.integers, _in_working_type(form.scales))
+            elif kind != "weights" or form.values.dtype != torch.float64 or sent is None:
+                form = Dense(_in_working_type(form.values))
+            elif sent.is_floating_point() and sent.shape == form.values.shape:
+                kind, form = "delta", Dense(_in_working_type(form.values - sent))
+            else:
+                form = Dense(_in_working_type(form.values))
+            tensors[name] = (kind, form)
+        return Payload(tensors)
+
     @property
     def kind(self) -> Kind:
         """What it is as a whole: weights (BatchNorm's statistics) may come with a gradient or a delta."""
@@ -261,6 +288,23 @@ class Payload:
             decoded[key] = tensor if isinstance(form, Dense) else tensor.to(before[name].dtype)
         return decoded
 
+    def remarks(self, before: State) -> list[str]:
+        """Say what is odd about the tensors of an answer to w_t, though each can be recorded as it was sent.
+
+        Tensors that were never broadcast are not odd: clients may send more than the model.
+        """
+        remarks = []
+        for name, (_, form) in self.tensors.items():
+            if name not in before or not isinstance(form, Dense):
+                continue
+            sent, got = before[name], form.values
+            if got.shape != sent.shape:
+                remarks.append(f"'{name}' came with shape {tuple(got.shape)}, and was sent with {tuple(sent.shape)}")
+            elif got.is_floating_point() != sent.is_floating_point():
+                # Flower's strategies average integers, such as BatchNorm's counter, into real numbers.
+                remarks.append(f"'{name}' came as {_type(got)}, and was sent as {_type(sent)}")
+        return remarks
+
     def misfit(self, before: State) -> str | None:
         """What keeps this from being an answer to w_t: "it sent" and why, or None.
 
@@ -273,6 +317,17 @@ class Payload:
             if real and (wrong := form.misfit(before[name].shape)):
                 return f"it sent '{name}' {wrong}"
         return None
+
+
+def in_working_type(state: State) -> State:
+    """Return `state` with its real numbers in `WORKING_TYPE`; `state` itself where they are."""
+    if all(tensor.dtype == WORKING_TYPE for tensor in state.values()):
+        return state
+    return {name: _in_working_type(tensor) for name, tensor in state.items()}
+
+
+def _in_working_type(tensor: Tensor) -> Tensor:
+    return tensor.to(WORKING_TYPE) if tensor.is_floating_point() else tensor
 
 
 def is_encoded(names: Iterable[str], before: Container[str]) -> bool:

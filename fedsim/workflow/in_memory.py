@@ -24,7 +24,7 @@ from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.model_state import state_of, statistics_of
 from fedsim.wire.messages import State, Update, misfit, non_finite
-from fedsim.wire.payloads import Payload
+from fedsim.wire.payloads import WORKING_TYPE, Payload
 from fedsim.workflow.logs import Progress, told
 from fedsim.workflow.records import without_twins
 
@@ -81,7 +81,7 @@ def attack(
         raise ConfigError(f"attack: num_examples: expected a whole number of at least 1, got {num_examples!r}")
     if not callable(loss):
         raise ConfigError(f"attack: loss: expected a function of outputs and labels, got {type(loss).__name__}")
-    network = _copy(model)
+    network = _copy(model).to(WORKING_TYPE)
     sent = _state("before", before, network)
     returned = _state("after", after, network, statistics=not statistics_of(network).isdisjoint(sent))
     built = _built(attack, settings or {})
@@ -194,12 +194,6 @@ def _state(
         raise ConfigError(f"attack: {what}: has '{further[0]}', which the model lacks; hand over states of this model")
     if wrong := misfit(expected, state):
         raise ConfigError(f"attack: {what}: {wrong.removeprefix('it sent ')}; hand over states of this model")
-    for name, tensor in expected.items():
-        if state[name].dtype != tensor.dtype:
-            raise ConfigError(
-                f"attack: {what}: '{name}' is of {state[name].dtype}, expected {tensor.dtype} as in the model; convert "
-                "one of them"
-            )
     if broken := non_finite(state):
         raise ConfigError(f"attack: {what}: '{broken[0]}' holds NaN or infinite values")
     return {name: state[name].detach().cpu().clone() for name in expected}

@@ -399,7 +399,7 @@ def test_over_cohorts_a_strategy_cannot_tell_the_difference() -> None:
     assert federate(inner(), clients, start, grid=cohorts) == federate(inner(), Clients(failing=True), start)
 
 
-def test_an_odd_reply_is_recorded_as_a_failure_and_reaches_the_strategy_unchanged(tmp_path: Path) -> None:
+def test_an_odd_reply_is_recorded_as_it_is_and_reaches_the_strategy_unchanged(tmp_path: Path) -> None:
     """What a stranger's strategy makes of it is its own affair; here it takes the first element of each."""
 
     class FirstElements(FedAvg):
@@ -427,7 +427,13 @@ def test_an_odd_reply_is_recorded_as_a_failure_and_reaches_the_strategy_unchange
 
     assert aggregate(Curious(FirstElements(), tmp_path)) == aggregate(FirstElements())
     transcript = Transcript(tmp_path)
-    assert transcript.clients(1) == [2]  # node ids of the in-process grid
-    failures = transcript.header(1).failures
-    assert failures[3] == "it sent 'w' with shape (1,), expected (2,)"
-    assert failures[4] == "it sent 'w' as int64, expected floating-point numbers"
+    assert transcript.header(1).failures == {}
+    remarks = {client: transcript.recorded(1, client).remarks for client in transcript.clients(1)}
+    assert remarks == {  # node ids of the in-process grid
+        2: (),
+        3: ("'w' came with shape (1,), and was sent with (2,)",),
+        4: ("'w' came as int64, and was sent as float32",),
+    }
+    assert transcript.update(1, 4).pseudo_gradient["w"].tolist() == [-3.0, -3.0]
+    with pytest.raises(TranscriptError, match=r"of 'w', \(2,\), it sent shape \(1,\)"):
+        _ = transcript.update(1, 3).pseudo_gradient

@@ -219,8 +219,9 @@ def test_a_payload_of_unreadable_bytes_fails_its_client_alone(tmp_path: Path) ->
         return Message(RecordDict({"a": arrays, "m": MetricRecord({"num-examples": 3})}), reply_to=message)
 
     assert aggregate(Curious(FedAvg(), tmp_path), app)["w"] == (START["w"] + 1).numpy().tobytes()
-    (failure,) = Transcript(tmp_path).header(1).failures.values()
-    assert failure.startswith("its arrays cannot be read: ")
+    (odd,) = [update for update in Transcript(tmp_path).updates() if update.remarks]
+    assert odd.remarks[0].startswith("it sent 'delta/w', which cannot be read: ")
+    assert set(odd.after) == {"b"}
 
 
 def test_a_mod_sends_a_payload_from_any_flower_app(tmp_path: Path) -> None:

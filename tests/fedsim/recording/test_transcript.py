@@ -134,7 +134,7 @@ def test_reading_gives_back_every_name_order_type_shape_and_byte(
     assert transcript.rounds == [4]
     assert transcript.clients(4) == list(range(len(after)))
     for update in sent:
-        read = transcript.update(4, update.client)
+        read = transcript.recorded(4, update.client)
         assert list(read.before) == list(before)
         assert list(read.after) == list(update.after)
         for read_state, sent_state in ((read.before, before), (read.after, update.after)):
@@ -152,7 +152,7 @@ def test_views_and_tensors_that_need_gradients_are_recorded_by_value(tmp_path: P
     Recorder(tmp_path).write(
         1, [Update(round=1, client=0, before={}, payload=Payload.dense(after, "weights"), num_examples=1)]
     )
-    read = Transcript(tmp_path).update(1, 0).after
+    read = Transcript(tmp_path).recorded(1, 0).after
     assert all(torch.equal(read[name], tensor.detach()) for name, tensor in after.items())
 
 
@@ -161,7 +161,7 @@ def test_the_order_of_names_survives_beyond_ten_thousand_tensors(tmp_path: Path)
     Recorder(tmp_path).write(
         1, [Update(round=1, client=0, before={}, payload=Payload.dense(after, "weights"), num_examples=1)]
     )
-    assert list(Transcript(tmp_path).update(1, 0).after) == list(after)
+    assert list(Transcript(tmp_path).recorded(1, 0).after) == list(after)
 
 
 def test_clients_one_and_ten_are_told_apart(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_clients_one_and_ten_are_told_apart(tmp_path: Path) -> None:
     updates = [an_update(1, client, before) for client in (10, 1, 100)]
     Recorder(tmp_path).write(1, updates)
     for update in updates:
-        assert same(dict(Transcript(tmp_path).update(1, update.client).after), dict(update.after))
+        assert same(dict(Transcript(tmp_path).recorded(1, update.client).after), dict(update.after))
 
 
 def test_one_broadcast_is_stored_once_and_different_ones_each(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_one_broadcast_is_stored_once_and_different_ones_each(tmp_path: Path) ->
     with safe_open(tmp_path / PATH.format(1), framework="pt") as file:
         assert len([key for key in file.keys() if key.startswith("broadcast/")]) == 2 * len(shared)  # noqa: SIM118
     for update in updates:
-        assert same(dict(transcript.update(1, update.client).before), dict(update.before))
+        assert same(dict(transcript.recorded(1, update.client).before), dict(update.before))
 
 
 def test_a_round_in_which_nobody_answered_says_why(tmp_path: Path) -> None:
@@ -196,13 +196,13 @@ def test_a_round_in_which_nobody_answered_says_why(tmp_path: Path) -> None:
     transcript = Transcript(tmp_path)
     assert transcript.clients(1) == []
     with pytest.raises(TranscriptError, match=r"round 1: client 3 failed there \(straggler"):
-        transcript.update(1, 3)
+        transcript.recorded(1, 3)
 
 
 def test_an_absent_client_is_named_with_those_present(tmp_path: Path) -> None:
     record(tmp_path)
     with pytest.raises(TranscriptError, match=r"client 9 is not recorded; recorded: \[0, 1, 2\]"):
-        Transcript(tmp_path).update(1, 9)
+        Transcript(tmp_path).recorded(1, 9)
 
 
 def test_two_updates_of_one_client_in_a_round_are_refused_not_mixed(tmp_path: Path) -> None:
@@ -275,13 +275,13 @@ def damaged(tmp_path: Path) -> Iterator[Path]:
     transcript = Transcript(tmp_path / "t")
     for number in {1, 3}:
         for client in transcript.clients(number):
-            assert same(dict(transcript.update(number, client).after), dict(an_update(number, client).after))
+            assert same(dict(transcript.recorded(number, client).after), dict(an_update(number, client).after))
 
 
 def read_round_two(path: Path) -> None:
     transcript = Transcript(path.parent, [2])
     for client in transcript.clients(2):
-        transcript.update(2, client)
+        transcript.recorded(2, client)
 
 
 def assert_one_sentence_about(path: Path, error: FedsimError) -> None:
@@ -349,7 +349,7 @@ def test_a_file_deleted_under_the_reader_is_found(damaged: Path) -> None:
     assert transcript.clients(2) == [0, 1, 2]
     damaged.unlink()
     with pytest.raises(TranscriptError) as caught:
-        transcript.update(2, 0)
+        transcript.recorded(2, 0)
     assert_one_sentence_about(damaged, caught.value)
     with pytest.raises(TranscriptError, match="round 2 is not recorded"):
         Transcript(damaged.parent, [2])
@@ -618,7 +618,7 @@ def assert_recorded(folder: Path, updates: list[Update]) -> None:
     transcript = Transcript(folder)
     assert transcript.clients(1) == sorted(update.client for update in updates)
     for update in updates:
-        read = transcript.update(1, update.client)
+        read = transcript.recorded(1, update.client)
         assert same(dict(read.before), dict(update.before))
         assert same(dict(read.after), dict(update.after))
         assert (read.num_examples, read.metrics) == (update.num_examples, update.metrics)
@@ -795,7 +795,7 @@ def test_types_of_all_widths_come_back_to_the_bit_and_where_their_width_wants_th
             there = read[f"client/{update.client}/{place:04d}/{name}"]
             assert (there.dtype, there.shape) == (tensor.dtype, tensor.shape)
             assert there.reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist()
-        assert hash_state(Transcript(folder).update(1, update.client).after) == hash_state(update.after)
+        assert hash_state(Transcript(folder).recorded(1, update.client).after) == hash_state(update.after)
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     entries = json.loads(raw[8 : 8 + length])
@@ -973,7 +973,7 @@ def test_a_reply_of_another_form_is_named(tmp_path: Path, change: dict[str, Any]
     header["replies"][0] |= change
     sealed_as(path, header)
     with pytest.raises(TranscriptError, match="is damaged") as caught:
-        Transcript(tmp_path).update(1, 1)
+        Transcript(tmp_path).recorded(1, 1)
     assert_one_sentence_about(path, caught.value)
 
 
