@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.errors import TranscriptError
-from fedsim.training.model_state import orders_of, statistics_of
+from fedsim.training.model_state import load_whole_numbers, orders_of, statistics_of
 from fedsim.wire.messages import State, Update, by_any, by_name
 from fedsim.wire.payloads import Payload
 
@@ -53,6 +53,8 @@ class NamedStates(NamedTuple):
 def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
     """The states of `update` under the names of `model`, whatever the federation calls its arrays.
 
+    Integers and booleans that the server sent, such as a permutation or a mask, are put into `model`.
+
     Raises:
         TranscriptError: the update is not one of this model.
     """
@@ -74,6 +76,7 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
         moved = by_any(update.pseudo_gradient, orders)
         assert moved is not None  # it has the names and shapes of w_0
         delta = {name: -tensor for name, tensor in moved.items()}
+    load_whole_numbers(model, update.before)
     return NamedStates(
         shapes=shapes,
         floating=floating,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,9 +18,11 @@ from adversaries.named_states import named_states, running_statistics
 from fedsim.attacks import Attack, Knowledge
 from fedsim.datasets.checks import beyond_memory
 from fedsim.defense import Defense, overrides
-from fedsim.errors import AttackError
+from fedsim.errors import AttackError, some_of
 from fedsim.task import Loss
-from fedsim.training.modes import dropping
+from fedsim.training.apart import training_only_layer
+from fedsim.training.modes import normalise_by_instance
+from fedsim.training.stochastic_layers import find_stochastic_layers
 from fedsim.wire.messages import State, Update
 
 log = logging.getLogger("fedsim." + __name__)
@@ -212,7 +215,7 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
 
     Raises:
         AttackError: w_T equals w_0, the gradient is zero or too large, N is not positive or more than memory holds,
-            or the model normalises by buffers that were not shared.
+            or the model normalises by buffers that were not shared, or computes otherwise while it trains.
         TranscriptError: the update is not one of this model.
     """
     where = f"round {update.round}, client {update.client}"
@@ -237,6 +240,8 @@ def scene_of(update: Update, knowledge: Knowledge, *, by_batch: bool = False) ->
             f"{where}: N is {update.num_examples}, and so many examples {why}; if that is no count of examples, say N "
             "with [app] num_examples"
         )
+    normalise_by_instance(model, before, after)
+    check_evaluation(model, knowledge, where)
     device = knowledge.device
     frozen = _frozen(model, before, after, gradient)
     trained = [name for name in shapes if name not in frozen]
@@ -326,12 +331,45 @@ def warn_unless_plain(attack: Attack, knowledge: Knowledge, where: str, *, simul
         )
 
 
-def warn_of_dropout(attack: Attack, model: nn.Module, where: str) -> None:
-    """Warn where `model` has dropout layers, which drop units while clients train and do not in the attack."""
-    if dropping(model):
+def warn_of_dropout(attack: Attack, model: nn.Module, knowledge: Knowledge, where: str) -> None:
+    """Warn where layers of `model` draw while clients train, as dropout does; in the attack they do not."""
+    inputs = _probe(model, knowledge)
+    if inputs is None or not getattr(model, "draws_in_training", True):
+        return
+    if layers := find_stochastic_layers(deepcopy(model).train(), inputs):
         log.warning(
-            "%s on %s: dropout layers of the model drop while clients train, this attack takes them for off; expect "
-            "little",
+            "%s on %s: %s of the model drop%s at random while clients train (dropout), this attack takes them for off; "
+            "expect little",
             attack.called,
             where,
+            some_of([f"'{name}'" for name in layers], 3),
+            "s" if len(layers) == 1 else "",
         )
+
+
+def check_evaluation(model: nn.Module, knowledge: Knowledge, where: str) -> None:
+    """Raise AttackError where a layer computes otherwise while clients train than in evaluation, as attacks have it."""
+    inputs = _probe(model, knowledge)
+    if inputs is not None and (layer := training_only_layer(model, inputs)):
+        raise AttackError(
+            f"{where}: {layer} computes otherwise while a client trains than in evaluation, so that no gradient could "
+            "be matched; use parametrizations in place of the old spectral_norm and weight_norm, and no 'self.training'"
+        )
+
+
+def _probe(model: nn.Module, knowledge: Knowledge) -> Tensor | None:
+    """Two examples that the model takes, or None; others find out what is wrong with it."""
+    if knowledge.input_shape is None:
+        return None
+    like, draw = next(model.parameters()), torch.Generator().manual_seed(0)
+    for inputs in (
+        torch.rand((2, *knowledge.input_shape), generator=draw).to(like),
+        torch.zeros((2, *knowledge.input_shape), dtype=torch.long, device=like.device),  # tokens
+    ):
+        try:
+            with torch.no_grad():
+                model(inputs)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            continue
+        return inputs
+    return None

@@ -221,7 +221,7 @@ class GradientInversion(Attack):
             )
         if scene.sent is None:
             warn_unless_plain(self, knowledge, scene.where, simulated=recipe.place.simulates)
-        warn_of_dropout(self, scene.model, scene.where)
+        warn_of_dropout(self, scene.model, knowledge, scene.where)
         if not (recipe.normalised_by_batch or scene.by_batch) and trained_by_batch(update, scene.model):
             log.warning(
                 "%s on %s: the client's BatchNorm layers normalised by the batch, this attack normalises by the "

@@ -32,9 +32,10 @@ def total_variation(images: Tensor) -> Tensor:
     `images` is `example channel height width`; anisotropic and without wrap-around, in the units of
     the dummy data, as in SME's released code (IG's own code sums the directions).
     """
-    across = (images[..., 1:] - images[..., :-1]).abs().mean()
-    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
-    return (across + down) / 2
+    across = (images[..., 1:] - images[..., :-1]).abs()
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs()
+    # Images one pixel high or wide have no neighbours in that direction, and the mean of nothing is NaN.
+    return sum((step.mean() if step.numel() else step.sum() for step in (across, down)), start=images.new_zeros(())) / 2
 
 
 @dataclass(frozen=True)

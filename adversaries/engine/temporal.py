@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, vmap
 from adversaries.engine.lbfgs import Slopes
 from adversaries.engine.priors import BatchNormStatistics, total_variation
 from adversaries.scene import Scene
+from fedsim.training.gradients import rows_of_examples
 
 Layers = Literal["increasing", "decreasing", "equal", "relative"]
 
@@ -35,14 +36,16 @@ def temporal_objective(
         tv_weight: of total variation.
         vectorise: compute the gradients at all weights in one call; otherwise in a loop.
     """
-    targets = [torch.stack(tensors).flatten(1) for tensors in zip(*(s.mean_gradient for s in scenes), strict=True)]
+    targets = [
+        rows_of_examples(torch.stack(tensors)) for tensors in zip(*(s.mean_gradient for s in scenes), strict=True)
+    ]
     apart = _distances(targets, distance, layers)
     gradients = _all_at_once(scenes) if vectorise else _one_by_one(scenes)
 
     def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             points = points.detach().requires_grad_(True)
-            values = apart([tensor.flatten(1) for tensor in _defended(scenes, gradients(points))])
+            values = apart([rows_of_examples(tensor) for tensor in _defended(scenes, gradients(points))])
             if bn_weight:
                 prior = BatchNormStatistics(exact=scenes[0].by_batch)
                 each = [prior(scene, images, images) for scene, images in zip(scenes, points, strict=True)]

@@ -207,7 +207,7 @@ class GradientAttributeInference(Attack):
         ]
         if any(view.moved for view in views):
             warn_unless_plain(self, knowledge, f"client {victim}")
-        warn_of_dropout(self, model, f"client {victim}")
+        warn_of_dropout(self, model, knowledge, f"client {victim}")
         views = [view for view in views if view.direction.any()]
         if not views:
             raise AttackError(

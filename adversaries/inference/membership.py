@@ -16,7 +16,7 @@ from fedsim.attacks import Knowledge, Paper, Progress
 from fedsim.errors import AttackError
 from fedsim.findings import Membership
 from fedsim.recording.transcript import Transcript
-from fedsim.training.gradients import example_gradients
+from fedsim.training.gradients import example_gradients, rows_of_examples
 from fedsim.wire.messages import State, Update
 
 _FEWEST = 3
@@ -116,7 +116,7 @@ class Candidates:
         found, loss = example_gradients(network, self._inputs, self._labels, self._loss)  # type: ignore[arg-type]
         columns = [loss.detach()]
         for module in modules:
-            own = [gradient.flatten(1) for name, gradient in found.items() if name.rpartition(".")[0] == module]
+            own = [rows_of_examples(gradient) for name, gradient in found.items() if name.rpartition(".")[0] == module]
             columns.append(torch.cat(own, 1).norm(dim=1).clamp_min(_SHORTEST).log10())
         if self._of_classes(made):
             columns += [_margins(made, self._labels), torch.special.entr(made.softmax(1)).sum(1)]
@@ -152,7 +152,7 @@ class Candidates:
         inner, slopes = [], []
         for inputs, labels in zip(torch.split(self._inputs, width), torch.split(self._labels, width), strict=True):
             found, _ = example_gradients(network, inputs, labels, self._loss)  # type: ignore[arg-type]
-            flat = {name: gradient.flatten(1) for name, gradient in found.items()}
+            flat = {name: rows_of_examples(gradient) for name, gradient in found.items()}
             inner.append(torch.stack([moves[name] @ gradient.T for name, gradient in flat.items()]).sum(0))
             slopes.append(torch.stack([gradient.square().sum(1) for gradient in flat.values()]).sum(0))
         lengths = torch.stack([rows.double().square().sum(1) for rows in moves.values()]).sum(0).sqrt()

@@ -175,7 +175,7 @@ class TemporalInversion(Attack):
         sent = SentGradients.among(messages, knowledge, self.batch_statistics)
         first = sent.scene(sent.rounds[0])
         dummy = torch.randn((first.num_examples, *(knowledge.input_shape or ())), generator=rng).to(first.before[0])
-        warn_of_dropout(self, first.model, f"client {sent.victim}")
+        warn_of_dropout(self, first.model, knowledge, f"client {sent.victim}")
         check_inputs(first, dummy)
         scenes = [sent.scene(number) for number in self._aligned(sent, dummy, rng)]
         labels = self._labels(scenes, knowledge, dummy, rng)

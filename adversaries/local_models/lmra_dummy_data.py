@@ -133,7 +133,7 @@ class DummyDataReconstruction(Attack):
             raise AttackError(f"{updates.where}: the client returned every model unchanged; choose another victim")
         warn_unless_plain(self, knowledge, updates.where)
         client = _Client(updates, knowledge)
-        warn_of_dropout(self, client.model, updates.where)
+        warn_of_dropout(self, client.model, knowledge, updates.where)
         client.look(torch.randn((self._examples(updates), *(knowledge.input_shape or ())), generator=rng))
         trained: list[Tensor] = []
         curves: list[tuple[Tensor, Tensor]] = []

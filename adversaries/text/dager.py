@@ -91,7 +91,7 @@ class Dager(Attack):
                 "look for; attack a client that reports its num_examples"
             )
         blocks = Blocks.of(update, knowledge)
-        warn_of_dropout(self, blocks.model, blocks.where)
+        warn_of_dropout(self, blocks.model, knowledge, blocks.where)
         search = self._causal if blocks.model.causal else self._whole
         with torch.no_grad():
             tokens = search(blocks, update.num_examples, progress)

@@ -15,6 +15,7 @@ from fedsim.attacks import Paper
 from fedsim.defense import Defense, Guarantee, Participation, Poisson, Setting, called, mixers
 from fedsim.errors import ConfigError
 from fedsim.privacy.accountants import Accountant, Steps, epsilon_of, noise_multiplier_for
+from fedsim.training.gradients import rows_of_examples
 from fedsim.wire.messages import State
 
 
@@ -135,7 +136,7 @@ class DpSgd(Defense):
 
     def clipped_sum(self, gradients: State) -> State:
         """The sum over the examples of their clipped gradients, of each tensor `example ...`."""
-        flat = {name: tensor.flatten(1) for name, tensor in gradients.items()}
+        flat = {name: rows_of_examples(tensor) for name, tensor in gradients.items()}
         factors = self.example_factors(torch.stack([torch.linalg.vector_norm(rows, dim=1) for rows in flat.values()]))
         return {
             name: (factor @ rows).view(gradients[name].shape[1:])

@@ -15,7 +15,6 @@ from fedsim.models.checks import a_network
 from fedsim.plugins import registry
 from fedsim.randomness import seeded_by
 from fedsim.task import Task
-from fedsim.training.modes import dropping
 from fedsim.wire.payloads import WORKING_TYPE
 
 
@@ -29,7 +28,7 @@ class Architecture:
         task: what it is built for.
         seed: of its fresh weights. It is derived from the seed of the run, which must not be handed to attacks because
             the partition of the data follows from it.
-        dropout: whether dropout layers are active while clients train; if not, their rate is 0 in this network.
+        dropout: whether layers draw while clients train, as dropout does; the network says so as `draws_in_training`.
     """
 
     name: str
@@ -55,8 +54,7 @@ class Architecture:
         plugin = registry.build("models", self.name, self.settings, "model")
         with seeded_by(self.seed):
             network = a_network(plugin.build(self.task), self.name).to(WORKING_TYPE)
-        for layer in dropping(network) if not self.dropout else ():
-            layer.p = 0.0
+        network.draws_in_training = self.dropout
         return network
 
 

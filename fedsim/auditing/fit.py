@@ -62,18 +62,27 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
 
 
 def _check_constants(network: nn.Module, build: Callable[[], nn.Module], sent: State) -> None:
-    """What is frozen has to be the same each time that the model is built, and what the server sent, if it did."""
-    kept = network.state_dict().keys()
-    if not (constants := {name: tensor for name, tensor in network.named_buffers() if name not in kept}):
+    """Buffers that the server did not send have to be the same each time that the model is built.
+
+    Those that no message of this model would hold also have to be what the server sent, if it did.
+    """
+    kept, named = network.state_dict().keys(), by_any(sent, orders_of(network)) or {}
+    constants = {name: tensor for name, tensor in network.named_buffers() if name not in named}
+    if not constants:
         return
     again = dict(build().named_buffers())
     for name, tensor in constants.items():
-        for other, whence in ((again, "each time it is built"), (sent, "than the server sent")):
-            if name in other and not torch.equal(tensor.cpu(), other[name].to(tensor.dtype).cpu()):
-                raise ConfigError(
-                    f"adversary.knowledge.model: its frozen '{name}' has other values {whence}; load the values that "
-                    "clients have, or seed it as they do"
-                )
+        whence = ""
+        if not torch.equal(tensor.cpu(), again[name].cpu()):
+            whence = "each time it is built"
+        elif name in sent and name not in kept and not torch.equal(tensor.cpu(), sent[name].to(tensor.dtype).cpu()):
+            whence = "than the server sent"
+        if whence:
+            what = "buffer" if name in kept else "frozen"
+            raise ConfigError(
+                f"adversary.knowledge.model: its {what} '{name}' has other values {whence}; load the values that "
+                "clients have, or seed it as they do"
+            )
 
 
 def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:

@@ -36,6 +36,7 @@ from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator, one_thread, seeded
 from fedsim.task import Task
 from fedsim.training.cohort import Share
+from fedsim.training.gradients import rows_of_examples
 from fedsim.training.local_round import LocalRound
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import state_of
@@ -92,7 +93,9 @@ def the_shortcut_of_examples_gives_the_same(subject: Subject) -> None:
         raise DoesNotApply("it says nothing of how it shortens gradients of examples")
     for size in (1.0, 100.0):
         each = {name: size * tensor for name, tensor in _each(_state()).items()}
-        factors = defense.example_factors(torch.stack([tensor.flatten(1).norm(dim=1) for tensor in each.values()]))
+        factors = defense.example_factors(
+            torch.stack([rows_of_examples(tensor).norm(dim=1) for tensor in each.values()])
+        )
         total = {
             name: torch.einsum("e,e...->...", factor, tensor)
             for factor, (name, tensor) in zip(factors, each.items(), strict=True)

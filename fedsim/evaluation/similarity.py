@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedsim.errors import DataError
 from fedsim.evaluation.local_optimum import state_for
 from fedsim.randomness import one_thread
-from fedsim.training.model_state import load_state
-from fedsim.training.modes import forward, frozen, set_evaluation_modes, set_modes
+from fedsim.training.model_state import load_state, load_whole_numbers
+from fedsim.training.modes import forward, frozen, normalise_by_instance, set_evaluation_modes, set_modes
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update, by_name
 
@@ -78,7 +78,7 @@ class Message:
         if self.settings is None:
             set_evaluation_modes(self.model, self._before)
         else:
-            set_modes(self.model, replace(self.settings, dropout=False))
+            set_modes(self.model, replace(self.settings, dropout=False), inputs)
         with frozen(self.model, self.settings) if self.settings else nullcontext():
             trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
             loss = self.loss(forward(self.model, inputs), labels)
@@ -100,7 +100,12 @@ class Message:
 
     @cached_property
     def _before(self) -> State:
-        return self._named(self.update.before)
+        load_whole_numbers(self.model, self.update.before)
+        before = self._named(self.update.before)
+        if self.settings is None:
+            after = self.update.after if self.update.gradient is not None else self._named(self.update.after)
+            normalise_by_instance(self.model, before, after)
+        return before
 
     @cached_property
     def _moved(self) -> State:

@@ -75,7 +75,7 @@ class _Central:
         settings, wanted = experiment.training, experiment.config.states
         for group in self._optimizer.param_groups:
             group["lr"] = settings.learning_rate * wanted.decay ** sum(number > end for end in wanted.decay_at)
-        set_modes(self.model, settings)
+        set_modes(self.model, settings, self._inputs)
         order = torch.randperm(len(self._labels), generator=generator(experiment.seed, "central", number))
         total = torch.zeros((), device=self._device)
         with seeded(experiment.seed, "central dropout", number), frozen(self.model, settings):

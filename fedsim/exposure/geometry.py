@@ -100,7 +100,7 @@ def geometry(
     cosines = []
     for alpha in alphas.tolist():
         load_state(model, {name: alpha * before[name] + (1 - alpha) * after[name] for name in after})
-        set_modes(model, settings)
+        set_modes(model, settings, inputs)
         cosines.append(torch.nn.functional.cosine_similarity(gradient().double(), moved.double(), dim=0).item())
     return Geometry(ratios=_ratios(path), alphas=alphas, cosines=np.array(cosines))
 

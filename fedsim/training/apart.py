@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedsim.defense import Defense, called, overrides, replaced_batch
 from fedsim.errors import ConfigError
 from fedsim.randomness import generator, seeded
-from fedsim.training.modes import dropping, set_modes
+from fedsim.training.modes import set_modes
 from fedsim.training.settings import LocalTraining
+from fedsim.training.stochastic_layers import find_stochastic_layers
 
 _MOST = 8
 """Examples in a batch that is tried."""
@@ -62,7 +67,7 @@ def check_apart(
 
 def keeping_layer(model: nn.Module, settings: LocalTraining, inputs: Tensor) -> str | None:
     """The first layer that puts something of `inputs` into a floating-point buffer, which is sent; None without any."""
-    set_modes(model, settings)
+    set_modes(model, settings, inputs)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     _outputs(model, inputs)
     for name, buffer in model.named_buffers():
@@ -73,14 +78,36 @@ def keeping_layer(model: nn.Module, settings: LocalTraining, inputs: Tensor) -> 
 
 def changed_layer(model: nn.Module, settings: LocalTraining, one: Tensor, other: Tensor) -> str | None:
     """The first layer in which the last example, the same in two batches, becomes something else; None without any."""
-    set_modes(model, settings)
-    for layer in dropping(model):
-        layer.eval()
+    set_modes(model, replace(settings, dropout=False), one)
     first, second = _outputs(model, one), _outputs(model, other)
     if _last_alike(first[""], second[""]):
         return None
     differing = [name for name in first if name in second and not _last_alike(first[name], second[name])]
     return _named(model, differing[0])
+
+
+def training_only_layer(model: nn.Module, inputs: Tensor) -> str | None:
+    """The first layer that computes otherwise while a model trains than in evaluation; None without any.
+
+    Layers that draw are left out, and those that normalise by running statistics in evaluation.
+
+    Args:
+        model: it is copied.
+        inputs: `example ...` in model units.
+    """
+    own = deepcopy(model).train()
+    for layer in own.modules():
+        if isinstance(layer, (_BatchNorm, _InstanceNorm)):
+            layer.eval()
+    for name in find_stochastic_layers(own, inputs):
+        own.get_submodule(name).training = False
+    trained = _outputs(own, inputs)
+    evaluated = _outputs(deepcopy(model).eval(), inputs)
+    if _alike(trained[""], evaluated[""]):
+        return None
+    return _named(
+        model, next(name for name in trained if name in evaluated and not _alike(trained[name], evaluated[name]))
+    )
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> dict[str, Any]:
@@ -102,7 +129,14 @@ def _last_alike(one: Any, other: Any) -> bool:
     """Whether two outputs of one shape have the same last row; what is no tensor says nothing."""
     if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.ndim and one.shape == other.shape):
         return True
-    return torch.allclose(one[-1].double(), other[-1].double(), rtol=1e-4, atol=1e-6, equal_nan=True)
+    return _alike(one[-1], other[-1])
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two outputs are the same but for rounding; what is no tensor says nothing."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
+        return True
+    return torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 def _mixes(defense: Defense, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:

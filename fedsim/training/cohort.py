@@ -22,6 +22,7 @@ from fedsim.errors import RunError
 from fedsim.randomness import generator
 from fedsim.task import Loss, smoothed
 from fedsim.training import shortened
+from fedsim.training.gradients import rows_of_examples
 from fedsim.training.hooks import Hooks
 from fedsim.training.model_state import check_broadcast
 from fedsim.training.optimizers import sgd_direction
@@ -152,7 +153,7 @@ def local_updates(
                 out = None if settings.momentum else towards
                 state[name] = torch.sub(start, towards, alpha=settings.learning_rate, out=out)
     means = (losses / plan.filled).tolist()
-    finite = torch.stack([tensor.flatten(1).sum(1) for tensor in state.values()]).isfinite().all(0).tolist()
+    finite = torch.stack([rows_of_examples(tensor).sum(1) for tensor in state.values()]).isfinite().all(0).tolist()
     afters = [
         dict(zip(before, tensors, strict=True)) for tensors in zip(*(state[name] for name in before), strict=True)
     ]

@@ -143,3 +143,8 @@ def _backward(terms: Sequence[Tensor]) -> None:
     """Add the gradient of the sum of `terms`, if there are any."""
     if terms:
         sum(terms[1:], start=terms[0]).backward()  # type: ignore[no-untyped-call]
+
+
+def rows_of_examples(values: Tensor) -> Tensor:
+    """Return `example ...` as `example value`; of a parameter without axes, each example has one value."""
+    return values.flatten(1) if values.ndim > 1 else values[:, None]

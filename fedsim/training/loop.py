@@ -57,7 +57,7 @@ def local_update(
             are to be smoothed.
         RunError: the weights became NaN or infinite, or a batch of one example was to be normalised.
     """
-    _start(model, before, settings)
+    _start(model, before, settings, inputs)
     hooks = Hooks(defenses, model, settings, len(inputs), key, canaries)
     optimizer, pull = new_optimizer(model, settings), _proximal_term(model, settings)
     losses: list[Tensor | None] = []
@@ -103,7 +103,7 @@ def local_gradient(
         ConfigError: as from `local_update`.
         RunError: the gradient is NaN or infinite, or a batch of one example was to be normalised.
     """
-    _start(model, before, settings)
+    _start(model, before, settings, inputs)
     model.zero_grad(set_to_none=True)
     hooks = Hooks(defenses, model, settings, len(inputs), key)
     with seeded(*key, "dropout"), frozen(model, settings):
@@ -165,11 +165,11 @@ def new_optimizer(model: nn.Module, settings: LocalTraining) -> Optimizer:
     return Adam(model.parameters(), settings.learning_rate, weight_decay=decay, decoupled=decoupled)
 
 
-def _start(model: nn.Module, before: State, settings: LocalTraining) -> None:
+def _start(model: nn.Module, before: State, settings: LocalTraining, inputs: Tensor) -> None:
     """Put the broadcast into `model`, and its layers into the modes of local training."""
     check_broadcast(model, before)
     load_state(model, before)
-    set_modes(model, settings)
+    set_modes(model, settings, inputs)
 
 
 def _proximal_term(model: nn.Module, settings: LocalTraining) -> Callable[[], list[Tensor]]:

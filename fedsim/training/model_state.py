@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.errors import RunError
-from fedsim.wire.messages import State
+from fedsim.wire.messages import State, by_any
 
 
 def state_of(model: nn.Module, *, statistics: bool = True) -> dict[str, Tensor]:
@@ -55,6 +55,19 @@ def load_state(model: nn.Module, state: State) -> None:
     own = model.state_dict()
     _check_tensors(own, state)
     model.load_state_dict({**own, **state})
+
+
+def load_whole_numbers(model: nn.Module, state: State) -> None:
+    """Copy the integers and booleans that a server sent into the buffers of `model`, where `state` has them.
+
+    `load_state` and functional calls bring the real numbers. Strategies average integers into real numbers, which are
+    rounded here.
+    """
+    named = by_any(state, orders_of(model)) or {}
+    for name, buffer in model.named_buffers():
+        if name in named and not buffer.is_floating_point():
+            sent = named[name]
+            buffer.copy_(sent.round() if sent.is_floating_point() else sent)
 
 
 def check_broadcast(model: nn.Module, state: State) -> None:

@@ -7,29 +7,59 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import instance_norm
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedsim.errors import RunError
 from fedsim.training.settings import LocalTraining
+from fedsim.training.stochastic_layers import silence_stochastic_layers
 from fedsim.wire.messages import State
 
 
-def set_modes(model: nn.Module, settings: LocalTraining) -> None:
-    """Put every layer of `model` into the mode that `settings` ask for."""
+def set_modes(model: nn.Module, settings: LocalTraining, inputs: Tensor) -> None:
+    """Put every layer of `model` into the mode that `settings` ask for.
+
+    Args:
+        model: in which nothing but modes and counters of batches is changed.
+        settings: with `dropout = false`, no layer draws random numbers.
+        inputs: `example ...` in model units, by which layers that draw are found.
+
+    Raises:
+        RunError: the model draws random numbers that nobody can switch off.
+    """
     model.train()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.train(settings.batch_norm == "train")
             if module.num_batches_tracked is not None:
                 module.num_batches_tracked.zero_()
-        elif isinstance(module, _DropoutNd):
-            module.train(settings.dropout)
+    if not settings.dropout:
+        silence_stochastic_layers(model, inputs)
 
 
-def dropping(network: nn.Module) -> list[_DropoutNd]:
-    """The dropout layers of `network` that drop anything in training."""
-    return [layer for layer in network.modules() if isinstance(layer, _DropoutNd) and layer.p]
+def normalise_by_instance(model: nn.Module, before: State, after: State) -> None:
+    """Let InstanceNorm layers of `model` normalise each example by itself, as in training, where they did so.
+
+    In evaluation, those with running statistics normalise by these. They trained where a client returned other running
+    statistics than it was sent, or where these are not sent.
+
+    Args:
+        model: it gets a hook for each such layer.
+        before: what the server sent, under the names of the model.
+        after: what the client returned, likewise.
+    """
+    for name, module in model.named_modules():
+        mean = f"{name}.running_mean".removeprefix(".")
+        if isinstance(module, _InstanceNorm) and module.running_mean is not None:
+            kept = mean in before and mean in after and torch.equal(before[mean], after[mean])
+            if not kept:
+                module.register_forward_hook(_by_instance)
+
+
+def _by_instance(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    assert isinstance(layer, _InstanceNorm)
+    return instance_norm(inputs[0], None, None, layer.weight, layer.bias, use_input_stats=True, eps=layer.eps)
 
 
 def set_evaluation_modes(model: nn.Module, state: State) -> None:

@@ -25,6 +25,7 @@ from fedsim.training.linear import Linear, alike
 from fedsim.training.modes import forward, set_modes, trained
 from fedsim.training.optimizers import sgd_direction
 from fedsim.training.settings import LocalTraining
+from fedsim.training.stochastic_layers import generator_state
 from fedsim.wire.messages import State
 
 V = TypeVar("V")
@@ -116,7 +117,7 @@ class Sent:
                     f"measure: of what optimizer '{training.optimizer}' sends there is no measure yet; train by 'sgd', "
                     "or measure the gradient"
                 )
-            set_modes(model, training)
+            set_modes(model, training, inputs)
             names, loss = tuple(trained(model, training)), smoothed(loss, training.label_smoothing)
         if not names:
             raise ConfigError("measure: the model has no parameter to train, so there is no gradient")
@@ -342,10 +343,10 @@ class Sent:
     @cached_property
     def _draws(self) -> bool:
         """Whether any layer draws, as dropout does, which the state of torch's generator shows."""
-        before = _state_of_generator(self.inputs.device)
+        before = generator_state(self.inputs.device)
         with torch.no_grad():
             forward(self.model, self.inputs)
-        return not torch.equal(before, _state_of_generator(self.inputs.device))
+        return not torch.equal(before, generator_state(self.inputs.device))
 
     @cached_property
     def _moving(self) -> Sequence[str]:
@@ -410,10 +411,6 @@ def _by_autograd(value: Callable[[dict[str, Tensor]], Tensor], named: dict[str, 
         by = list(named.values())
         slopes = torch.autograd.grad(value(named), by, create_graph=keep, materialize_grads=True)
     return dict(zip(named, slopes, strict=True))
-
-
-def _state_of_generator(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 class _Forward(nn.Module):

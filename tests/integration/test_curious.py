@@ -172,7 +172,8 @@ def test_aggregates_are_the_same_to_the_bit_and_records_are_what_was_sent(
 
     transcript = Transcript(tmp_path)
     assert transcript.rounds == list(range(1, ROUNDS + 1))
-    recorded = {(u.round, u.client): u for u in transcript.updates()}
+    clients_of = {number: transcript.clients(number) for number in transcript.rounds}
+    recorded = {(n, client): transcript.recorded(n, client) for n, present in clients_of.items() for client in present}
     assert recorded.keys() == clients.wire.keys()
     for key, (before, after) in clients.wire.items():
         update = recorded[key]
