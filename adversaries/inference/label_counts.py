@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from adversaries.inference.label_distribution import over_rounds
 from adversaries.labels.last_layer import last_layer, untrained
@@ -58,4 +59,6 @@ class LabelCounts(Attack):
             labels = count_labels(update, knowledge, scene.model, before, after, rng)
             return labels.bincount(minlength=len(layer.weight))
 
-        return over_rounds(transcript, victim, knowledge, counted, progress)
+        # Smoothing that is part of the loss is part of the formulas, too.
+        minimised = knowledge if knowledge.loss is cross_entropy else replace(knowledge, label_smoothing=None)
+        return over_rounds(transcript, victim, minimised, counted, progress)

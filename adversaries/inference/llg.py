@@ -11,8 +11,10 @@ from torch import Tensor
 
 from adversaries.inference.label_distribution import over_rounds
 from adversaries.labels.last_layer import last_layer, untrained
+from adversaries.labels.logit_gradient import logit_gradient
 from adversaries.scene import scene_of
 from fedsim.attacks import Attack, Knowledge, Paper, Progress
+from fedsim.errors import AttackError
 from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
@@ -54,6 +56,11 @@ class LabelLeakage(Attack):
             layer = last_layer(scene, noise.to(scene.before[0]))
             if not layer.weight_gradient.any():
                 raise untrained("the weight")
+            if not logit_gradient(scene.loss, len(layer.weight), knowledge.device).treats_classes_alike:
+                raise AttackError(
+                    f"{scene.where}: clients minimise a loss with class weights, and LLG is of one without; take "
+                    "label-counts"
+                )
             if not layer.non_negative:
                 log.warning(
                     "%s: %s: the last layer's inputs may be below 0, which LLG excludes", self.called, scene.where

@@ -10,9 +10,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from adversaries.inference.label_distribution import over_rounds
 from adversaries.labels.last_layer import apportioned, last_bias, untrained
+from adversaries.labels.logit_gradient import logit_gradient
 from adversaries.labels.updates import layer_directions, steps_times_rate
 from adversaries.local_models.model_sources import Network, outputs
 from adversaries.named_states import named_states
@@ -70,7 +72,7 @@ class LabelsFromUpdates(Attack):
         url="https://arxiv.org/abs/2405.00955",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"model", "auxiliary", "learning_rate", "local_epochs", "batch_size"})
-    uses: ClassVar[frozenset[str]] = STEPPING | {"defenses", "label_smoothing"}
+    uses: ClassVar[frozenset[str]] = STEPPING | {"defenses", "label_smoothing", "loss"}
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -90,6 +92,12 @@ class LabelsFromUpdates(Attack):
             moved = layer_directions(name, states, knowledge.defenses or ())[name]
             if not moved.any():
                 raise untrained(name)
+            form = logit_gradient(knowledge.loss or cross_entropy, len(moved), knowledge.device)
+            if form.divisors is None or not form.treats_classes_alike:
+                raise AttackError(
+                    f"{where}: clients minimise a loss with class weights, or a sum, and RLU is of the mean without; "
+                    "take label-counts"
+                )
             if update.gradient is not None:
                 return _shares(confidences.between(update.before, update.before, 1, where), moved)
             scale, steps = steps_times_rate(update.num_examples, knowledge), known_steps(knowledge, update.num_examples)

@@ -25,6 +25,7 @@ from adversaries.engine.temporal import temporal_objective
 from adversaries.inversion.sent_gradients import Messages, SentGradients, in_words, of_other_labels, rounds_of
 from adversaries.labels.gradients import RULES
 from adversaries.labels.last_layer import last_layer
+from adversaries.labels.logit_gradient import check_mean_cross_entropy
 from adversaries.scene import Scene, warn_of_dropout
 from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
@@ -197,7 +198,7 @@ class TemporalInversion(Attack):
             labels, rows = [], []
             for number in sent.rounds:
                 scene = sent.scene(number)
-                labels.append(RULES[self.labels]([last_layer(scene, dummy)], scene.num_examples, rng))
+                labels.append(self._recover_labels([scene], dummy, rng))
                 rows.append(torch.cat([tensor.flatten() for tensor in scene.mean_gradient]).float().cpu())
             groups = [[sent.rounds[place] for place in group] for group in align(labels, rows, self.similarity)]
         elif len(sent.sizes) > 1:
@@ -226,11 +227,17 @@ class TemporalInversion(Attack):
             f"sent, expected {self._least}; {remedy}"
         )
 
+    def _recover_labels(self, scenes: Sequence[Scene], dummy: Tensor, rng: torch.Generator) -> Tensor:
+        layers = [last_layer(scene, dummy) for scene in scenes]
+        first = scenes[0]
+        check_mean_cross_entropy(first.loss, len(layers[0].weight), first.before[0].device, first.where)
+        return RULES[self.labels](layers, first.num_examples, rng)
+
     def _labels(self, scenes: Sequence[Scene], knowledge: Knowledge, dummy: Tensor, rng: torch.Generator) -> Tensor:
         """Labels that are granted, or else recovered from all gradients together."""
         count = scenes[0].num_examples
         if knowledge.labels is None:
-            return RULES[self.labels]([last_layer(scene, dummy) for scene in scenes], count, rng)
+            return self._recover_labels(scenes, dummy, rng)
         if len(knowledge.labels) != count:
             raise AttackError(
                 f"{scenes[0].where}: {len(knowledge.labels)} labels are granted, but the client reported N = {count}"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from adversaries.labels.last_layer import LastLayer, apportioned, last_bias, spelled_out, untrained
+from adversaries.labels.logit_gradient import logit_gradient
 from adversaries.scene import Scene
 from fedsim.errors import AttackError, KnowledgeError
 
@@ -17,7 +18,8 @@ _TURNS = 20
 def sign_rule(scene: Scene, dummy: Tensor) -> Tensor:
     """The label of a single example: the class whose logit the last layer's bias moved up after one step.
 
-    With cross-entropy the gradient of that bias is p - onehot(y), negative for the true class alone.
+    With cross-entropy the gradient of that bias is p - onehot(y), negative for the true class alone; class weights and
+    sums change its size, not its signs.
 
     Args:
         dummy: `example ...` in standardised units, any data that the model takes.
@@ -37,6 +39,9 @@ def sign_rule(scene: Scene, dummy: Tensor) -> Tensor:
     name = last_bias(scene.model, scene.units.to_model(dummy))
     if name not in scene.names:
         raise untrained(name)
+    form = logit_gradient(scene.loss, len(scene.model.get_parameter(name)), scene.before[0].device)
+    if not torch.equal(form.targets.argmax(1), torch.arange(len(form.targets))):
+        raise KnowledgeError(f"{scene.where}: the loss that clients minimise does not move the true class most")
     return scene.direction[scene.names.index(name)].argmin().reshape(1)
 
 

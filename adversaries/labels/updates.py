@@ -9,13 +9,15 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from adversaries.labels.last_layer import LastLayer, apportioned, completed, last_bias, spelled_out, untrained
+from adversaries.labels.logit_gradient import logit_gradient
 from adversaries.named_states import NamedStates, named_states
 from adversaries.scene import known_steps
 from fedsim.attacks import Knowledge
 from fedsim.defense import Defense
-from fedsim.errors import RunError
+from fedsim.errors import KnowledgeError, RunError
 from fedsim.training.loop import local_update
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update
@@ -40,7 +42,7 @@ def count_labels(
 ) -> Tensor:
     """Count labels from the last linear layer of a FedAvg update of any number of steps.
 
-    With cross-entropy, the mean gradient of that layer's bias over N examples is p_c - n_c / N, where p is
+    With the mean cross-entropy, the mean gradient of that layer's bias over N examples is p_c - n_c / N, where p is
     the mean softmax output and n_c the number of examples of class c. So over a round the bias moves
     by -s (p_c - n_c / N), with s = learning rate x local steps and p averaged along the way. A first p
     is that of noise inputs, averaged over both ends of the round. With many steps at a large rate noise no longer
@@ -50,7 +52,8 @@ def count_labels(
     (`benchmarks/label_counts.py`). Where the learning rate, E and B are withheld, nothing is simulated, and s is read
     off a class that does not occur, for which the ratio of movement to p is largest; so at least one class must be
     absent then. A gradient that was sent is that of one step at w_0 and is read as it is: there s is 1 and p that at
-    w_0.
+    w_0. Where clients minimise a cross-entropy with class weights or label smoothing, or a sum, the formulas are those
+    of its derivative (`logit_gradient`), and nothing is simulated.
 
     Args:
         before: w_0 under the names of `model`'s parameters.
@@ -60,7 +63,8 @@ def count_labels(
         `example`, N labels in ascending order.
 
     Raises:
-        KnowledgeError: the model has no final linear layer with a bias for each class, or no classes.
+        KnowledgeError: the model has no final linear layer with a bias for each class, or no classes; or the loss is
+            no cross-entropy.
 
     References:
         Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022; Geng et al.:
@@ -78,18 +82,36 @@ def count_labels(
         if not model.get_parameter(name).requires_grad:
             raise untrained(name)
         log.warning("round %d, client %d: %s was not sent; labels are guesses", update.round, update.client, name)
+    form = logit_gradient(knowledge.loss or cross_entropy, len(moved), knowledge.device)
     if update.gradient is not None:
-        return spelled_out(apportioned(_seen(model, name, before, probes)[0] - moved, update.num_examples))
+        seen = _seen(model, name, before, probes)[0]
+        return spelled_out(form.count(seen, moved, update.num_examples))
     (first, start), (q, end) = (_seen(model, name, weights, probes) for weights in (before, after))
     p = (first + q) / 2
     known = steps_times_rate(update.num_examples, knowledge)
+    if not (known or form.is_mean_cross_entropy):
+        raise KnowledgeError(
+            "labels cannot be counted: the loss that clients minimise is not the mean cross-entropy alone, and the "
+            "size of their steps is not known; grant learning_rate, local_epochs and batch_size, or the labels with "
+            "adversary.knowledge.labels = true"
+        )
     scale = known or (moved / p.clamp_min(1e-12)).max().item()
     if not scale > 0:
         scale = moved.abs().max().item() or 1.0
-    shares, count = p - moved / scale, update.num_examples
+    count = update.num_examples
     steps = known_steps(knowledge, count)
     if not (known and steps):
-        return spelled_out(apportioned(shares, count))
+        return spelled_out(form.count(p, moved / scale, count))
+    if not form.is_mean_cross_entropy:  # what follows simulates that
+        if scale > _SHORT:
+            log.warning(
+                "round %d, client %d: learning rate x local steps is %.3g; counts may come near to guessing",
+                update.round,
+                update.client,
+                scale,
+            )
+        return spelled_out(form.count(p, moved / scale, count))
+    shares = p - moved / scale
     layer = _moved_layer(states.before, directions, scale, non_negative=bool((start >= 0).all()))
     found = None
     if _GROWN > end.norm() / start.norm().clamp_min(1e-12) > 1 / _GROWN:

@@ -29,6 +29,7 @@ from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import squared_error
 from fedsim.training.model_state import state_of
+from fedsim.wire import payloads
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 
@@ -208,6 +209,12 @@ def test_a_plain_list_of_arrays_is_matched_by_order(record: Record) -> None:
 # AIA on gradients.
 
 
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks compute in float64, so that differences show an objective's gradient."""
+    monkeypatch.setattr(payloads, "WORKING_TYPE", torch.float64)
+
+
 def smooth(seed: int = 0) -> nn.Module:
     return classifier(seed).double()
 
@@ -224,6 +231,7 @@ def steps(records: Records, rounds: int, build: Callable[[int], nn.Module] = smo
     return updates
 
 
+@pytest.mark.usefixtures("exact")
 def test_the_objective_is_the_mean_cosine_and_its_slope_that_of_finite_differences(record: Record) -> None:
     records, partial, _ = table(5, dtype=torch.float64)
     transcript = record(steps(records, 3))
@@ -254,6 +262,7 @@ def test_the_objective_is_the_mean_cosine_and_its_slope_that_of_finite_differenc
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("exact")
 def test_attributes_of_a_tiny_client_are_read_off_exact_gradients(seed: int, record: Record) -> None:
     records, partial, kinds = table(8, seed, dtype=torch.float64)
     transcript = record(steps(records, 4))
@@ -265,6 +274,7 @@ def test_attributes_of_a_tiny_client_are_read_off_exact_gradients(seed: int, rec
     assert curve[-1] < 0.02 * curve[0]
 
 
+@pytest.mark.usefixtures("exact")
 def test_the_search_moves_many_records_as_far_as_few(record: Record) -> None:
     """The mean cosine's slope for one of n records is of the size 1 / n."""
     for count in (8, 400):
@@ -276,6 +286,7 @@ def test_the_search_moves_many_records_as_far_as_few(record: Record) -> None:
         assert curve[-1] < 0.1 * curve[0]
 
 
+@pytest.mark.usefixtures("exact")
 def test_an_objective_that_stays_ends_the_search(record: Record) -> None:
     records, partial, _ = table(4, dtype=torch.float64)
     known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
@@ -288,6 +299,7 @@ def test_an_objective_that_stays_ends_the_search(record: Record) -> None:
     assert told[-1] == (500, 500)
 
 
+@pytest.mark.usefixtures("exact")
 def test_a_gradient_that_was_sent_is_read_like_the_step_along_it(record: Record) -> None:
     records, partial, _ = table(6, dtype=torch.float64)
     updates = steps(records, 3, rate=0.5)
@@ -301,6 +313,7 @@ def test_a_gradient_that_was_sent_is_read_like_the_step_along_it(record: Record)
     assert torch.allclose(one.scores, other.scores, atol=1e-8)
 
 
+@pytest.mark.usefixtures("exact")
 def test_restarts_are_chosen_by_the_objective_alone(record: Record) -> None:
     records, partial, _ = table(6, dtype=torch.float64)
     transcript = record(steps(records, 2))
