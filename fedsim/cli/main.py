@@ -37,6 +37,7 @@ from fedsim.cli.sweep import sweep
 from fedsim.cli.train import train
 from fedsim.errors import FedsimError, what_it_said
 from fedsim.plugins import registry
+from fedsim.plugins.allowed_code import restricted_code
 
 cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _INTERRUPTED = "interrupted"
@@ -80,7 +81,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
     keep_freed_memory()
-    sentence, code = _outcome()
+    with restricted_code(sys.argv[1:], anything="--trust" in sys.argv):
+        sentence, code = _outcome()
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough

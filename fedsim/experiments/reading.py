@@ -11,6 +11,7 @@ from typing import Any
 from fedsim.errors import ConfigError, did_you_mean, first_line
 from fedsim.experiments.config import TOO_DEEP, Config, check, titled
 from fedsim.experiments.trust import check_trust, is_in_a_run
+from fedsim.plugins.allowed_code import allow_code
 
 _LARGEST = (1 << 64) - 1
 """Flower's ids of nodes, which may be victims, have 64 bits."""
@@ -30,8 +31,11 @@ def load_config(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
         ConfigError: the file is missing, is not TOML, says something that does not hold, or names code and is not
             the user's own.
     """
-    config = config_of(read_toml(path, overrides), str(path), path.parent)
-    check_trust(config, path, trust or not is_in_a_run(path))
+    tables, own = read_toml(path, overrides), not is_in_a_run(path)
+    if own:
+        allow_code(tables)
+    config = config_of(tables, str(path), path.parent)
+    check_trust(config, path, trust or own)
     return config
 
 

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from fedsim.errors import TrustError
-from fedsim.experiments.config import AttackFile, Config
+from fedsim.experiments.config import AttackFile
+from fedsim.plugins.allowed_code import references_in
 
 
 def is_in_a_run(path: Path, run: Path | None = None) -> bool:
@@ -25,20 +26,15 @@ def is_in_a_run(path: Path, run: Path | None = None) -> bool:
 
 
 def check_trust(spec: AttackFile, path: Path, trust: bool) -> None:
-    """Raise TrustError where a file that is not trusted names code by `module:callable`, which would be imported."""
-    named = {f"attack.{table.title}": table.name for table in spec.attack}
-    if isinstance(spec, Config):
-        named |= {name: getattr(spec, name).name for name in ("data", "partition", "model", "strategy")}
-        named |= {f"defense.{place}": table.name for place, table in enumerate(spec.defense)}
-        named |= {f"measure.{table.title}": table.name for table in spec.measure}
-    found = {f"{where}.name": name for where, name in named.items() if ":" in name}
-    knowledge = spec.adversary.knowledge
-    written = {"adversary.knowledge.model": knowledge.model, "adversary.knowledge.loss": knowledge.loss}
-    written["app.outputs"] = spec.app.outputs
-    found |= {where: name for where, name in written.items() if isinstance(name, str) and ":" in name}
-    for where, name in found.items():
-        if not trust:
-            raise TrustError(
-                f"{path}: {where}: '{name}' is code that the run folder names, and is not run unasked; "
-                "pass --trust if you trust the author of the folder"
-            )
+    """Raise TrustError where a file that is not trusted names code by `module:callable`, at whatever depth.
+
+    That is for a sentence before any work that names the key; loading is refused where it happens
+    (`fedsim.plugins.allowed_code`).
+    """
+    if trust:
+        return
+    for place, reference in references_in(spec.model_dump(exclude={"federation": {"address"}})):
+        raise TrustError(
+            f"{path}: {'.'.join(place)}: '{reference}' is code that the run folder names, and is not run unasked; "
+            "pass --trust if you trust the author of the folder"
+        )

@@ -26,6 +26,7 @@ from fedsim.errors import (
     what_it_said,
 )
 from fedsim.plugins import objects
+from fedsim.plugins.allowed_code import check_allowed
 from fedsim.plugins.annotations import hints
 
 Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models", "findings", "measures"]
@@ -208,7 +209,9 @@ def load_object(reference: str, beside: Path | None = None) -> Any:
 
     Raises:
         PluginError: the module does not import or has no such attribute.
+        TrustError: the command line may not load it, see `allowed_code`.
     """
+    check_allowed(reference)
     module_name, _, attribute = reference.partition(":")
     folder = str((beside or Path.cwd()).resolve())
     if folder not in sys.path:

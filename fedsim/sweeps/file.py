@@ -13,6 +13,7 @@ from fedsim.errors import ConfigError, did_you_mean
 from fedsim.experiments.config import Config, Table, check
 from fedsim.experiments.reading import check_possible, make_absolute, put, read_toml
 from fedsim.experiments.trust import is_in_a_run
+from fedsim.plugins.allowed_code import allow_code
 
 SERIAL = ("engine", "actors", "address", "gpus_per_actor", "supernodes", "port")
 """Keys of [federation] that a cell does not have: it runs in one process, beside others."""
@@ -114,6 +115,8 @@ def sweep_of(
             put(base, key, value, f"set {key}")
     if isinstance(said.get("axes"), dict):
         said["axes"] = _flat(said["axes"], f"{where}: sweep.axes")
+    if own:
+        allow_code(said, base)
     make_absolute(base, where, beside)
     sweep = check(SweepTable, said, f"{where}: sweep")
     _check(sweep, f"{where}: sweep")

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedsim.auditing.audit import Audit
-from fedsim.errors import ConfigError, DataError, FedsimError, InstallationError, PluginError, what_it_said
+from fedsim.errors import ConfigError, DataError, FedsimError, InstallationError, PluginError, TrustError, what_it_said
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.progress import tracked
@@ -79,8 +79,14 @@ def planned(file: SweepFile, store: Store, *, trust: bool) -> Plan:
 
     Raises:
         ConfigError: the file describes cells that cannot be, or none that applies.
+        TrustError: it is in a run folder, and names a cluster to join.
         DataError, InstallationError, PluginError: something that a cell needs is missing or does not load.
     """
+    if file.sweep.address and not (file.own or trust):
+        raise TrustError(
+            f"{file.where}: sweep.address: '{file.sweep.address}' is a machine that a run folder names, which would be "
+            "sent code and data of yours, and is not joined unasked; pass --trust if you trust the author of the folder"
+        )
     grid = grid_of(file)
     found = cells_of(grid, trust=trust)
     cells = [item for item in found if isinstance(item, Cell)]

@@ -12,6 +12,7 @@ from fedsim.experiments.config import AttackFile, Config, check
 from fedsim.experiments.reading import read_toml
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.experiments.trust import check_trust, is_in_a_run
+from fedsim.plugins.allowed_code import allow_code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,10 @@ def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (),
     tables = read_toml(source, overrides)
     kind = Config if set(tables) - set(AttackFile.model_fields) else AttackFile
     spec: AttackFile = check(kind, tables, str(source))
-    check_trust(spec, source, trust or not is_in_a_run(source, path))
+    own = not is_in_a_run(source, path)
+    if own:
+        allow_code(tables)
+    check_trust(spec, source, trust or own)
     if file is not None and isinstance(spec, Config):
         _check_of_run(spec, file, RunFolder(path))
     command = ["fedsim", "attack", "RUN", *([file.name] if file is not None else []), *_as_options(overrides)]

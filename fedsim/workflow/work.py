@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsim.auditing.audit import Audit, ProgressOf, open_audit
 from fedsim.auditing.plan import Job
-from fedsim.errors import ConfigError, FedsimError
+from fedsim.errors import ConfigError, FedsimError, TrustError
 from fedsim.evaluation.empirical_epsilon import measure
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
@@ -76,6 +76,12 @@ def resume(folder: RunFolder, *, trust: bool = False, follow: ProgressOf | None 
     config = folder.read_experiment(trust=trust)
     if config is None:
         raise ConfigError(f"{folder.path}: holds no run to resume; expected {folder.experiment.name} in it")
+    if config.federation.address and not trust:
+        raise TrustError(
+            f"{folder.experiment}: federation.address: '{config.federation.address}' is a machine that the run folder "
+            "names, which would be sent code and data of yours, and is not joined unasked; pass --trust if you trust "
+            "the author of the folder"
+        )
     return _run(config, folder, resume=True, overwrite=False, follow=follow)
 
 
