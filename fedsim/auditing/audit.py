@@ -63,7 +63,7 @@ from fedsim.files import fresh_folder
 from fedsim.plugins.code import code_hash
 from fedsim.plugins.objects import is_object
 from fedsim.progress import tracked
-from fedsim.randomness import generator
+from fedsim.randomness import adversary_key, generator
 from fedsim.recording.header import RECORDING, Header
 from fedsim.recording.reading import Reading
 from fedsim.recording.transcript import Transcript
@@ -344,7 +344,7 @@ class Audit:
                     transcript=transcript.only(job.rounds),
                     knowledge=found.knowledge,
                     victim=job.victim,
-                    rng=generator(self.case.seed, "attack", job.round, job.victim, job.repeat),
+                    rng=generator(adversary_key(self.case.seed), "attack", job.round, job.victim, job.repeat),
                     progress=partial(progress, job),
                     turn=turn.taken,
                 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,8 @@ from fedsim.datasets.checks import beyond_memory
 from fedsim.datasets.files import data_folder, reason, verify
 from fedsim.datasets.holding_out import every_nth
 from fedsim.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
@@ -42,6 +46,7 @@ class ImageFolder:
         path: the folder, within the data folder or absolute.
         size: side in pixels. The shorter side of an image is resized to it, bilinearly with
             antialiasing, then the central square is cut out, as torchvision's Resize and CenterCrop do.
+            Sixteen bits become eight, real numbers have to be from 0 to 1, transparency is laid over white.
         test_fraction: share of the images to test on, in (0, 1): 0.2 takes every fifth in the order of
             classes and file names. Means nothing where there is a `val` or `test`.
     """
@@ -127,7 +132,7 @@ class ImageFolder:
                         f"{path}: is {opened.width} x {opened.height} pixels, and {width} x {height} once resized, "
                         f"expected at most {_MOST_PIXELS}; make it smaller or take it out of the folder"
                     )
-                image = opened.convert("RGB")
+                image = _as_rgb(opened, path)
         except DataError:
             raise
         except Exception as error:  # a damaged image makes its decoder raise all kinds of things
@@ -137,6 +142,36 @@ class ImageFolder:
         image = image.resize((width, height), Image.Resampling.BILINEAR)
         left, top = round((width - self.size) / 2), round((height - self.size) / 2)
         return np.array(image.crop((left, top, left + self.size, top + self.size)))
+
+
+def _as_rgb(image: Image.Image, path: Path) -> Image.Image:
+    """Return `image` in eight bits a channel: without what Pillow makes of other ranges, which it clips.
+
+    Grey of 16 bits is scaled by these, real numbers from 0 to 1 by 255; what is transparent shows white.
+
+    Raises:
+        DataError: it has other numbers.
+    """
+    if image.mode.startswith(("I", "F")):
+        values = np.asarray(image, np.float64)
+        most = 1.0 if image.mode == "F" else 65535.0
+        if not (values.min() >= 0 and values.max() <= most):  # NaN is neither
+            raise DataError(
+                f"{path}: has values from {values.min():g} to {values.max():g}, expected from 0 to {most:g} in an "
+                f"image of {'real' if image.mode == 'F' else 'whole'} numbers; scale them, or save it in eight bits"
+            )
+        return Image.fromarray((values * (255 / most)).round().astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        _say_transparent()
+        coloured = image.convert("RGBA")
+        white = Image.new("RGBA", coloured.size, "white")
+        return Image.alpha_composite(white, coloured).convert("RGB")
+    return image.convert("RGB")
+
+
+@cache
+def _say_transparent() -> None:
+    log.warning("data: what is transparent in images is laid over white")
 
 
 def _listed(home: Path) -> tuple[list[str], list[_Labelled]]:

@@ -15,7 +15,16 @@ from torch import Tensor
 from fedsim.datasets import Dataset, Examples
 from fedsim.datasets.cache import cached
 from fedsim.datasets.files import data_folder, find, verify
-from fedsim.datasets.tabular import at_most, categories, complete, encode, held_out, numbers, read_table
+from fedsim.datasets.tabular import (
+    at_most,
+    categories,
+    complete,
+    encode,
+    held_out,
+    numbers,
+    read_table,
+    with_equal_numbers_alike,
+)
 from fedsim.errors import ConfigError, DataError, did_you_mean
 from fedsim.paper import Paper
 
@@ -86,7 +95,7 @@ class Adult:
             income = table.pop("income").str.removesuffix(".")
             if unknown := sorted(set(income) - {"<=50K", ">50K"}):
                 raise DataError(f"{path}: income '{unknown[0]}' is neither <=50K nor >50K; get the file again")
-            table = complete(path, table.drop(columns=list(self.drop)))
+            table = complete(path, table.drop(columns=list(self.drop)), ("?",))
             kept = ~table.isin(["?"]).any(axis=1) if self.missing == "drop" else income.notna()
             tables.append(table[kept])
             labels.append(torch.from_numpy((income[kept] == ">50K").to_numpy(np.int64)))
@@ -247,6 +256,7 @@ def _one_file(
     labels, about = _targets(path, table[target], task, ~tests)
     groups: Tensor | None = None
     if group is not None:
+        table[group] = with_equal_numbers_alike(table[group])
         about["group_names"] = tuple(sorted(set(table[group])))
         groups = _codes(table[group], about["group_names"])
     features = table.drop(columns=[target, *([group] if group is not None else [])])
@@ -263,6 +273,7 @@ def _one_file(
 def _targets(path: Path, column: pd.Series, task: str, train: Any) -> tuple[Tensor, dict[str, Any]]:
     """Labels or standardised targets, and what they mean."""
     if task == "classification":
+        column = with_equal_numbers_alike(column)
         names = categories(path, column, "set task to regression, or choose another target")
         if len(names) < 2:
             raise DataError(f"{path}: the target '{column.name}' is '{names[0]}' in every line, expected two classes")

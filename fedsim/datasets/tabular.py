@@ -25,6 +25,9 @@ from fedsim.randomness import numpy_generator
 MOST_CATEGORIES = 1000
 """More in one column are names or numbers of things rather than kinds of them."""
 
+_MISSING = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none", "nil", "?", "-", "--", "."))
+"""What cells without a value hold, in small letters."""
+_CODE = re.compile(r"-?0\d")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _TOO_MANY = "name it in drop, or leave it out of categorical if it holds numbers"
 
@@ -75,20 +78,27 @@ def read_table(path: Path, separator: str = ",", names: Sequence[str] = (), comm
     return pd.DataFrame(rows, columns=header, index=lines, dtype=object)
 
 
-def complete(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+def complete(path: Path, table: pd.DataFrame, known: Collection[str] = ()) -> pd.DataFrame:
     """`table` again, if each of its columns has a name and each cell a value.
 
+    Args:
+        path: of the file.
+        table: as `read_table` gives it.
+        known: words for no value that whoever calls knows of.
+
     Raises:
-        DataError: a column has no name, or a cell is empty or `nan`.
+        DataError: a column has no name, or a cell is empty or says that it has no value.
     """
     for name in table:
         if not name:
             raise DataError(f"{path}: a column has no name; write one into the first line, or name '' in drop")
-        if absent := [cell for cell in table[name].unique() if cell.lower() in ("", "nan")]:
+        if absent := [cell for cell in table[name].unique() if cell.lower() in _MISSING.difference(known)]:
             missing = table[name].isin(absent)
+            first = table[name].iloc[missing.argmax()]
+            what = "no value" if first.lower() in ("", "nan") else f"'{first}', which stands for no value,"
             raise DataError(
-                f"{path}: column '{name}' has no value in line {table.index[missing.argmax()]} "
-                f"({int(missing.sum())} in all); fill it, remove the line, or name the column in drop"
+                f"{path}: column '{name}' has {what} in line {table.index[missing.argmax()]} ({int(missing.sum())} in "
+                "all); fill it, remove the line, name the column in drop, or write another word if it is a category"
             )
     return table
 
@@ -97,6 +107,20 @@ def _open(path: Path) -> TextIO:
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
+
+
+def with_equal_numbers_alike(column: pd.Series) -> pd.Series:
+    """Return `column` with each number written in one way, the shortest of those in it: `0` for `0.0`.
+
+    What begins with a zero and goes on with digits, such as `01`, is a code and stays as it is.
+    """
+    cells = [cell for cell in column.unique() if not _CODE.match(cell)]
+    writings: dict[float, list[str]] = {}
+    for cell, value in zip(cells, _parsed(cells).tolist(), strict=True):
+        if not math.isnan(value):
+            writings.setdefault(value, []).append(cell)
+    shortest = {cell: min(alike, key=lambda text: (len(text), text)) for alike in writings.values() for cell in alike}
+    return column.map(lambda cell: shortest.get(cell, cell))
 
 
 def numbers(path: Path, column: pd.Series) -> NDArray[np.float64]:
@@ -167,6 +191,7 @@ def encode(
                     f"{path}: column '{name}' holds numbers with a decimal comma, such as '{both.iloc[0]}'; "
                     "write them with a point, or name the column in categorical"
                 )
+            both = with_equal_numbers_alike(both)
             known = categories(path, both)
             column = Column(name=name, start=start, categories=known)
             codes = pd.Categorical(both, categories=known).codes
