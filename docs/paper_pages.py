@@ -25,8 +25,9 @@ WRITTEN = "<!-- Written by `python docs/paper_pages.py`; words are in {}.md.j2, 
 HEAD = """# Published figures beside ours
 
 Each page has a paper's tables and figures, as far as data at hand allow for them: what it prints, what we got, the
-difference, and a verdict by a tolerance that was written down with the paper's figures. **Met** means as good as the
-paper's up to the tolerance; **missed** stays here, with the reason as far as we know it; *not comparable* are figures
+difference, and a verdict by a tolerance that was written down with the paper's figures. **Met** means the paper's up
+to the tolerance; *above* is better by more than that, which points to another setting and is no reproduction;
+**missed** stays here, with the reason as far as we know it; *not comparable* are figures
 whose setting differs by too much, and the page says in what. Every result has the command that makes it again.
 
 `fedsim reproduce` lists the same tables, `fedsim reproduce PAPER/TABLE` shows one, and with `--scale quick` or `full`
@@ -43,7 +44,12 @@ Found = Mapping[tuple[str, str], Compared]
 """By row and quantity."""
 WIDEST = 6
 """Quantities that have a column each; more have a line each."""
-SHOWN = {Verdict.MET: "met", Verdict.MISSED: "**missed**", Verdict.NOT_COMPARABLE: "not comparable"}
+SHOWN = {
+    Verdict.MET: "met",
+    Verdict.ABOVE: "*above*",
+    Verdict.MISSED: "**missed**",
+    Verdict.NOT_COMPARABLE: "not comparable",
+}
 
 
 class Page:

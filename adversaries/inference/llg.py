@@ -56,6 +56,11 @@ class LabelLeakage(Attack):
             layer = last_layer(scene, noise.to(scene.before[0]))
             if not layer.weight_gradient.any():
                 raise untrained("the weight")
+            if len(layer.weight) < 3:
+                raise AttackError(
+                    f"{scene.where}: of two classes the rows of the last layer's gradient are each other's negatives, "
+                    "of which LLG would always claim one class alone; take label-counts"
+                )
             if not logit_gradient(scene.loss, len(layer.weight), knowledge.device).treats_classes_alike:
                 raise AttackError(
                     f"{scene.where}: clients minimise a loss with class weights, and LLG is of one without; take "

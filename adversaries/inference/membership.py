@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -132,7 +133,7 @@ class Candidates:
         for update in updates:
             where = _where(update)
             network = self._network.holding(returned(update, _INSTEAD), where)
-            yield torch.cat([outputs(network, part, where) for part in torch.split(self._inputs, _WIDTH)]), where
+            yield torch.cat([outputs(network, part, where) for part in equal_parts(self._inputs, _WIDTH)]), where
 
     def cosines(self, updates: Sequence[Update]) -> Tensor:
         """`client candidate`, the cosine of I and g, see `Products`; 0 where either is zero."""
@@ -150,7 +151,7 @@ class Candidates:
         moves = self._moves(updates, network)
         width = max(1, _AT_ONCE // sum(rows.shape[1] for rows in moves.values()))
         inner, slopes = [], []
-        for inputs, labels in zip(torch.split(self._inputs, width), torch.split(self._labels, width), strict=True):
+        for inputs, labels in zip(equal_parts(self._inputs, width), equal_parts(self._labels, width), strict=True):
             found, _ = example_gradients(network, inputs, labels, self._loss)  # type: ignore[arg-type]
             flat = {name: rows_of_examples(gradient) for name, gradient in found.items()}
             inner.append(torch.stack([moves[name] @ gradient.T for name, gradient in flat.items()]).sum(0))
@@ -250,3 +251,11 @@ def _margins(made: Tensor, labels: Tensor) -> Tensor:
 
 def _where(update: Update) -> str:
     return f"round {update.round}, client {update.client}"
+
+
+def equal_parts(values: Tensor, most: int) -> tuple[Tensor, ...]:
+    """Cut `example ...` into parts of nearly one size and at most `most` examples.
+
+    A network that normalises by the batch would treat a few that are left over otherwise than all others.
+    """
+    return values.tensor_split(max(1, math.ceil(len(values) / most)))

@@ -53,22 +53,40 @@ def share_interval(values: Values) -> tuple[float, float]:
 
     It is a bootstrap over the values and the two ends of the range: means under random weights (Dirichlet, all 1) of
     the values and 0 give the lower limit, of the values and 1 the upper one (Gaffke's bound, see Phan, Thomas and
-    Learned-Miller, ICML 2021). It stays within [0, 1]; where each value is 0 or 1 it is Clopper and Pearson's binomial
-    interval. The plain bootstrap has no width where few values happen to be equal, and Student's interval leaves
-    [0, 1] and covers too seldom where values fall into two heaps; this one has neither fault, at the price of being
-    wide for few values.
+    Learned-Miller, ICML 2021), by draws. It stays within [0, 1]; where each value is 0 or 1 it is Clopper and Pearson's
+    binomial interval, exactly. The plain bootstrap has no width where few values happen to be equal, and Student's
+    interval leaves [0, 1] and covers too seldom where values fall into two heaps; this one has neither fault, at the
+    price of being wide for few values.
     """
+    if np.isin(values, (0, 1)).all():
+        return _binomial_interval(int(values.sum()), len(values))
     weights = np.random.default_rng(0).dirichlet(np.ones(len(values) + 1), _DRAWS)
     ends = ((0.0, 0.025), (1.0, 0.975))
     low, high = (float(np.quantile(weights @ np.append(np.sort(values), end), level)) for end, level in ends)
     return max(low, 0.0), min(high, 1.0)  # but for rounding, they lie there
 
 
-def more_than_half(ahead: int, count: int, chance: float = _CHANCE) -> bool:
-    """Whether coin tosses give so many of `count`, or more, in at most this share of cases (sign test)."""
-    from scipy.special import bdtrc  # which takes a quarter of a second to import; workers do without
+def _binomial_interval(successes: int, count: int) -> tuple[float, float]:
+    from scipy.special import betaincinv  # which takes a quarter of a second to import; workers do without
 
-    return float(bdtrc(ahead - 1, count, 0.5)) <= chance
+    failures, tail = count - successes, (1 - 0.95) / 2
+    low = float(betaincinv(successes, failures + 1, tail)) if successes else 0.0
+    high = float(betaincinv(successes + 1, failures, 1 - tail)) if failures else 1.0
+    return low, high
+
+
+def more_than_half(ahead: int, count: int, chance: float = _CHANCE, *, expected: float = 0.5) -> bool:
+    """Whether chance gives so many of `count`, or more, in at most this share of cases (sign test).
+
+    Args:
+        ahead: how many are ahead of their floors.
+        count: how many there are.
+        chance: the share of cases.
+        expected: how often a guess is ahead of its own floor: a coin toss, unless scores take few values.
+    """
+    from scipy.special import bdtrc  # likewise
+
+    return float(bdtrc(ahead - 1, count, expected)) <= chance
 
 
 def fewer_than_half(ahead: int, count: int) -> bool:

@@ -24,6 +24,9 @@ BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
 LESS_THAN_PUBLIC = "less than public data do"
 NOT_JUDGED = "not judged"
 FEWEST = 5
+_ROUNDING = 1e-9
+"""Of a mean gain: a guess that is right as often as its floor is no better than that."""
+_OF_FEW_MESSAGES = ("property_accuracy", "property_client_accuracy")
 """Fewest victims from which anything is concluded: by chance, four are all beyond the floor in 1 of 16 cases."""
 _SHARES = {
     "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
@@ -254,7 +257,8 @@ def reading(item: Summary) -> tuple[str, str]:
 
     `leaks` means that more than half of such victims are beyond the floor: the mean is, and so many of the attacked
     victims are that tossing a coin for each would give as many in at most 5 % of cases (sign test). Unlike an interval
-    of the mean, this holds for scores of any distribution, with two modes or with infinite PSNR. With fewer than five
+    of the mean, this holds for scores of any distribution, with two modes or with infinite PSNR; of scores that are 0
+    or 1 the coin falls as the floor says. With fewer than five
     victims no outcome is that rare, and the rounds of one victim say nothing about another victim. There the verdict
     only says what was seen: `beyond the floor`, `not beyond the floor`, or `undecided` where it is some of them. So it
     does where victims are compared with one another, see `apart`.
@@ -273,13 +277,23 @@ def reading(item: Summary) -> tuple[str, str]:
             verdict = LESS_THAN_PUBLIC
         beyond = " beyond the floor" if verdict in (UNDECIDED, LESS_THAN_PUBLIC) else ""
         return verdict, "one victim only" if item.count == 1 else f"{told}{beyond}, {few}"
-    rare = statistics.more_than_half(item.ahead, item.count)
-    if rare and item.gain > 0:
+    rare = statistics.more_than_half(item.ahead, item.count, expected=_luck(item))
+    if rare and item.gain > _ROUNDING:
         return LEAKS, told
-    if rare or item.gain > 0:
+    if rare or item.gain > _ROUNDING:
         return UNDECIDED, f"{told} beyond the floor"
     behind = statistics.fewer_than_half(item.ahead, item.count) and item.gain < 0
     return (LESS_THAN_PUBLIC if behind and item.floor_guess == IMPUTED else GUESSING), f"{told} beyond the floor"
+
+
+def _luck(item: Summary) -> float:
+    """Return how often a guess as good as the floor is ahead of it, by chance alone; at least half.
+
+    Where a victim's score can only be 0 or 1, as of one message, the guess is ahead of its floor whenever it is right:
+    as often as the floor says. So it is, nearly, of a few messages.
+    """
+    two_valued = all(value in (0, 1) for value in item.values.values())
+    return max(0.5, item.floor) if two_valued or item.metric in _OF_FEW_MESSAGES else 0.5
 
 
 def headline(found: Sequence[Line]) -> str:

@@ -27,6 +27,7 @@ class Verdict(StrEnum):
 
     MET = "met"
     MISSED = "missed"
+    ABOVE = "above"
     NOT_COMPARABLE = "not comparable"
 
 
@@ -73,15 +74,18 @@ def difference(ours: Figure, paper: Figure) -> float:
 
 
 def judged(ours: Figure, paper: Figure, tolerance: float, better: Better) -> Verdict:
-    """Met where ours is as good as the paper's, up to the tolerance.
+    """Met where ours is the paper's, up to the tolerance; above where it is better by more than that.
 
+    A figure far above a paper's is of another setting, and no reproduction.
     What refuses to answer has missed. What answers for some victims alone may miss, but not meet, a figure for all.
     """
     gap = difference(ours, paper)
     short = {"higher": -gap, "lower": gap, "near": abs(gap)}[better]
     if not short <= tolerance:
         return Verdict.MISSED
-    return Verdict.NOT_COMPARABLE if _OF_SOME.search(ours.text) else Verdict.MET
+    if _OF_SOME.search(ours.text):
+        return Verdict.NOT_COMPARABLE
+    return Verdict.ABOVE if short < -tolerance else Verdict.MET
 
 
 def difference_text(ours: Figure, paper: Figure) -> str:

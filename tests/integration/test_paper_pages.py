@@ -56,7 +56,7 @@ def test_a_changed_figure_changes_the_page(pages: ModuleType) -> None:
     better = first.model_copy(update={"rows": {**first.rows, row: {**first.rows[row], "gain": "+9.9 ± 0.2"}}})
     page.results = KeptFile(paper="sme", kept=[better, *rest], details=page.results.details)
     after = page.text()
-    assert "+9.9 ± 0.2; +7.4, met" in after
+    assert "+9.9 ± 0.2; +7.4, *above*" in after
     assert "+9.9" not in before
 
 
