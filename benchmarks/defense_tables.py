@@ -16,8 +16,8 @@ from defense_study import METRICS, NONE, RESULTS, cells, read
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
-from fedsim.reporting.adaptive import FAILS, HOLDS, ONLY_NAIVE, OPEN, Pair
-from fedsim.reporting.summary import Line, lines
+from fedsim.reporting.adaptive import FAILS, HOLDS, ONLY_NAIVE, OPEN, Pair, at_floor
+from fedsim.reporting.summary import LEAKS, Line, lines
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- defense_tables.py: begin -->", "<!-- defense_tables.py: end -->"
@@ -59,7 +59,8 @@ def table(found: Mapping[str, Sequence[Row]]) -> str:
         naive = next(row for row in rows if row["knows"] == "False")
         cost = [f"{float(naive['accuracy']):.1%}", promised(naive["epsilon"])]
         cost.append("–" if family(name) == SUMS else f"{int(naive['bytes']) / plain:.2f}")
-        told.append(f"| {' | '.join([name, *cost, *(text for attack in ATTACKS for text in scores(rows, attack))])} |")
+        says = [text for attack in ATTACKS for text in scores(rows, attack, found[NONE])]
+        told.append(f"| {' | '.join([name, *cost, *says])} |")
     return "\n".join(told)
 
 
@@ -70,13 +71,15 @@ def promised(epsilon: str) -> str:
     return f"{float(epsilon):.3g}" if float(epsilon) < 1000 else f"10^{math.log10(float(epsilon)):.0f}"
 
 
-def scores(rows: Sequence[Row], attack: str) -> list[str]:
+def scores(rows: Sequence[Row], attack: str, undefended: Sequence[Row]) -> list[str]:
     """Mean dB above the floor with the 95 % interval: naive, adaptive, and what the defense is worth."""
     naive, adaptive = both(rows, attack)
     if naive is None:
         return ["refuses", "–", "–"]
     cell = rows[0]["cell"]
-    by_psnr, by_ssim = (worth(cell, *both(rows, attack, metric)) for metric in METRICS)
+    by_psnr, by_ssim = (
+        worth(cell, *both(rows, attack, metric), both(undefended, attack, metric)[0]) for metric in METRICS
+    )
     says = by_psnr if by_psnr == by_ssim else f"{by_psnr}, by SSIM {by_ssim}"
     return [above(naive), above(adaptive) if adaptive else "–", says]
 
@@ -87,14 +90,14 @@ def both(rows: Sequence[Row], attack: str, metric: str = "psnr") -> tuple[Line |
     return found.get(attack), found.get(f"{attack} adaptive")
 
 
-def worth(cell: str, naive: Line | None, adaptive: Line | None) -> str:
-    """What the defense is worth; of the protocol's settings, which every adversary knows, by the one attack."""
+def worth(cell: str, naive: Line | None, adaptive: Line | None, control: Line | None) -> str:
+    """What the defense is worth beside the attack without it; of the protocol's settings nobody has to know more."""
     if naive is None or cell == NONE or (adaptive is None and cell in DEFENDED):
         return "–"
-    pair = Pair(naive=naive, adaptive=adaptive or naive)
     if adaptive is None:
-        return {HOLDS: "holds", FAILS: "fails"}.get(pair.outcome, "undecided")
-    return SHORT[pair.outcome]
+        leaks = {LEAKS: "fails"}.get(naive.verdict, "undecided")
+        return "holds" if at_floor(naive.summary) and control is not None and control.verdict == LEAKS else leaks
+    return SHORT[Pair(naive=naive, adaptive=adaptive, control=control).outcome]
 
 
 def told(rows: Sequence[Row], metric: str) -> list[Line]:

@@ -27,21 +27,31 @@ from fedsim.reporting.summary import (
 
 BOTH = ", naive and adaptive alike"
 """What is added to the name of an attack whose scores say what those of the adaptive one say."""
+_ALIKE = 0.01
+"""Share of a score by which an adaptive attack may differ from the naive one and still be the same but for rounding."""
 HOLDS, ONLY_NAIVE, FAILS, OPEN = "holds", "beats only the naive attack", "does not hold", "undecided"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One metric of one attack, by an adversary who does not know the defenses and by one who does."""
+    """One metric of one attack, by an adversary who does not know the defenses and by one who does.
+
+    Attributes:
+        naive: of the adversary who does not.
+        adaptive: of the one who does.
+        control: the same attack on clients without a defense, where it was made.
+    """
 
     naive: Line
     adaptive: Line
+    control: Line | None = None
 
     @property
     def outcome(self) -> str:
         """What the defense is worth against this attack, by this metric.
 
-        It `holds` where the scores of both are at or below the floor with the whole of their 95 % intervals, and it
+        It `holds` where the scores of both are at or below the floor with the whole of their 95 % intervals, the
+        control leaks, which shows that the defense is why, and the adaptive attack is another one than the naive. It
         `does not hold` where either leaks, because the adversary may choose. It `beats only the naive attack` where
         that stays at the floor and the adaptive one leaks. All else is undecided; empty where a score has no
         verdict.
@@ -53,7 +63,7 @@ class Pair:
             return ONLY_NAIVE
         if any(side.verdict == LEAKS for side in sides):
             return FAILS
-        return HOLDS if all(at_floor(side.summary) for side in sides) else OPEN
+        return OPEN if self._missing else HOLDS
 
     @property
     def css(self) -> str:
@@ -101,7 +111,7 @@ class Pair:
             ONLY_NAIVE: "beats only the adversary who does not know it: the naive attack stays at the floor, the "
             "adaptive one leaks",
             FAILS: f"does not hold: {self._leaking}",
-            OPEN: f"is undecided: {self._doubt}",
+            OPEN: f"is undecided: {self._missing}",
         }[self.outcome]
         same = "; knowing the defense changes nothing" if self.differences and not any(self.differences) else ""
         return f"Against {item.attack}, by {name}, the clients' defense {what} ({scores}){same}."
@@ -111,6 +121,26 @@ class Pair:
         named = {"naive": self.naive, "adaptive": self.adaptive}
         leaking = [name for name, side in named.items() if side.verdict == LEAKS]
         return {2: "both attacks leak", 1: f"the {' '.join(leaking)} attack leaks"}.get(len(leaking), "neither leaks")
+
+    @property
+    def _missing(self) -> str:
+        """What is missing for `holds`; nothing where nothing is."""
+        if not all(at_floor(side.summary) for side in (self.naive, self.adaptive)):
+            return self._doubt
+        largest = max(map(abs, self.naive.summary.values.values()))
+        if max(map(abs, self.differences), default=0.0) <= _ALIKE * largest:
+            return (
+                "the adaptive attack found what the naive one did, so that nobody tried to get past the defense (what "
+                "an adversary makes of it is its adversary_view)"
+            )
+        if self.control is None:
+            return (
+                "neither attack is beyond the floor, and nothing shows that it would be without the defense; attack "
+                "clients without one as well, such as in a sweep with defense = [[], [...]]"
+            )
+        if self.control.verdict != LEAKS:
+            return "without the defense the same attack does not leak either, so that it says nothing of the defense"
+        return ""
 
     @property
     def _doubt(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedsim.reporting.summary import Kind, Line, lines
 
 HELD = [9.0, 9.5, 9.2, 9.4, 9.1]
 LEAKING = [15.0, 16.0, 15.5, 14.5, 15.2]
+LOWER = [value - 0.5 for value in HELD]
 BETWEEN = [8.0, 12.0, 9.0, 12.5, 7.0]
 """Scores of five victims, whose floor is 10."""
 
@@ -57,7 +59,8 @@ def pair_of(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> P
 @pytest.mark.parametrize(
     ("naive", "adaptive", "outcome", "told"),
     [
-        (HELD, HELD, HOLDS, "holds: neither the naive nor the adaptive attack is beyond the floor"),
+        (HELD, HELD, OPEN, "is undecided: the adaptive attack found what the naive one did"),
+        (HELD, LOWER, OPEN, "is undecided: neither attack is beyond the floor, and nothing shows that it would be"),
         (HELD, LEAKING, ONLY_NAIVE, "beats only the adversary who does not know it"),
         (LEAKING, LEAKING, FAILS, "does not hold: both attacks leak"),
         (LEAKING, HELD, FAILS, "does not hold: the naive attack leaks"),
@@ -77,6 +80,17 @@ def test_a_defense_is_worth_what_both_attacks_say(
     assert f"Against sme, by PSNR, the clients' defense {told}" in pair.sentence
 
 
+def test_a_defense_holds_only_where_the_attack_leaks_without_it_and_somebody_tried_to_get_past_it() -> None:
+    pair, without = pair_of(HELD, LOWER), pair_of(LEAKING, LEAKING).naive
+    held = replace(pair, control=without)
+    assert held.outcome == HOLDS
+    assert "holds: neither the naive nor the adaptive attack is beyond the floor" in held.sentence
+    useless = replace(pair, control=pair_of(HELD, HELD).naive)
+    assert useless.outcome == OPEN
+    assert "without the defense the same attack does not leak either" in useless.sentence
+    assert replace(pair_of(HELD, HELD), control=without).outcome == OPEN
+
+
 def test_it_is_said_by_which_scores() -> None:
     assert pair_of(HELD, LEAKING).sentence.endswith(
         "the adaptive one leaks (9.24 ± 0.26 naive, 15.24 ± 0.69 adaptive, floor 10, n = 5)."
@@ -84,7 +98,9 @@ def test_it_is_said_by_which_scores() -> None:
 
 
 def test_where_less_is_more_leakage_the_other_end_of_the_interval_counts() -> None:
-    assert pair_of(LEAKING, LEAKING, higher_is_better=False).outcome == HOLDS
+    naive, adaptive = LEAKING, [value + 0.5 for value in LEAKING]
+    control = pair_of(HELD, HELD, higher_is_better=False).naive
+    assert replace(pair_of(naive, adaptive, higher_is_better=False), control=control).outcome == HOLDS
     assert pair_of(HELD, HELD, higher_is_better=False).outcome == FAILS
 
 
