@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsim import metrics
 from fedsim.errors import DataError, FedsimError, first_line
 from fedsim.evaluation import text_metrics
+from fedsim.evaluation.diverse_guesses import centres_of, clusters_of_claims
 from fedsim.evaluation.score import Public, Score
 from fedsim.evaluation.similarity import AT_BROADCAST, ON_LINE, Message
 from fedsim.evaluation.table_scores import columns_score
@@ -58,10 +59,11 @@ def score(
     `recovered` is the share of the images whose claim reaches `RECOVERED` dB, of texts that of those found whole.
 
     The guesses are as many as there are examples, or claims where these are more: uniform noise, mid-grey, and where
-    `public` data are known, random ones of them, their mean image, and their class means for the labels that the
-    finding claims. Of texts they are random public ones, for each claimed label the most frequent token at each place
-    and the likeliest tokens whatever their places, and the most frequent words. Labels are guessed as in
-    `every_class_as_often` and, where public data are known, as in `by_frequencies`.
+    `public` data are known, random ones of them, their mean image, and for the labels that the finding claims their
+    class means and as many centres of each class as are claimed (`diverse_guesses`). Of texts they are random public
+    ones, for each claimed label the most frequent token at each place and the likeliest tokens whatever their places,
+    and the most frequent words. Labels are guessed as in `every_class_as_often` and, where public data are known, as in
+    `by_frequencies`.
 
     Args:
         rng: draws the noise and the random public images.
@@ -100,7 +102,8 @@ def score(
         nearest = paired_metrics(_nearest(truth, public), truth, weights) if public else {}
         more += _certificates(finding, truth)
         if columns and public is not None:
-            more.append(columns_score(data, truth, columns, public, made, rng))
+            clusters = clusters_of_claims(public, finding.labels)
+            more.append(columns_score(data, truth, columns, public, made, clusters, rng))
     scores = [
         _metric_score(name, value, {g: v[name] for g, v in guesses.items() if name in v}, nearest.get(name))
         for name, value in claimed.items()
@@ -256,11 +259,16 @@ def guesses_of(finding: Reconstruction, count: int, public: Public | None, rng: 
         mean = public.data.mean(0)
         guesses["public mean"] = mean.expand(shape)
         guesses["public example"] = public.data[torch.randint(len(public.data), (count,), generator=rng)]
-        if finding.labels.is_floating_point():
-            return guesses  # targets are no classes
+        if finding.labels.is_floating_point():  # targets are no classes
+            centres = centres_of(public, clusters_of_claims(public, finding.labels))
+            return guesses | {"public centres": torch.cat([centres, mean.expand(shape)[len(centres) :]])}
         means = [public.data[public.labels == c].mean(0) for c in finding.labels.tolist()]
         means += [mean] * (count - len(means))
         guesses["public class mean"] = torch.stack([m if torch.isfinite(m).all() else mean for m in means])
+        centres = centres_of(public, clusters_of_claims(public, finding.labels))
+        centres = torch.cat([centres, mean.expand(shape)[len(centres) :]])
+        if not torch.allclose(centres, guesses["public class mean"], atol=1e-5):
+            guesses["public class centres"] = centres
     return guesses
 
 

@@ -18,19 +18,22 @@ def columns_score(
     columns: Sequence[int],
     public: Public,
     guesses: Mapping[str, Tensor],
+    clusters: Sequence[Tensor],
     rng: torch.Generator,
 ) -> Score:
     """`columns_right`: the share of values that are right, a number to `table_metrics.TOLERANCE` standard deviations.
 
     This is the accuracy of TabLeak (Vero et al., ICML 2023). Rows are assigned to the true ones so that it is largest,
     those of guesses as well. Besides `guesses` there are, from public rows, the likeliest value of each column, of
-    a number that which is right for most of them, and rows whose columns are drawn from public ones each by itself.
+    a number that which is right for most of them, the same of clusters of public rows, and rows whose columns are drawn
+    from public ones each by itself.
 
     Args:
         claimed: `row feature` in [0, 1].
         columns: see `fedsim.table_metrics`.
         public: says what rows look like, and how far numbers are spread.
         guesses: further ones, rows by what they are called.
+        clusters: for each claim, the places of public rows like which it might be.
         rng: draws rows.
     """
     deviations = public.data.std(0)
@@ -39,8 +42,11 @@ def columns_score(
         return table_metrics.columns_right(rows, truth.data, columns, deviations).double().mean(1)
 
     count = max(len(claimed), len(truth.data))
+    modes = [likeliest(public.data[places], columns, deviations) for places in clusters]
+    of_all = likeliest(public.data, columns, deviations)
     made = dict(guesses) | {
-        "likeliest values": likeliest(public.data, columns, deviations).expand(count, -1),
+        "likeliest values of clusters": torch.stack(modes + [of_all] * (count - len(modes))),
+        "likeliest values": of_all.expand(count, -1),
         "public columns": drawn(public.data, columns, count, rng),
     }
     found = each(claimed)

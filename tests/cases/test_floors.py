@@ -1,0 +1,60 @@
+"""An attack that reads nothing does not leak, however diverse its claims are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from fedsim.datasets.digits import Digits
+from fedsim.evaluation.diverse_guesses import clusters_of_claims
+from fedsim.evaluation.score import Public
+from fedsim.evaluation.scoring import score
+from fedsim.evaluation.statistics import more_than_half
+from fedsim.evaluation.truth import Truth
+from fedsim.findings import Reconstruction
+from fedsim.randomness import generator
+
+VICTIMS = 12
+
+
+def centres_for(labels: Tensor, public: Public, seed: int) -> Tensor:
+    """Claim k-means centres of public examples, as many of each class as there are labels; no message is read."""
+    claims = []
+    for label in labels.unique().tolist():
+        count, own = int((labels == label).sum()), public.data[public.labels == label]
+        rows = own.flatten(1).double().numpy()
+        centres = KMeans(min(count, len(own)), n_init=3, random_state=seed).fit(rows).cluster_centers_
+        claims.append(torch.from_numpy(np.resize(centres, (count, rows.shape[1]))))
+    return torch.cat(claims).float().clamp(0, 1).reshape(-1, *public.data.shape[1:])
+
+
+@pytest.mark.parametrize("count", [8, 50])
+def test_centres_of_public_digits_do_not_leak(count: int) -> None:
+    digits = Digits().load(None).train
+    draw = generator("floors", count)
+    data, labels = digits.inputs(), digits.labels
+    order = torch.randperm(len(data), generator=draw)
+    public = Public(data=data[order[:600]], labels=labels[order[:600]])
+    ahead = {"psnr": 0, "ssim": 0}
+    for victim in range(VICTIMS):
+        own = order[600:][torch.randint(len(order) - 600, (count,), generator=draw)]
+        truth = Truth(data=data[own], labels=labels[own])
+        known = truth.labels.sort().values
+        finding = Reconstruction(data=centres_for(known, public, victim), labels=known)
+        scores = {
+            item.metric: item
+            for item in score(finding, truth, public=public, rng=generator(victim), labels_granted=True)
+        }
+        for metric in ahead:
+            ahead[metric] += scores[metric].value > scores[metric].floor
+    assert not any(more_than_half(number, VICTIMS) for number in ahead.values()), ahead
+
+
+def test_each_claim_has_a_cluster_of_its_class() -> None:
+    data = torch.tensor([[0.0], [0.1], [0.9], [1.0], [0.5]])
+    public = Public(data=data, labels=torch.tensor([0, 0, 0, 0, 1]))
+    clusters = clusters_of_claims(public, torch.tensor([0, 1, 0, 1]))
+    assert sorted(sorted(places.tolist()) for places in clusters) == [[0, 1], [2, 3], [4], [4]]
