@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self, final
 
+import numpy as np
 import torch
 
-from fedsim.errors import AttackError, KnowledgeError, PluginError, did_you_mean
+from fedsim.errors import AttackError, KnowledgeError, PluginError, did_you_mean, first_line
 from fedsim.findings import Finding
 from fedsim.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, PropertyRecords, Records
 from fedsim.paper import Paper
@@ -165,7 +166,8 @@ class Attack(ABC):
             TranscriptError: a round is damaged, or the victim is not in it.
         """
         self.check(knowledge)
-        finding = self._run(transcript, knowledge.only(self.declared()), victim, rng, progress or _silent)
+        with _named_singularities():
+            finding = self._run(transcript, knowledge.only(self.declared()), victim, rng, progress or _silent)
         return self._claimed(finding)
 
     @final
@@ -251,7 +253,7 @@ def one_by_one(orders: Iterable[Order], find: Callable[[Order], Finding]) -> Ite
     """Each order with what `find` finds of it, or with what that raised, one after the other."""
     for order in orders:
         try:
-            with order.turn():
+            with order.turn(), _named_singularities():
                 found: Outcome = find(order)
         except FAILURES as error:
             found = error
@@ -276,6 +278,18 @@ def single_update(transcript: Transcript, victim: int) -> Update:
                 "this update cannot be attacked, choose another round or victim"
             )
     return update
+
+
+@contextmanager
+def _named_singularities() -> Iterator[None]:
+    """Say of what was sent that a matrix of it cannot be solved, in place of a library's complaint."""
+    try:
+        yield
+    except (torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
+        raise AttackError(
+            f"what was sent is too degenerate for this attack: a matrix of it is singular ({first_line(error)}); "
+            "choose another round or victim"
+        ) from error
 
 
 def _silent(iteration: int, iterations: int, values: Mapping[str, float]) -> None:

@@ -15,6 +15,10 @@ TOLERANCE = 0.319
 """By how many standard deviations a number may be off (Vero et al., TabLeak, ICML 2023)."""
 
 
+ROUNDING = 1e-4
+"""Share of its range by which a number may be off and still is exact."""
+
+
 def right(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
     """`true claimed column`: whether a claimed row has the category of a true one, or its number within `TOLERANCE`.
 
@@ -35,7 +39,9 @@ def right(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Ten
 
 
 def _same(claimed: Tensor, true: Tensor, deviation: Tensor | int) -> Tensor:
-    return (claimed - true[:, None]).abs() <= TOLERANCE * deviation
+    # Where public rows are all alike, or there is one, they say nothing of how far a number may be off.
+    allowed = torch.nan_to_num(torch.as_tensor(TOLERANCE * deviation)).clamp_min(ROUNDING)
+    return (claimed - true[:, None]).abs() <= allowed
 
 
 def assigned(agreement: Tensor) -> Tensor:

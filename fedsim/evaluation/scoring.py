@@ -131,7 +131,7 @@ def text_metrics_of(claimed: Tensor, truth: Truth) -> dict[str, Tensor | str]:
     return {
         "recover_rate": rate,
         "tokens_found": text_metrics.found_tokens(paired, truth.data, truth.padding).diagonal(),
-        "recovered": (rate == 1).float(),
+        "recovered": ((rate == 1) & text_metrics.ends_right(paired, truth.data, truth.padding)).float(),
         "words_found": torch.tensor([text_metrics.words_found(claimed, truth.data, truth.padding)]),
     }
 

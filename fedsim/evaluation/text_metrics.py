@@ -27,6 +27,13 @@ def right_places(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
     return same.sum(2) / real.sum(1, keepdim=True).clamp_min(1)
 
 
+def ends_right(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """`text`: whether nothing is claimed behind the end of each true text, see `paired_texts`."""
+    behind = ~_real(true, padding)
+    nothing = claimed == NOTHING if padding is None else (claimed == NOTHING) | (claimed == padding)
+    return (nothing | ~behind).all(1)
+
+
 def found_tokens(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
     """`true claimed`: the same wherever the tokens stand: the common part of both multisets."""
     real = _real(true, padding)

@@ -1,0 +1,85 @@
+"""The truth is held against the message that it is said to explain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import fedsim
+from fedsim import table_metrics
+from fedsim.auditing.audit import open_audit
+from fedsim.evaluation.scoring import text_metrics_of
+from fedsim.evaluation.truth import Truth
+from fedsim.experiments.config import AttackFile, check
+from fedsim.recording.recorder import Recorder
+from fedsim.wire.messages import Update
+from fedsim.wire.payloads import Payload
+
+
+def make_model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 3))
+
+
+def held_by(client: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(client)
+    return torch.rand((2, 1, 4, 4), generator=draw), torch.randint(3, (2,), generator=draw)
+
+
+def scored_psnr(folder: Path, clients: tuple[int, int]) -> list[float]:
+    """Attack client 0 with truth files that say of these clients that they are 0 and 1."""
+    updates = []
+    for client in (0, 1):
+        model, (inputs, labels) = make_model(), held_by(client)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        cross_entropy(model(inputs), labels).backward()
+        after = {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+        payload = Payload.dense(after, "weights")
+        updates.append(Update(round=1, client=client, before=before, payload=payload, num_examples=2))
+    Recorder(folder / "run" / "transcript").write(1, updates)
+    table = fedsim.write_truth(folder / "truth", lambda client: held_by(clients[int(client)]), [0, 1])
+    known = {"model": "a_module:make_model", "input_shape": [1, 4, 4], "value_range": [0.0, 1.0], "num_classes": 3}
+    tables: dict[str, Any] = {
+        "adversary": {"workers": 1, "victims": [0], "knowledge": known},
+        "attack": [{"name": "inverting-gradients", "iterations": 1}],
+        "truth": table,
+    }
+    audit = open_audit(folder / "run", check(AttackFile, tables, "attack.toml"), folder)
+    assert audit.run() == []
+    return [float(row["value"]) for row in audit.score() if row["metric"] == "psnr"]
+
+
+def test_another_clients_truth_is_named_and_nothing_is_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a_module.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def make_model(): return nn.Sequential(nn.Flatten(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 3))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert len(scored_psnr(tmp_path / "right", (0, 1))) == 1
+    assert "not scored" not in caplog.text
+    assert scored_psnr(tmp_path / "swapped", (1, 0)) == []
+    assert "what truth.0 says that it held does not explain its message (1 - cosine" in caplog.text
+    assert "and what client 1 is said to have held does (0.000); mend [truth]" in caplog.text
+
+
+def test_numbers_that_public_rows_do_not_spread_are_right_where_they_are_exact() -> None:
+    rows = torch.tensor([[0.25, 1.0, 0.0], [0.75, 0.0, 1.0]])
+    for deviations in (torch.zeros(3), torch.full((3,), float("nan"))):
+        assert table_metrics.columns_right(rows, rows, [1, 2], deviations).all()
+        assert not table_metrics.columns_right(rows + torch.tensor([0.01, 0, 0]), rows, [1, 2], deviations)[:, 0].any()
+
+
+def test_words_behind_the_end_of_a_text_are_not_part_of_it() -> None:
+    truth = Truth(data=torch.tensor([[5, 6, 0, 0]]), labels=torch.tensor([0]), padding=0)
+    for claimed, whole in (([5, 6, 0, 0], 1.0), ([5, 6, 7, 0], 0.0)):
+        found = text_metrics_of(torch.tensor([claimed]), truth)["recovered"]
+        assert isinstance(found, Tensor)
+        assert found.item() == whole
