@@ -285,7 +285,7 @@ def _named_singularities() -> Iterator[None]:
     """Say of what was sent that a matrix of it cannot be solved, in place of a library's complaint."""
     try:
         yield
-    except (torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
+    except (torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
         raise AttackError(
             f"what was sent is too degenerate for this attack: a matrix of it is singular ({first_line(error)}); "
             "choose another round or victim"

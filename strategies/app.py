@@ -110,6 +110,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     plan = Plan(rounds=recording.rounds, clients=recording.clients, every=recording.every)
     strategy = Curious(experiment.new_strategy(), Recorder(folder.transcript, plan, resume, recording.fsync))
     fresh, lost = opaque(strategy.strategy), list[str]()
+    folder.note_data(experiment.data.sha256)
     start = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
     done = start.round if start else 0
     arrays = start.arrays if start else record_of(experiment.initial_state())

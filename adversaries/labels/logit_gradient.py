@@ -7,6 +7,7 @@ both, smoothing spreads T_y. The sum is divided by N, by the sum of the examples
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,9 @@ from torch.nn.functional import cross_entropy
 
 from adversaries.labels.last_layer import apportioned
 from fedsim.errors import KnowledgeError
-from fedsim.task import Loss
 
+MeanLoss = Callable[[Tensor, Tensor], Tensor]
+"""`(logits, labels) -> ` what clients minimise."""
 _CLOSE = 1e-3
 _REMEDY = "grant the labels with adversary.knowledge.labels = true"
 
@@ -73,7 +75,8 @@ class LogitGradient:
 
         def distances(total: Tensor, divisor: Tensor) -> Tensor:
             means = total if self.divisors is None else total / divisor
-            return (means - gradient[:, None]).norm(dim=0)
+            apart: Tensor = (means - gradient[:, None]).norm(dim=0)
+            return apart
 
         counts = apportioned(self._solve(added, gradient, num_examples), num_examples)
         total, divisor = added @ counts.double(), divisors.double() @ counts.double()
@@ -100,10 +103,11 @@ class LogitGradient:
         weight = added.abs().max()  # of the condition, beside equations of this size
         equations = torch.cat([added, weight * divisors[None].double()])
         sides = torch.cat([gradient, weight * torch.tensor([total], dtype=torch.double)])
-        return torch.linalg.lstsq(equations, sides[:, None]).solution.flatten()
+        solution: Tensor = torch.linalg.lstsq(equations, sides[:, None]).solution
+        return solution.flatten()
 
 
-def logit_gradient(loss: Loss, classes: int, device: torch.device | str = "cpu") -> LogitGradient:
+def logit_gradient(loss: MeanLoss, classes: int, device: torch.device | str = "cpu") -> LogitGradient:
     """Find out how `loss` depends on logits.
 
     Args:
@@ -140,7 +144,7 @@ def logit_gradient(loss: Loss, classes: int, device: torch.device | str = "cpu")
     return LogitGradient(classes * slopes, classes * targets, divisors)
 
 
-def check_mean_cross_entropy(loss: Loss, classes: int, device: torch.device | str, where: str) -> None:
+def check_mean_cross_entropy(loss: MeanLoss, classes: int, device: torch.device | str, where: str) -> None:
     """Raise KnowledgeError where clients minimise anything but the mean cross-entropy, which a rule assumes."""
     if not logit_gradient(loss, classes, device).is_mean_cross_entropy:
         raise KnowledgeError(
@@ -149,7 +153,7 @@ def check_mean_cross_entropy(loss: Loss, classes: int, device: torch.device | st
         )
 
 
-def _gradient(loss: Loss, logits: Tensor, labels: Tensor, device: torch.device | str) -> Tensor:
+def _gradient(loss: MeanLoss, logits: Tensor, labels: Tensor, device: torch.device | str) -> Tensor:
     """Return the gradient of `loss` by `logits`, on the CPU."""
     with torch.enable_grad():
         inputs = logits.to(device).requires_grad_(True)

@@ -54,7 +54,7 @@ class Architecture:
         plugin = registry.build("models", self.name, self.settings, "model")
         with seeded_by(self.seed):
             network = a_network(plugin.build(self.task), self.name).to(WORKING_TYPE)
-        network.draws_in_training = self.dropout
+        vars(network)["draws_in_training"] = self.dropout
         return network
 
 

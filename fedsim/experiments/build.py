@@ -40,7 +40,7 @@ from fedsim.experiments.config import (
     TrainingTable,
     check,
 )
-from fedsim.experiments.federated_data import FederatedData
+from fedsim.experiments.federated_data import FederatedData, check_same_data
 from fedsim.experiments.states import read_state
 from fedsim.experiments.strategy_checks import LEAST, check_strategy, sends
 from fedsim.exposure.of_clients import Gauge, reason
@@ -229,7 +229,7 @@ class Experiment:
     def data(self) -> FederatedData:
         """The data set shared out among the clients."""
         table = self.config.partition
-        return FederatedData(
+        data = FederatedData(
             dataset=self.dataset,
             partition=registry.build("partitions", table.name, table.settings, "partition"),
             clients=self.config.federation.clients,
@@ -239,6 +239,9 @@ class Experiment:
             test_by=table.test_by,
             standardise=self.config.data.standardise,
         )
+        if self.config._data:
+            check_same_data(self.config._data, data.sha256)
+        return data
 
     @cached_property
     def model(self) -> nn.Module:
@@ -510,7 +513,7 @@ def resolve(config: Config) -> Config:
 
     training, strategy = _by_the_strategy(config)
     canaries = config.canaries and config.canaries.model_copy(update={"clients": config.carriers})  # victims may change
-    return check(
+    resolved: Config = check(
         Config,
         config.model_copy(
             update={
@@ -527,6 +530,8 @@ def resolve(config: Config) -> Config:
         ).model_dump(mode="json", exclude_none=True),
         "experiment",
     )
+    resolved._data = config._data
+    return resolved
 
 
 def check_no_lost_none(plugin: Any, where: str) -> None:

@@ -14,7 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from fedsim.errors import ConfigError, did_you_mean
 from fedsim.knowledge import FACTS
@@ -382,7 +391,12 @@ class AttackFile(Table):
 
 
 class Config(AttackFile):
-    """A whole experiment file."""
+    """A whole experiment file.
+
+    Of one that is read from a run folder, `_data` is the hash of the data that the run was made with.
+    """
+
+    _data: str = PrivateAttr("")
 
     data: DataTable = DataTable()
     partition: PartitionTable = PartitionTable()

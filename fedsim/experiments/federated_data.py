@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, DataError, PluginError
 from fedsim.partitions import Indices, Partition
 from fedsim.randomness import numpy_generator
+from fedsim.recording.header import bytes_of
 
 _MOST = 128 * 2**20
 
@@ -93,6 +95,21 @@ class FederatedData:
         if not 0 <= client < self.clients:
             raise DataError(f"there is no client {client}, expected one from 0 to {self.clients - 1}")
         return self._assigned[client]
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of all examples and labels, and of which of them each client trains on and holds out."""
+        digest = hashlib.sha256()
+        for examples in (self.dataset.train, self.dataset.test):
+            for name in ("raw", "labels", "groups"):
+                if (tensor := getattr(examples, name)) is not None:
+                    digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+                    digest.update(bytes_of(tensor))
+        for client in range(self.clients):
+            for places in self.indices(client):
+                digest.update(f"{client}:{len(places)};".encode())
+                digest.update(np.ascontiguousarray(places).tobytes())
+        return digest.hexdigest()
 
     @cached_property
     def counts(self) -> list[int]:
@@ -209,3 +226,12 @@ class _Kept(dict[int, tuple[Tensor, Tensor]]):
 def _take(examples: Examples, index: Indices) -> tuple[Tensor, Tensor]:
     chosen = torch.from_numpy(index)
     return examples.inputs(chosen), examples.labels[chosen]
+
+
+def check_same_data(noted: str, now: str) -> None:
+    """Raise DataError where the data are others than those that a run was made with."""
+    if noted != now:
+        raise DataError(
+            "data: the examples, or who holds which, are others than those that the run was made with, so what was "
+            "recorded and found is not of these; put the files back, name the right --data-dir, or begin another run"
+        )

@@ -232,7 +232,24 @@ class RunFolder:
         self._check_rebuildable(config)
         self.check_same(config)
         self.check_code(config, REBUILT)
+        if (noted := manifest.read(self.path)) is not None:
+            config._data = noted.data
         return config
+
+    def note_data(self, sha256: str) -> None:
+        """Note the hash of the data that the run is made with, or hold it against what was noted when it was begun.
+
+        Raises:
+            DataError: it is another one.
+        """
+        from fedsim.experiments.federated_data import check_same_data  # which takes torch
+
+        noted = manifest.read(self.path)
+        if noted is not None and noted.data:
+            check_same_data(noted.data, sha256)
+        else:
+            with manifest.changing(self.path) as changed:
+                changed.data = sha256
 
     def check_code(self, config: Config, parts: Collection[str] | None = None) -> None:
         """Raise ConfigError where the code of a plug-in of another package is not that with which the run was made.

@@ -44,6 +44,7 @@ class Manifest:
         run: its id, drawn when it was begun.
         seed: of its federation; None where that is not known.
         settings: of its experiment, by `table.key`; None where it was recorded elsewhere.
+        data: SHA-256 of the examples and of who holds which; empty where nobody noted it.
         code: hash of the code of each part of its federation that is of another package than fedsim, by table.
         rounds: number of each recorded round to the SHA-256 of its header.
         chain: SHA-256 of the chain's last link and of the header after it, round by round.
@@ -58,6 +59,7 @@ class Manifest:
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     seed: int | None = None
     settings: dict[str, Any] | None = None
+    data: str = ""
     code: dict[str, str] = field(default_factory=dict)
     rounds: dict[str, str] = field(default_factory=dict)
     chain: str = ""

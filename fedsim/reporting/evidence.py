@@ -99,8 +99,16 @@ class Recording:
         return any(reply.members for header in self.headers for reply in header.replies)
 
 
-def own_audit(folder: RunFolder, notes: list[str], *, trust: bool = False) -> Audit | None:
+def own_audit(
+    folder: RunFolder, notes: list[str], failures: list[str] | None = None, *, trust: bool = False
+) -> Audit | None:
     """The audit that the run's own experiment describes; None for a recording made elsewhere.
+
+    Args:
+        folder: of the run.
+        notes: gets a sentence where the experiment cannot be used.
+        failures: gets the error itself.
+        trust: import code that the experiment names.
 
     Raises:
         TrustError: the experiment names code of its own, and is not trusted.
@@ -111,6 +119,8 @@ def own_audit(folder: RunFolder, notes: list[str], *, trust: bool = False) -> Au
         raise
     except FedsimError as error:
         notes.append(f"The experiment file is not used: {error}.")
+        if failures is not None:
+            failures.append(str(error))
         return None
     if config is None:
         return None

@@ -84,11 +84,11 @@ def write_report(
     folder, notes = RunFolder(path), list[str]()
     if not folder.experiment.is_file() and not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
-    audit = audit or own_audit(folder, notes, trust=trust)
+    failures = [] if failures is None else failures
+    audit = audit or own_audit(folder, notes, failures, trust=trust)
     specs = [audit.spec, *([audit.experiment.config] if audit.experiment else [])] if audit else []
     tensorboard.check_installed(*specs)
     recording = read_recording(folder, notes)
-    failures = [] if failures is None else failures
     failures += [why for why in recording.damaged.values() if not any(why in told for told in failures)]
     audited = written(folder)
     failures += [item.sentence for item in audited if item.broken]
@@ -110,7 +110,7 @@ def write_report(
         scripts=["charts.js", "pictures.js", "tables.js"],
         name=path.resolve().name,
         path=path,
-        facts=_facts(audit, recording, notes) | {"Integrity": _integrity(path, notes, failures)},
+        facts=_facts(audit, recording, notes, failures) | {"Integrity": _integrity(path, notes, failures)},
         promises=_promises(folder, audit, found, notes),
         sharing=_sharing(audit, found),
         geometry=_geometry(folder),
@@ -246,7 +246,7 @@ def _made(found: Sequence[Found]) -> list[dict[str, Any]]:
     return [{"name": name} | own for name, own in attacks.items()]
 
 
-def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[str, str]:
+def _facts(audit: Audit | None, recording: Recording, notes: list[str], failures: list[str]) -> dict[str, str]:
     """What was run: term to sentence."""
     if audit is None or audit.experiment is None:
         return _recorded_facts(recording)
@@ -267,7 +267,7 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
         "Seed, engine": f"{federation.seed}, {federation.engine}",
     }
     try:
-        data, shape = experiment.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
+        data, shape = experiment.data.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
         axes = {"image": "channel × height × width", "table": "features", "text": "tokens"}[data.task.kind]
         goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
         facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
@@ -275,6 +275,7 @@ def _facts(audit: Audit | None, recording: Recording, notes: list[str]) -> dict[
         facts["Model"] += f": {grouped(sum(p.numel() for p in experiment.model.parameters()))} parameters"
     except FedsimError as error:
         notes.append(f"Not everything about this run can be told: {error}.")
+        failures.append(str(error))
     return facts
 
 
