@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -45,16 +46,19 @@ def inspect(
         return
     table = Table("round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder)))
     failures, sizes, norms, sent = [], list[int](), list[float](), list[dict[int, int]]()
-    clients, missing, sums = set[int](), 0, False
+    clients, missing, sums, remarks = set[int](), 0, False, Counter[str]()
     for number in transcript.rounds:
         try:
             header, bytes_of = transcript.header(number), transcript.sizes(number)
-            for client in transcript.clients(number):
-                update = transcript.recorded(number, client)
+            answers = Counter(reply.client for reply in header.replies)
+            for reply in header.replies:
+                client, update = reply.client, transcript.recorded(number, reply.client, reply.message)
+                remarks.update(update.remarks)
                 reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
                 norm, what = _norm(update)
                 told = "-" if norm is None else f"{norm:.4g}{what}"
                 called = f"{client}, the sum of {len(update.members)} clients" if update.members else str(client)
+                called += f", message {update.message}" if answers[client] > 1 else ""
                 said, size = escape(one_line(reported)), bytes_of[client]
                 table.add_row(str(number), called, str(update.num_examples), said, str(size), told)
                 sizes.append(update.num_examples)
@@ -76,6 +80,8 @@ def inspect(
         console.print(table)
     _show(others, rows=rows)
     console.print(_summary_of(transcript, clients, sizes, norms, sent, missing, sums))
+    for remark, often in remarks.most_common():
+        console.print(f"odd: {remark} ({number_of(often, 'update')})", soft_wrap=True, markup=False)
     verdict = held_against_manifest(run)
     failures += verdict.differences
     if not failures:
@@ -147,7 +153,7 @@ def _summary_of(
 
 
 def _counted(transcript: Transcript) -> str:
-    updates = sum(len(transcript.clients(number)) for number in transcript.rounds)
+    updates = sum(len(transcript.header(number).replies) for number in transcript.rounds)
     return f"{number_of(updates, 'update')} of {number_of(len(transcript.rounds), 'round')}"
 
 

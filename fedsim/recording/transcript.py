@@ -7,9 +7,10 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -20,6 +21,7 @@ from fedsim.recording.header import (
     RECORDING,
     RUN,
     Header,
+    Reply,
     damaged,
     hash_state,
     read_header,
@@ -35,6 +37,8 @@ _AS_USUAL = Reading()
 _BYTES = {word: dtype.itemsize for dtype, word in RECORDABLE.items()}
 """Of one number, by what a file calls its type."""
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
+Index = dict[str, list[tuple[int, str, str]]]
+"""By what tensors are of, such as `client/3`: the place of each, its name, and its key in the file."""
 _RUN = re.compile(RUN.format(r"(\d{1,18})"))
 
 
@@ -75,6 +79,9 @@ class Transcript:
         self._paths = {number: found[number] for number in wanted}
         self._headers: dict[int, Header] = {}
         self._hashes: dict[int, str] = {}
+        self._replies: dict[int, dict[tuple[int, int], Reply]] = {}  # by round, then client and message
+        self._open: tuple[tuple[int, ...], Any, Index] | None = None  # the file that was read last, as it was then
+        self._verified = set[tuple[int, str]]()
         self._facts = facts
         self.reading = reading
 
@@ -138,7 +145,16 @@ class Transcript:
 
     def messages(self, number: int, client: int) -> list[int]:
         """Return which of the server's messages to `client` in round `number` an update answers, nearly always [1]."""
-        return [reply.message for reply in self.header(number).replies if reply.client == client]
+        answers = self._answers(number)
+        if (client, 2) not in answers:
+            return [message for message in (1,) if (client, message) in answers]
+        return [message for answering, message in answers if answering == client]
+
+    def _answers(self, number: int) -> Mapping[tuple[int, int], Reply]:
+        if number not in self._replies:
+            replies = self.header(number).replies
+            self._replies[number] = {(reply.client, reply.message): reply for reply in replies}
+        return self._replies[number]
 
     def sizes(self, number: int) -> dict[int, int]:
         """Bytes of the arrays that each client sent in round `number`, as `Payload.nbytes` counts them; none is read.
@@ -187,8 +203,7 @@ class Transcript:
             TranscriptError: the client is not in that round, or the bytes are not those recorded.
         """
         header = self.header(round)
-        answers = (reply for reply in header.replies if reply.client == client and reply.message == message)
-        if (reply := next(answers, None)) is None:
+        if (reply := self._answers(round).get((client, message))) is None:
             why = header.failures.get(client)
             raise TranscriptError(
                 f"round {round}: client {client} "
@@ -233,18 +248,29 @@ class Transcript:
             total.update(json.dumps(self.header(number).plain(), sort_keys=True).encode())
         return total.hexdigest()
 
+    def _opened(self, path: Path) -> tuple[Any, Index]:
+        """Return the file of a round and where its tensors are; parsing thousands of names takes long."""
+        found = path.stat()
+        now = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if self._open is None or self._open[0] != now:
+            self._open = None
+            file = safe_open(path, framework="pt")
+            self._open = now, file, _index_of(file.keys())
+        return self._open[1:]
+
     def _state(self, number: int, prefix: str, expected: str) -> State:
         path = self._paths[number]
         try:
-            with safe_open(path, framework="pt") as file:
-                names = [key for key in file.keys() if key.startswith(f"{prefix}/")]  # noqa: SIM118
-                entries = sorted((_position(key, prefix), key) for key in names)
-                state = {name: file.get_tensor(key) for (_, name), key in entries}
-            digest = hash_state(state)
+            file, index = self._opened(path)
+            state = {name: file.get_tensor(key) for _, name, key in index.get(prefix, [])}
+            # Nearly all updates of a round share their broadcast, which is verified once.
+            digest = expected if (number, prefix) in self._verified else hash_state(state)
         except (OSError, SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise damaged(path, str(error)) from error
         if digest != expected:
             raise damaged(path, f"the bytes of {prefix} are not those that were recorded")
+        if prefix.startswith("broadcast/"):
+            self._verified.add((number, prefix))
         return state
 
 
@@ -274,6 +300,13 @@ def _listed(folder: Path) -> list[str]:
         raise TranscriptError(f"{folder}: cannot be read ({error.strerror}); mend its permissions") from error
 
 
-def _position(key: str, prefix: str) -> tuple[int, str]:
-    position, name = key.removeprefix(f"{prefix}/").split("/", 1)
-    return int(position), name
+def _index_of(keys: Iterable[str]) -> Index:
+    """Sort the keys of a round's file by what they are of: the place of each tensor, its name, and the key."""
+    index: dict[str, list[tuple[int, str, str]]] = {}
+    for key in keys:
+        kind, _, rest = key.partition("/")
+        owner, _, rest = rest.partition("/")
+        position, slash, name = rest.partition("/")
+        if slash:  # other keys fill gaps
+            index.setdefault(f"{kind}/{owner}", []).append((int(position), name, key))
+    return {prefix: sorted(entries) for prefix, entries in index.items()}
