@@ -398,6 +398,12 @@ class Config(AttackFile):
 
     _data: str = PrivateAttr("")
 
+    def as_new(self) -> Config:
+        """Return the same experiment for a run that is yet to be made, with whatever data there are."""
+        new = self.model_copy()
+        new._data = ""
+        return new
+
     data: DataTable = DataTable()
     partition: PartitionTable = PartitionTable()
     model: ModelTable = ModelTable()

@@ -42,7 +42,7 @@ def _federate(config: Config, folder: RunFolder, *, resume: bool, overwrite: boo
     registry.check_installation()
     server_app, client_app = _app("server"), _app("client")
     try:
-        config = resolve(config)
+        config = resolve(config if resume else config.as_new())
         Experiment(config).check()
     except SystemExit as error:
         raise PluginError(

@@ -86,6 +86,7 @@ def resume(folder: RunFolder, *, trust: bool = False, follow: ProgressOf | None 
 
 
 def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, follow: ProgressOf | None) -> Done:
+    config = config if resume else config.as_new()
     check_installed(config)
     attacked = config.adversary.when != "never" and bool(config.attack)
     if attacked:

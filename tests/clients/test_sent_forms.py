@@ -214,7 +214,7 @@ def messages(tmp_path: Any, *defenses: dict[str, Any]) -> Transcript:
 )
 def test_the_server_sees_what_was_sent_and_its_size(tmp_path: Any, table: dict[str, Any]) -> None:
     recorded, plain = messages(tmp_path / "a", table), messages(tmp_path / "b")
-    update, other = recorded.update(1, 0), plain.update(1, 0)
+    update, other = recorded.recorded(1, 0), plain.recorded(1, 0)
     assert update.sends_delta
     assert update.payload.nbytes < 0.6 * other.payload.nbytes
 

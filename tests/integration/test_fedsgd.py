@@ -36,8 +36,8 @@ from fedsim.reporting.geometry import recorded as geometry_of
 from fedsim.reporting.page import _recorded_facts, write_report
 from fedsim.training.cohort import TOLERANCE
 from fedsim.training.loop import local_update
-from fedsim.training.modes import dropping
 from fedsim.training.sampling import batches_of_round
+from fedsim.training.stochastic_layers import find_stochastic_layers
 from fedsim.wire.messages import Update
 from strategies.curious import Curious
 from strategies.fedsgd import FedSgd
@@ -542,15 +542,15 @@ def test_a_server_of_gradients_knows_one_step_of_b_examples_and_its_own_step_siz
     assert (knowledge.local_epochs, knowledge.batch_size, knowledge.learning_rate) == (1, 4, RATE)
 
 
-@pytest.mark.parametrize(("dropout", "expected"), [(True, [0.2]), (False, [])])
-def test_the_adversary_is_handed_the_dropout_layers_that_drop(
-    dropout: bool, expected: list[float], tiny_config: Tiny, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("dropout", [True, False])
+def test_the_adversary_is_told_whether_dropout_layers_drop(dropout: bool, tiny_config: Tiny, tmp_path: Path) -> None:
     model = {"name": "mlp", "hidden": [16], "dropout": 0.2}
     config = of_gradients(tiny_config, model=model, training={"dropout": dropout})
     build = grant(config.adversary, Experiment(config), tmp_path).model
     assert build is not None
-    assert [layer.p for layer in dropping(pickle.loads(pickle.dumps(build))())] == expected
+    network = pickle.loads(pickle.dumps(build))()
+    assert network.draws_in_training == dropout
+    assert len(find_stochastic_layers(network.train(), torch.rand(2, 1, 8, 8))) == 1
 
 
 def test_the_geometry_of_gradients_is_refused_in_one_sentence(plain: tuple[Config, Path]) -> None:

@@ -69,7 +69,7 @@ def test_a_federation_on_texts_is_attacked_scored_and_reported(
     names = ["recover_rate", "tokens_found", "recovered", "words_found", "label_accuracy"]
     assert [row["metric"] for row in rows] == names * 6
     temporal = [row for row in rows if row["attack"] == "tgias-ro-text" and row["metric"] == "tokens_found"]
-    assert all(float(row["value"]) > 0.55 > float(row["floor"]) for row in temporal)
+    assert all(float(row["value"]) >= 0.5 > float(row["floor"]) for row in temporal)
     words = [row for row in rows if row["attack"] == "embedding-rows" and row["metric"] == "words_found"]
     assert all(float(row["value"]) > 0.9 for row in words)
     html = write_report(run.path, audit).read_text()

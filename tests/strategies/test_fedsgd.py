@@ -203,7 +203,7 @@ def test_dropout_while_clients_train_is_told_and_its_absence_is_known(
     knowledge = replace(KNOWN, model=Architecture("mlp", settings, Task(SHAPE, 10), seed=0, dropout=dropout))
     assert knowledge.model is not None
     attack.run(recorded(tmp_path, sent(knowledge.model)), knowledge, victim=5, rng=generator(0))
-    said = "dropout layers of the model drop while clients train, this attack takes them for off; expect little"
+    said = "at random while clients train (dropout), this attack takes them for off; expect little"
     assert [said in record.getMessage() for record in caplog.records] == [True] * dropout
 
 

@@ -28,11 +28,18 @@ from fedsim.randomness import generator, seeded
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import squared_error
+from fedsim.wire import payloads
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 
 Record = Callable[[Sequence[Update]], Transcript]
 PLAIN: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "proximal_mu": 0.0}
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks compute in float64, so that equalities show to many digits."""
+    monkeypatch.setattr(payloads, "WORKING_TYPE", torch.float64)
 
 
 @pytest.fixture
@@ -184,6 +191,7 @@ def test_fewer_than_d_plus_one_messages_are_refused(record: Record) -> None:
     assert "1 message is recorded" in failure(LinearLocalModel(), record(messages(1, 3)))
 
 
+@pytest.mark.usefixtures("exact")
 def test_where_models_are_alike_what_the_messages_determine_is_claimed_and_told(
     record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -238,6 +246,7 @@ def test_models_that_differ_by_no_more_than_rounding_are_too_alike(record: Recor
     assert "too alike: they differ by no more than rounding" in failure(LinearLocalModel(), record(updates))
 
 
+@pytest.mark.usefixtures("exact")
 def test_of_many_optima_the_one_nearest_to_what_was_returned_is_claimed(record: Record) -> None:
     """Three of six inputs are always 0: the gradient of the client's loss vanishes at the claim."""
     design, targets, _ = least_squares(rank=4)

@@ -110,7 +110,7 @@ def train(model: nn.Module, *defenses: Defense, count: int = 10, **how: Any) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_mean_of_the_examples_gradients_is_the_gradient_of_the_mean_loss(family: str) -> None:
     model, inputs, labels, loss = material(family)
-    set_modes(model, sgd(dropout=False))
+    set_modes(model, sgd(dropout=False), inputs)
     each, losses = example_gradients(model, inputs, labels, loss)
     objective = loss(model(inputs), labels)
     slopes = torch.autograd.grad(objective, list(model.parameters()), materialize_grads=True)
