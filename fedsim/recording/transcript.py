@@ -254,7 +254,7 @@ class Transcript:
         now = (found.st_ino, found.st_size, found.st_mtime_ns)
         if self._open is None or self._open[0] != now:
             self._open = None
-            file = safe_open(path, framework="pt")
+            file: Any = safe_open(path, framework="pt")
             self._open = now, file, _index_of(file.keys())
         return self._open[1:]
 
