@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fedsim.workflow.work import Done
 
 console = Console()
+_LONGEST = 10_000
+"""Letters of a sentence that are shown."""
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override one setting, e.g. attack.sme.iterations=200.")
 ]
@@ -76,7 +78,13 @@ def finish(failures: Sequence[str]) -> None:
 
 def say(sentence: str) -> None:
     """One line on the standard error."""
-    print(f"fedsim: {sentence}", file=sys.stderr)  # noqa: T201
+    print(f"fedsim: {harmless(sentence)}", file=sys.stderr)  # noqa: T201
+
+
+def harmless(text: str) -> str:
+    """Return `text` without what a terminal would obey, and not too long, whatever a stranger's file had it quote."""
+    shown = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text[:_LONGEST])
+    return shown if len(text) <= _LONGEST else f"{shown}…"
 
 
 def number_of(count: int, what: str) -> str:

@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fedsim.cli.options import console
+from fedsim.cli.options import console, harmless
 from fedsim.cli.screen import Phases, Seldom
 from fedsim.progress import LOGGER
 from fedsim.reporting.exposure import quantities
@@ -112,4 +112,4 @@ class _Sentence(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The sentence alone."""
-        return record.getMessage()
+        return harmless(record.getMessage())

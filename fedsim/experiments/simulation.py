@@ -15,6 +15,7 @@ from fedsim.experiments.config import Config
 from fedsim.experiments.integrity import adopt
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.plugins import registry
+from fedsim.privacy.auditing import lower_bound
 from fedsim.recording.sealed import read_sealed
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,14 @@ def _federate(config: Config, folder: RunFolder, *, resume: bool, overwrite: boo
     try:
         config = resolve(config if resume else config.as_new())
         Experiment(config).check()
+        if (canaries := config.canaries) is not None:
+            most = lower_bound(*[canaries.count] * 3, 0.0, canaries.confidence)  # each guess right
+            log.info(
+                "canaries: %d of them show an epsilon of at most %.3g, however little noise there is; a proof of a "
+                "larger one cannot be refuted by them",
+                canaries.count,
+                most,
+            )
     except SystemExit as error:
         raise PluginError(
             f"the experiment cannot be made, a plug-in ended the program ({what_it_said(error)})"

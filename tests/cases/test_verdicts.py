@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from fedsim.cli.options import say
 from fedsim.evaluation import statistics
 from fedsim.reporting.summary import GUESSING, LEAKS, reading, summarise
 
@@ -47,3 +52,23 @@ def test_who_says_what_most_are_is_guessing() -> None:
 
 def test_who_is_always_right_leaks() -> None:
     assert verdict_of([1.0] * 20, 0.6) == LEAKS
+
+
+def test_what_canaries_can_show_is_said_before_the_run(
+    tiny_config: Callable[..., Any], serial_run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    defense = [{"name": "dp-sgd", "clip": 1.0, "noise_multiplier": 1.0}]
+    config = tiny_config(canaries={"count": 50, "clients": [0]}, defense=defense, federation={"rounds": 1})
+    with caplog.at_level("INFO"):
+        serial_run(config, tmp_path / "run")
+    said = [record.getMessage() for record in caplog.records]
+    (place,) = [place for place, text in enumerate(said) if "50 of them show an epsilon of at most 2.34" in text]
+    assert place < next(place for place, text in enumerate(said) if text.startswith("round 1"))
+
+
+def test_what_is_printed_holds_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    say("no layer '\x1b[2J\x07w'" + "x" * 20_000)
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert "\x07" not in said
+    assert len(said) < 11_000
