@@ -257,8 +257,8 @@ def reading(item: Summary) -> tuple[str, str]:
 
     `leaks` means that more than half of such victims are beyond the floor: the mean is, and so many of the attacked
     victims are that tossing a coin for each would give as many in at most 5 % of cases (sign test). Unlike an interval
-    of the mean, this holds for scores of any distribution, with two modes or with infinite PSNR; of scores that are 0
-    or 1 the coin falls as the floor says. With fewer than five
+    of the mean, this holds for scores of any distribution, with two modes or with infinite PSNR; where scores are of a
+    few messages, the coin falls as the floor says. With fewer than five
     victims no outcome is that rare, and the rounds of one victim say nothing about another victim. There the verdict
     only says what was seen: `beyond the floor`, `not beyond the floor`, or `undecided` where it is some of them. So it
     does where victims are compared with one another, see `apart`.
@@ -289,11 +289,10 @@ def reading(item: Summary) -> tuple[str, str]:
 def _luck(item: Summary) -> float:
     """Return how often a guess as good as the floor is ahead of it, by chance alone; at least half.
 
-    Where a victim's score can only be 0 or 1, as of one message, the guess is ahead of its floor whenever it is right:
-    as often as the floor says. So it is, nearly, of a few messages.
+    Where a victim's score is of one message, and so 0 or 1, the guess is ahead of its floor whenever it is right: as
+    often as the floor says. So it is, nearly, of a few messages.
     """
-    two_valued = all(value in (0, 1) for value in item.values.values())
-    return max(0.5, item.floor) if two_valued or item.metric in _OF_FEW_MESSAGES else 0.5
+    return max(0.5, item.floor) if item.metric in _OF_FEW_MESSAGES else 0.5
 
 
 def headline(found: Sequence[Line]) -> str:
