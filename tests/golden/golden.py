@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedsim.auditing.audit import open_audit
 from fedsim.cli.main import main
 from fedsim.recording.transcript import Transcript
 
@@ -69,10 +70,10 @@ def foreign(own: Path, folder: Path) -> Figures:
     (folder / "transcript").mkdir(parents=True)
     for file in (own / "transcript").glob("*.safetensors"):
         shutil.copy(file, folder / "transcript")
-    draw = torch.Generator().manual_seed(0)
-    truth = {"data": torch.rand((6, 1, 8, 8), generator=draw), "labels": torch.arange(6)}
+    truth = open_audit(own, None).case.truth(2, None)
+    assert truth is not None
     spec = Path(shutil.copy(HERE / "foreign.toml", folder.with_name(f"{folder.name}.toml")))
-    save_file(truth, spec.with_name("truth.safetensors"))
+    save_file({"data": truth.data, "labels": truth.labels}, spec.with_name("truth.safetensors"))
     fedsim("attack", folder, spec, "-q")
     return figures(folder)
 

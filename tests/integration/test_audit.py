@@ -911,7 +911,8 @@ def test_settings_of_the_run_are_those_of_the_file(run: Path) -> None:
 
 
 def numbers(count: int = 12) -> Dataset:
-    part = Examples(raw=torch.rand(count, 3), labels=torch.linspace(-1, 1, count), scale=1.0)
+    raw = torch.rand((count, 3), generator=torch.Generator().manual_seed(0))
+    part = Examples(raw=raw, labels=torch.linspace(-1, 1, count), scale=1.0)
     return Dataset(name="numbers", train=part, test=part, num_classes=0, source="here", licence="any")
 
 

@@ -29,6 +29,7 @@ import fedsim
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from clients.defenses.update_noise import UpdateNoise
 from fedsim import Run, Transcript
+from fedsim.auditing.audit import open_audit
 from fedsim.errors import (
     AttackCrash,
     AttackError,
@@ -408,8 +409,12 @@ def test_a_module_in_the_folder_of_a_recording_is_not_imported_unasked(foreign: 
         fedsim.open(foreign).attack("sme", victim=0, iterations=2, knowledge={**FOREIGN, "model": "theirs:build"})
 
 
-def test_a_recording_made_elsewhere_is_attacked_and_scored_by_an_attack_file(foreign: Path, tmp_path: Path) -> None:
-    save_file({"data": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}, tmp_path / "held.safetensors")
+def test_a_recording_made_elsewhere_is_attacked_and_scored_by_an_attack_file(
+    foreign: Path, made: Run, tmp_path: Path
+) -> None:
+    truth = open_audit(made.path, None).case.truth(1, None)
+    assert truth is not None
+    save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "held.safetensors")
     facts = {key: list(value) if isinstance(value, tuple) else value for key, value in FOREIGN.items()}
     tables = {"adversary": {"victims": [1], "knowledge": facts}, "truth": {"1": "held.safetensors"}}
     (tmp_path / "attack.toml").write_text(tomli_w.dumps(tables))
