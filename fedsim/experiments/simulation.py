@@ -46,11 +46,12 @@ def _federate(config: Config, folder: RunFolder, *, resume: bool, overwrite: boo
         config = resolve(config if resume else config.as_new())
         Experiment(config).check()
         if (canaries := config.canaries) is not None:
-            most = lower_bound(*[canaries.count] * 3, 0.0, canaries.confidence)  # each guess right
+            count = canaries.count
+            most = lower_bound(count, count, count, 0.0, canaries.confidence)  # each guess is right
             log.info(
                 "canaries: %d of them show an epsilon of at most %.3g, however little noise there is; a proof of a "
                 "larger one cannot be refuted by them",
-                canaries.count,
+                count,
                 most,
             )
     except SystemExit as error:
