@@ -113,7 +113,7 @@ class AlwaysNoisy(nn.Module):
         return outputs
 
 
-def trained(network: nn.Module, key: int, *, drops: bool) -> dict[str, Tensor]:
+def train_one_step(network: nn.Module, key: int, *, drops: bool) -> dict[str, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         inputs = torch.randn(8, 16)
@@ -131,7 +131,7 @@ def test_without_dropout_no_network_draws(kind: Callable[[], nn.Module]) -> None
         results = []
         for key in range(6):
             network.load_state_dict(start)
-            results.append(trained(network, key, drops=drops))
+            results.append(train_one_step(network, key, drops=drops))
         return results
 
     first, *others = updates(drops=False)
@@ -143,7 +143,7 @@ def test_without_dropout_no_network_draws(kind: Callable[[], nn.Module]) -> None
 
 def test_a_network_that_draws_whatever_its_mode_is_refused() -> None:
     with pytest.raises(RunError, match=r"training.dropout = false: the model still gives other outputs .* ''"):
-        trained(AlwaysNoisy(), 0, drops=False)
+        train_one_step(AlwaysNoisy(), 0, drops=False)
 
 
 def test_looking_for_layers_that_draw_changes_nothing() -> None:

@@ -33,7 +33,7 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 5))
 
 
-def attacked(attack: str, loss: Loss, **settings: Any) -> Any:
+def attack_update(attack: str, loss: Loss, **settings: Any) -> Any:
     model = network()
     inputs = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -49,9 +49,9 @@ def attacked(attack: str, loss: Loss, **settings: Any) -> Any:
 @pytest.mark.parametrize("name", LOSSES)
 def test_labels_are_counted_by_the_loss_that_is_known(name: str) -> None:
     counts = LABELS.bincount(minlength=5).tolist()
-    found = attacked("inverting-gradients", LOSSES[name], iterations=1)
+    found = attack_update("inverting-gradients", LOSSES[name], iterations=1)
     assert found.labels.bincount(minlength=5).tolist() == counts
-    assert (8 * attacked("label-counts", LOSSES[name]).claimed).tolist() == pytest.approx(counts)
+    assert (8 * attack_update("label-counts", LOSSES[name]).claimed).tolist() == pytest.approx(counts)
 
 
 def squared(logits: Tensor, labels: Tensor) -> Tensor:
@@ -60,15 +60,15 @@ def squared(logits: Tensor, labels: Tensor) -> Tensor:
 
 def test_a_loss_that_is_no_cross_entropy_is_refused() -> None:
     with pytest.raises(KnowledgeError, match="the loss that clients minimise is no cross-entropy; grant the labels"):
-        attacked("inverting-gradients", squared, iterations=1)
+        attack_update("inverting-gradients", squared, iterations=1)
 
 
 @pytest.mark.parametrize("attack", ["llg"])
 def test_formulas_without_class_weights_refuse_them(attack: str) -> None:
     with pytest.raises(AttackError, match=r"clients minimise a loss with class weights, .* take label-counts"):
-        attacked(attack, LOSSES["class weights"])
-    attacked(attack, LOSSES["sum"])
-    attacked(attack, LOSSES["smoothing"])
+        attack_update(attack, LOSSES["class weights"])
+    attack_update(attack, LOSSES["sum"])
+    attack_update(attack, LOSSES["smoothing"])
 
 
 def test_rules_that_are_of_the_mean_alone_refuse_other_losses() -> None:

@@ -161,11 +161,11 @@ def test_curious_inside_another_strategy_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_named_by_a_text_or_a_path(tmp_path: Path) -> None:
-    Recorder(tmp_path).write(1, [moved(torch.zeros(2), torch.ones(2))])
+    Recorder(tmp_path).write(1, [make_update(torch.zeros(2), torch.ones(2))])
     assert Transcript(str(tmp_path)).rounds == Transcript(tmp_path).rounds == [1]
 
 
-def moved(before: Tensor, after: Tensor) -> Update:
+def make_update(before: Tensor, after: Tensor) -> Update:
     return Update(
         round=1, client=0, before={"w": before}, payload=Payload.dense({"w": after}, "weights"), num_examples=1
     )
@@ -173,7 +173,7 @@ def moved(before: Tensor, after: Tensor) -> Update:
 
 def test_attacks_read_one_type_and_lose_no_digits_of_float64(tmp_path: Path) -> None:
     before = torch.tensor([1.0, -2.0], dtype=torch.float64)
-    Recorder(tmp_path).write(1, [moved(before, before - 1e-9)])
+    Recorder(tmp_path).write(1, [make_update(before, before - 1e-9)])
     update = Transcript(tmp_path).update(1, 0)
     assert {tensor.dtype for tensor in (*update.before.values(), *update.after.values())} == {torch.float32}
     assert update.pseudo_gradient["w"].tolist() == pytest.approx([1e-9, 1e-9], rel=1e-6)
@@ -183,7 +183,7 @@ def test_attacks_read_one_type_and_lose_no_digits_of_float64(tmp_path: Path) -> 
 def test_a_server_that_sends_float64_is_read_as_its_clients_read_it(tmp_path: Path) -> None:
     """FedAdam and its kin make the model float64; clients load it into float32."""
     sent = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
-    Recorder(tmp_path).write(1, [moved(sent, sent.float())])
+    Recorder(tmp_path).write(1, [make_update(sent, sent.float())])
     assert Transcript(tmp_path).update(1, 0).pseudo_gradient["w"].tolist() == [0.0, 0.0]
 
 
