@@ -9,13 +9,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterator
-from functools import cache
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Key = int | str
+_turn = threading.RLock()
+"""Held while a state that all threads of the process share is not their own: they take turns, so none draws from
+another's key or computes on another's number of threads."""
 
 
 def seed_for(*key: Key) -> int:
@@ -47,12 +54,27 @@ def numpy_generator(*key: Key) -> np.random.Generator:
     return np.random.default_rng(seed_for(*key))
 
 
+def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
+    """Let calls from several threads of a program wait for one another, as each needs the process's shared states.
+
+    For functions that a user calls: they ask before anything else is locked, so that nobody waits for two locks in
+    another order.
+    """
+
+    @wraps(function)
+    def wait(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _turn:
+            return function(*args, **kwargs)
+
+    return wait
+
+
 @contextlib.contextmanager
 def seeded(*key: Key) -> Iterator[None]:
     """Run code that draws from the global generators (Flower's sampling, dropout) under `key`.
 
     The global states of `random`, NumPy and torch (CPU) are restored on leaving; a GPU that is in
-    use is seeded as well.
+    use is seeded as well. Other threads wait until they may enter a block of their own.
     """
     with seeded_by(seed_for(*key)):
         yield
@@ -61,27 +83,29 @@ def seeded(*key: Key) -> Iterator[None]:
 @contextlib.contextmanager
 def seeded_by(seed: int) -> Iterator[None]:
     """As `seeded`, for those who were given the seed of a key and not the key."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    torch_state = torch.default_generator.get_state()
-    try:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.manual_seed_all(seed)
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        torch.default_generator.set_state(torch_state)
+    with _turn:
+        python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+        torch_state = torch.default_generator.get_state()
+        try:
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.manual_seed_all(seed)
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            torch.default_generator.set_state(torch_state)
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: their number changes float sums, and so bytes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    """Compute on one thread: their number changes float sums, and so bytes. Other threads of the program wait."""
+    with _turn:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

@@ -19,7 +19,7 @@ from fedsim.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, 
 from fedsim.models.checks import unsized
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import plain
-from fedsim.randomness import generator, one_thread
+from fedsim.randomness import generator, one_at_a_time, one_thread
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.model_state import state_of, statistics_of
@@ -40,6 +40,7 @@ _OBJECTS: Mapping[str, tuple[type, str]] = {
 """Facts that are neither numbers nor texts: their type, and what to say of it."""
 
 
+@one_at_a_time
 def attack(
     before: State | nn.Module,
     after: State | nn.Module,

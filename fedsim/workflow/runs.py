@@ -23,6 +23,7 @@ from fedsim.experiments.trust import check_trust, is_in_a_run
 from fedsim.findings import Finding
 from fedsim.plugins.frozen import plain
 from fedsim.plugins.objects import is_gone
+from fedsim.randomness import one_at_a_time
 from fedsim.recording.finding_files import load_claim
 from fedsim.recording.manifest import is_noted
 from fedsim.recording.manifest import read as read_manifest
@@ -36,6 +37,7 @@ from fedsim.workflow.logs import Progress, told
 from fedsim.workflow.objects import replaced
 
 
+@one_at_a_time
 def run(
     experiment: str | Path | Mapping[str, Any] | Config,
     out: str | Path | None = None,
@@ -193,6 +195,7 @@ class Run:
         _check_there(self._folder)
         return [self._found(path) for path in sorted(self._folder.findings.glob("*/*.safetensors"))]
 
+    @one_at_a_time
     def attack(
         self,
         attack: str | Attack,
@@ -237,6 +240,7 @@ class Run:
             finding, _ = single.made(self.path, base, adversary, trust=self._trust, follow=_following(progress))
         return finding
 
+    @one_at_a_time
     def resume(self, *, progress: Progress | None = None) -> Run:
         """Resume the run where it was interrupted, make the attacks that are not made yet, and report.
 
@@ -248,6 +252,7 @@ class Run:
         _complain(done)
         return self
 
+    @one_at_a_time
     def report(self) -> Report:
         """Write `report.html` anew; the value shows it in a notebook.
 

@@ -19,6 +19,7 @@ from fedsim.errors import ConfigError
 from fedsim.experiments import lock
 from fedsim.files import write_text
 from fedsim.progress import tell
+from fedsim.randomness import one_at_a_time
 from fedsim.reporting.sweep_page import FILE, PAGE, write_sweep_page
 from fedsim.sweeps.board import Board
 from fedsim.sweeps.file import SweepFile, SweepTable, read_sweep, sweep_of
@@ -39,6 +40,7 @@ _SELDOM = 100
 """How many times as long as writing the tables takes is waited before they are written again."""
 
 
+@one_at_a_time
 def sweep(
     experiment: str | Path | Mapping[str, Any],
     out: str | Path | None = None,
@@ -124,6 +126,7 @@ class Sweep:
             if row["state"] == "failed"
         ]
 
+    @one_at_a_time
     def report(self) -> Report:
         """Write `sweep.html` anew; the value shows it in a notebook.
 
