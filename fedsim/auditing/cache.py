@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Finding, LocalModel
 from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
-from fedsim.plugins.code import UNREADABLE, code_hash, file_hash
+from fedsim.plugins.code import UNREADABLE, code_hash, hash_of_references
 from fedsim.recording.finding_files import load_claim, load_finding, read_about, save_finding
 from fedsim.recording.header import hash_state
 from fedsim.recording.manifest import is_noted
@@ -80,13 +79,9 @@ class Cache:
         """Hash of the files of model, outputs and loss that the attack file names; None if it names none."""
         named = (self.granted.model, self.app.outputs, self.granted.loss)
         written = [setting for setting in named if isinstance(setting, str) and ":" in setting]
-        modules = list(dict.fromkeys(setting.partition(":")[0] for setting in written))
         for setting in written:
             registry.load_object(setting, self.beside)
-        hashes = [str(file_hash(sys.modules[module])) for module in modules]
-        if len(hashes) < 2 or UNREADABLE in hashes:
-            return UNREADABLE if UNREADABLE in hashes else hashes[0] if hashes else None
-        return hashlib.sha256("".join(hashes).encode()).hexdigest()
+        return hash_of_references(written)
 
     @cached_property
     def present(self) -> dict[str, tuple[Any, ...]]:

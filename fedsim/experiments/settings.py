@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib import metadata
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from fedsim.experiments.config import Config
 from fedsim.plugins import registry
-from fedsim.plugins.code import code_hash
+from fedsim.plugins.allowed_code import references_in
+from fedsim.plugins.code import code_hash, hash_of_references
 from fedsim.plugins.objects import is_object
 
 _VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
@@ -39,6 +42,8 @@ def made_with(config: Config) -> dict[str, Any]:
 def code_of(config: Config) -> dict[str, str]:
     """The hash of the code of each part of the federation that another package registers, or the experiment names.
 
+    Code that a setting of a part names, such as the measure of a gate, counts as well.
+
     Objects of a Python program are not among them: a run that was made with one can only be resumed by that program.
 
     Returns:
@@ -60,7 +65,12 @@ def code_of(config: Config) -> dict[str, str]:
         for where, (group, name) in parts.items()
         if not is_object(name) and not registry.is_own(group, name)
     }
-    return {where: found for where, plugin in others.items() if (found := code_hash(plugin)) is not None}
+    found = {where: code_hash(plugin) for where, plugin in others.items()}
+    tables = config.model_dump(mode="json", exclude_none=True, exclude={"attack", "adversary"})
+    named = (pair for pair in references_in(tables) if pair[1] not in {name for _, name in parts.values()})
+    for place, references in groupby(sorted(named), key=itemgetter(0)):
+        found[".".join(place)] = hash_of_references(reference for _, reference in references)
+    return {where: code for where, code in found.items() if code is not None}
 
 
 def settings_of(config: Config) -> dict[str, Any]:

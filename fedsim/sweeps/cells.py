@@ -26,7 +26,8 @@ from fedsim.experiments.settings import LAUNCH, code_of, versions
 from fedsim.experiments.trust import check_trust
 from fedsim.metrics import LPIPS_FILE
 from fedsim.plugins import registry
-from fedsim.plugins.code import code_hash
+from fedsim.plugins.allowed_code import references_in
+from fedsim.plugins.code import code_hash, hash_of_references
 from fedsim.sweeps.file import SERIAL
 from fedsim.sweeps.grid import Grid, Point
 from fedsim.sweeps.hashes import hash_of, hash_of_dataset, hash_of_folder, hash_of_parts
@@ -193,12 +194,15 @@ def _federation(config: Config) -> dict[str, Any]:
 def _attack(config: Config, title: str) -> dict[str, Any]:
     """What findings and scores follow from besides."""
     adversary = config.adversary.model_dump(mode="json", exclude_none=True, exclude={"when", "workers"})
+    attacks = [table.model_dump(mode="json", exclude_none=True) for table in config.attack]
+    settings = [adversary, *({**table, "name": None} for table in attacks)]
     weights = None if (home := data_folder()) is None else home / "weights" / LPIPS_FILE
     return {
         "adversary": adversary | {"device": str(device_of(config.adversary.device))},
-        "attack": [table.model_dump(mode="json", exclude_none=True) for table in config.attack],
+        "attack": attacks,
         "title": title,
         "code": [code_hash(registry.load("attacks", table.name)) for table in config.attack],
+        "named": hash_of_references(reference for _, reference in references_in(settings)),
         "weights": hash_of(weights) if weights is not None and weights.is_file() else None,
     }
 
