@@ -57,7 +57,7 @@ from fedsim.evaluation.kind import Bench, Owed, evaluator_of
 from fedsim.evaluation.local_optimum import METHOD
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment, build_attacks, data_folder
-from fedsim.experiments.config import AppTable, AttackFile, Config
+from fedsim.experiments.config import AppTable, AttackFile, Config, check
 from fedsim.experiments.run_folder import RunFolder, refusals
 from fedsim.files import fresh_folder
 from fedsim.plugins.code import code_hash
@@ -145,12 +145,7 @@ class Audit:
     @cached_property
     def transcript(self) -> Transcript:
         """What was recorded, read as the file says that it is meant."""
-        said = self.spec.app.model_dump(exclude={"num_examples", "outputs", "frozen"})
-        counts = self.spec.app.num_examples
-        by_client = {int(key): count for key, count in counts.items()} if isinstance(counts, dict) else counts
-        return Transcript(
-            self.folder.path, reading=Reading(**said | {"names": tuple(said["names"])}, num_examples=by_client)
-        )
+        return Transcript(self.folder.path, reading=_reading(self.spec.app))
 
     @cached_property
     def counts(self) -> dict[str, set[int]]:
@@ -296,15 +291,41 @@ class Audit:
 
     def score(self, failures: list[str] | None = None) -> list[dict[str, Any]]:
         """See `fedsim.auditing.scores.score`."""
-        bench = Bench(
-            case=self.case,
-            recording=self.folder.path,
-            knowledge=full_knowledge(self.spec.adversary, self.experiment, self.beside, self.spec.app),
-            optimum=self.optimum,
-            weights=_weights(),
-            reading=self.transcript.reading,
-        )
-        return scores.score(self.cache, bench, [] if failures is None else failures)
+        return scores.score(self.cache, self._bench_of, [] if failures is None else failures)
+
+    def _bench_of(self, about: Mapping[str, Any]) -> Bench:
+        """What a finding is judged with: the messages and the protocol as its attack read them.
+
+        The file may say otherwise of somebody else's recording by now; a claim that was read from gradients does not
+        become one about weights.
+
+        Raises:
+            FedsimError: code that it was made with does not load, or may not.
+        """
+        app, adversary = self.spec.app, self.spec.adversary
+        if self.experiment is None and about["knowledge"] is not None:
+            kind = type(adversary.knowledge)
+            known = adversary.knowledge.model_dump(exclude_unset=True) | about["knowledge"]
+            known = {name: value for name, value in known.items() if value != kind.model_fields[name].default}
+            app = check(AppTable, about["app"] or {}, "app")
+            knowledge = check(kind, known, "adversary.knowledge")
+            adversary = adversary.model_copy(update={"knowledge": knowledge})
+        read_as = app.model_dump_json(), adversary.model_dump_json()
+        if read_as not in self._benches:
+            self._benches[read_as] = Bench(
+                case=self.case,
+                recording=self.folder.path,
+                knowledge=full_knowledge(adversary, self.experiment, self.beside, app),
+                optimum=self.optimum,
+                weights=_weights(),
+                reading=_reading(app),
+            )
+        return self._benches[read_as]
+
+    @cached_property
+    def _benches(self) -> dict[tuple[str, str], Bench]:
+        """By what the messages mean and what is known of the protocol."""
+        return {}
 
     def attack(self, transcript: Transcript, job: Job, progress: Progress, isolation: Isolation) -> None:
         """Do one job and save what was found.
@@ -537,6 +558,13 @@ class Audit:
             for client, error in tracked(found, "optimal local models", len(missing)):
                 if error is not None:  # the attack that needs it will fail and be reported
                     log.warning("client %d: no optimal local model: %s", client, error)
+
+
+def _reading(app: AppTable) -> Reading:
+    said = app.model_dump(exclude={"num_examples", "outputs", "frozen"})
+    counts = app.num_examples
+    by_client = {int(key): count for key, count in counts.items()} if isinstance(counts, dict) else counts
+    return Reading(**said | {"names": tuple(said["names"])}, num_examples=by_client)
 
 
 def open_audit(

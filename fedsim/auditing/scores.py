@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ SCORES = (
 IMAGES = ("attack", "victim", "round", "repeat", "image", "metric", "value", *VARIANT)
 
 
-def score(cache: Cache, bench: Bench, failures: list[str]) -> list[dict[str, Any]]:
+def score(cache: Cache, bench_of: Callable[[Mapping[str, Any]], Bench], failures: list[str]) -> list[dict[str, Any]]:
     """Judge every finding that this run's attacks made.
 
     Findings of attacks that the file no longer names, or now makes with other settings or knowledge, are judged too,
@@ -36,6 +36,7 @@ def score(cache: Cache, bench: Bench, failures: list[str]) -> list[dict[str, Any
     again, and would be averaged with those of the present code. A finding that cannot be judged does not affect others.
 
     Args:
+        bench_of: gives what a finding is judged with, from what it says of itself.
         failures: gets one sentence for each finding that cannot be judged.
 
     Returns:
@@ -49,7 +50,7 @@ def score(cache: Cache, bench: Bench, failures: list[str]) -> list[dict[str, Any
         if (read := _readable(path, failures)) is None:
             continue
         finding, about = read
-        judgement = _judged(finding, about | {VICTIMS: together[_run_of(about)]}, bench, failures)
+        judgement = _judged(finding, about | {VICTIMS: together[_run_of(about)]}, bench_of, failures)
         where = {key: about[key] for key in ("attack", "victim", "round", "repeat")} | columns(about)
         rows += [where | _row(item, judgement.examples) | {"seed": cache.seed} for item in judgement.scores]
         for item in judgement.scores:
@@ -106,9 +107,11 @@ def _victims(abouts: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[
     return {which: sorted(victims) for which, victims in found.items()}
 
 
-def _judged(finding: Finding, about: Mapping[str, Any], bench: Bench, failures: list[str]) -> Judgement:
+def _judged(
+    finding: Finding, about: Mapping[str, Any], bench_of: Callable[[Mapping[str, Any]], Bench], failures: list[str]
+) -> Judgement:
     try:
-        return evaluator_of(finding).judge(finding, about, bench)
+        return evaluator_of(finding).judge(finding, about, bench_of(about))
     except Exception as error:  # a finding of any package may have any content
         told = isinstance(error, FedsimError)
         who = f"{about['attack']}, round {about['round']}, client {about['victim']}"

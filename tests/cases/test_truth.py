@@ -32,8 +32,7 @@ def held_by(client: int) -> tuple[Tensor, Tensor]:
     return torch.rand((2, 1, 4, 4), generator=draw), torch.randint(3, (2,), generator=draw)
 
 
-def scored_psnr(folder: Path, clients: tuple[int, int]) -> list[float]:
-    """Attack client 0 with truth files that say of these clients that they are 0 and 1."""
+def record_weights(folder: Path) -> None:
     updates = []
     for client in (0, 1):
         model, (inputs, labels) = make_model(), held_by(client)
@@ -43,26 +42,49 @@ def scored_psnr(folder: Path, clients: tuple[int, int]) -> list[float]:
         payload = Payload.dense(after, "weights")
         updates.append(Update(round=1, client=client, before=before, payload=payload, num_examples=2))
     Recorder(folder / "run" / "transcript").write(1, updates)
-    table = fedsim.write_truth(folder / "truth", lambda client: held_by(clients[int(client)]), [0, 1])
+
+
+def describe_attack(folder: Path, truth: tuple[int, int], **others: Any) -> AttackFile:
+    """An attack on client 0 with truth files that say of these clients that they are 0 and 1."""
+    table = fedsim.write_truth(folder / "truth", lambda client: held_by(truth[int(client)]), [0, 1])
     known = {"model": "a_module:make_model", "input_shape": [1, 4, 4], "value_range": [0.0, 1.0], "num_classes": 3}
     tables: dict[str, Any] = {
         "adversary": {"workers": 1, "victims": [0], "knowledge": known},
         "attack": [{"name": "inverting-gradients", "iterations": 1}],
         "truth": table,
     }
-    audit = open_audit(folder / "run", check(AttackFile, tables, "attack.toml"), folder)
+    return check(AttackFile, tables | others, "attack.toml")
+
+
+def scored_psnr(folder: Path, clients: tuple[int, int]) -> list[float]:
+    record_weights(folder)
+    audit = open_audit(folder / "run", describe_attack(folder, clients), folder)
     assert audit.run() == []
     return [float(row["value"]) for row in audit.score() if row["metric"] == "psnr"]
 
 
-def test_another_clients_truth_is_named_and_nothing_is_scored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_module.py").write_text(
         "import torch\nfrom torch import nn\n"
         "def make_model(): return nn.Sequential(nn.Flatten(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 3))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("a_module")
+def test_a_finding_is_scored_as_its_messages_were_read(tmp_path: Path) -> None:
+    record_weights(tmp_path)
+    before = open_audit(tmp_path / "run", describe_attack(tmp_path, (0, 1)), tmp_path)
+    assert before.run() == []
+    scores = before.score()
+    assert "l_sim" in {row["metric"] for row in scores}
+    now = describe_attack(tmp_path, (0, 1), app={"replies": "gradient"}, attack=[{"name": "label-counts"}])
+    assert open_audit(tmp_path / "run", now, tmp_path).score() == scores
+
+
+@pytest.mark.usefixtures("a_module")
+def test_another_clients_truth_is_named_and_nothing_is_scored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert len(scored_psnr(tmp_path / "right", (0, 1))) == 1
     assert "not scored" not in caplog.text
     assert scored_psnr(tmp_path / "swapped", (1, 0)) == []
