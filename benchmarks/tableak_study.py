@@ -136,10 +136,11 @@ def measured(cell: Cell) -> dict[str, Any]:
         seconds = time.process_time() - started
     assert isinstance(found, Reconstruction)
     public = Public(data=data.test.inputs(slice(0, PUBLIC)), labels=data.test.labels[:PUBLIC])
-    truth, rng = Truth(data=rows, labels=labels), generator("floor", cell.size, cell.seed)
-    scores = {s.metric: s for s in score(found, truth, public=public, rng=rng, columns=columns, labels_granted=True)}
-    of = scores["columns_right"]
     deviations = public.data.std(0)
+    truth = Truth(data=rows, labels=labels, columns=columns, deviations=deviations)
+    rng = generator("floor", cell.size, cell.seed)
+    scores = {s.metric: s for s in score(found, truth, public=public, rng=rng, labels_granted=True)}
+    of = scores["columns_right"]
     random = [
         share(drawn(public.data, columns, cell.size, rng), rows, columns, deviations).mean() for _ in range(DRAWS)
     ]

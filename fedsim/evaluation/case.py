@@ -5,9 +5,11 @@ Both answer the same questions, so nobody else asks which of the two it is. No a
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -92,8 +94,12 @@ class Case(ABC):
         None; for an attack on several rounds, that is the first of them in which the victim took part.
         """
         if str(victim) in self.files:
-            return Truth.load(self.files[str(victim)])
+            return self._described(Truth.load(self.files[str(victim)]))
         return self._held(members or (victim,), number)
+
+    def _described(self, truth: Truth) -> Truth:
+        """`truth` with what is known of a table's columns."""
+        return truth
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,22 @@ class OwnRun(Case):
 
     def _as_claimed(self, inputs: Tensor, labels: Tensor) -> Truth:
         dataset = self.own.dataset
-        return Truth(data=_in_unit_range(inputs, dataset), labels=labels, padding=dataset.padding)
+        return self._described(Truth(data=_in_unit_range(inputs, dataset), labels=labels, padding=dataset.padding))
+
+    def _described(self, truth: Truth) -> Truth:
+        columns = self.own.dataset.columns
+        if not columns or truth.data.shape[1:] != self.own.dataset.task.input_shape:
+            return truth
+        return replace(truth, columns=tuple(column.width for column in columns), deviations=self._deviations)
+
+    @cached_property
+    def _deviations(self) -> Tensor:
+        """`feature`, standard deviations of public rows."""
+        deviations = self.public().data.std(0)
+        for column in self.own.dataset.columns:
+            if len(column.categories) == 1:  # which a row has whatever the value of its only feature
+                deviations[column.features] = math.inf
+        return deviations
 
 
 @dataclass(frozen=True)

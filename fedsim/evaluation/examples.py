@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim import metrics
+from fedsim import metrics, table_metrics
 from fedsim.errors import DataError
 from fedsim.evaluation.case import Case
 from fedsim.evaluation.kind import About, Bench, Judgement, Owed, Rows, Sheet, Shown, first_round, members
@@ -65,7 +65,6 @@ def judged(finding: Reconstruction | Texts, about: About, bench: Bench, message:
         weights=bench.weights,
         labels_granted="labels" in about["granted"],
         message=message,
-        columns=bench.knowledge.columns or (),
     )
     return Judgement(scores=scores, examples=len(truth.labels))
 
@@ -74,12 +73,14 @@ def judged(finding: Reconstruction | Texts, about: About, bench: Bench, message:
 def shown(finding: Reconstruction, truth: Truth | None) -> Shown:
     """Claimed images or rows, with the true ones that they are assigned to where these are known."""
     typical, known = isinstance(finding, Representatives), truth is not None
-    places = None if truth is None or typical else metrics.assigned(finding.data, truth.data)
+    right, places = None, None
+    if truth is not None and not typical:
+        right, places = _assigned(finding.data, truth)
     claimed, true = _at(finding.data, places), truth.data if truth else None
     about: dict[str, Any] = {"examples": len(claimed), "known": known, "typical": typical}
     if claimed.ndim == 2:
         unsure = finding.entropy if finding.entropy is None or places is None else finding.entropy[places.clamp_min(0)]
-        return Shown(rows=Rows(claimed=claimed, true=true, entropy=unsure), **about)
+        return Shown(rows=Rows(claimed=claimed, true=true, entropy=unsure, right=right), **about)
     if claimed.ndim != 4:
         return Shown(**about)
     steps, iterations = _steps(finding, places)
@@ -95,6 +96,15 @@ def shown(finding: Reconstruction, truth: Truth | None) -> Shown:
     if true is not None and finding.snapshots is not None and finding.snapshot_iterations is not None:
         curves["psnr"] = finding.snapshot_iterations.double(), _closeness(finding.snapshots, true)
     return Shown(sheet=sheet, curves=curves, **about)
+
+
+def _assigned(data: Tensor, truth: Truth) -> tuple[Tensor | None, Tensor]:
+    """Which values of a table are right, `true column`, and which claim each true example is scored with."""
+    if not truth.columns or truth.deviations is None:
+        return None, metrics.assigned(data, truth.data)
+    found = table_metrics.right(data, truth.data, truth.columns, truth.deviations)
+    places = table_metrics.assigned(found.sum(2))
+    return found[torch.arange(len(places)), places.clamp_min(0)] & (places >= 0)[:, None], places
 
 
 def _at(data: Tensor, places: Tensor | None) -> Tensor:

@@ -152,12 +152,14 @@ class Sheet:
 class Rows:
     """Rows of a table to show: claimed ones, `row feature` in [0, 1], and the true ones that they are assigned to.
 
-    `entropy` is `row column`, how unsure the attack is of what is claimed; None where it never says.
+    `entropy` is `row column`, how unsure the attack is of what is claimed; None where it never says. `right` is `row
+    column`, whether a value counts as recovered; None where nobody says what the columns are.
     """
 
     claimed: Tensor
     true: Tensor | None = None
     entropy: Tensor | None = None
+    right: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

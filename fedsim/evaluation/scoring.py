@@ -6,7 +6,7 @@ No attack may import this module; import-linter checks it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -49,7 +49,6 @@ def score(
     weights: Path | None = None,
     labels_granted: bool = False,
     message: Message | None = None,
-    columns: Sequence[int] = (),
 ) -> list[Score]:
     """Judge a finding against the truth, next to what guessing would have got.
 
@@ -70,7 +69,6 @@ def score(
         weights: folder with network weights for LPIPS.
         labels_granted: the labels were given to the attack, so they are not scored.
         message: what the finding was read from; None where it is not known, or is several messages.
-        columns: how many features each column of a table has, see `fedsim.table_metrics`; empty where nobody says.
 
     Raises:
         DataError: the finding and the truth differ in kind or in shape.
@@ -101,9 +99,9 @@ def score(
         }
         nearest = paired_metrics(_nearest(truth, public), truth, weights) if public else {}
         more += _certificates(finding, truth)
-        if columns and public is not None:
+        if truth.columns and public is not None:
             clusters = clusters_of_claims(public, finding.labels)
-            more.append(columns_score(data, truth, columns, public, made, clusters, rng))
+            more.append(columns_score(data, truth, public, made, clusters, rng))
     scores = [
         _metric_score(name, value, {g: v[name] for g, v in guesses.items() if name in v}, nearest.get(name))
         for name, value in claimed.items()

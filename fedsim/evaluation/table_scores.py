@@ -15,7 +15,6 @@ from fedsim.evaluation.truth import Truth
 def columns_score(
     claimed: Tensor,
     truth: Truth,
-    columns: Sequence[int],
     public: Public,
     guesses: Mapping[str, Tensor],
     clusters: Sequence[Tensor],
@@ -30,13 +29,14 @@ def columns_score(
 
     Args:
         claimed: `row feature` in [0, 1].
-        columns: see `fedsim.table_metrics`.
-        public: says what rows look like, and how far numbers are spread.
+        truth: says what the columns are, and how far numbers are spread.
+        public: says what rows look like.
         guesses: further ones, rows by what they are called.
         clusters: for each claim, the places of public rows like which it might be.
         rng: draws rows.
     """
-    deviations = public.data.std(0)
+    columns, deviations = truth.columns, truth.deviations
+    assert deviations is not None
 
     def each(rows: Tensor) -> Tensor:
         return table_metrics.columns_right(rows, truth.data, columns, deviations).double().mean(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,15 @@ class Truth:
             `example place` tokens of texts, which are integers.
         labels: `example`, class indices, or targets of a regression.
         padding: the token that fills texts up and is none of theirs; None where there is none.
+        columns: how many features each column of a table has, see `fedsim.table_metrics`; empty where nobody says.
+        deviations: `feature`, standard deviations of a table's numbers in public rows.
     """
 
     data: Tensor
     labels: Tensor
     padding: int | None = None
+    columns: Sequence[int] = ()
+    deviations: Tensor | None = None
 
     @property
     def texts(self) -> bool:

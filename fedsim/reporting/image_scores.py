@@ -15,8 +15,8 @@ Key = tuple[str, str, str, str, str]
 Values = Mapping[Key, Mapping[str, Sequence[float]]]
 """By finding and metric, the value of each example; NaN where there is none."""
 CLOSENESS = {
-    "psnr": True, "class_psnr": True, "ssim": True, "class_ssim": True, "lpips": False, "mse": False,
-    "recover_rate": True, "tokens_found": True, "words_found": True,
+    "psnr": True, "class_psnr": True, "ssim": True, "class_ssim": True, "lpips": False, "columns_right": True,
+    "mse": False, "recover_rate": True, "tokens_found": True, "words_found": True,
 }  # fmt: skip
 """Metrics of single examples or sets of words, in the order in which one is taken; whether higher is closer."""
 
@@ -82,6 +82,8 @@ def _listed(values: Mapping[int, float]) -> list[float]:
 def extremes(values: Values, made: tuple[str, str], first: str = "") -> list[Extreme]:
     """The best, the median and the worst example of an attack over all its findings; fewer where it has fewer.
 
+    Examples with equal values are ranked by the other metrics, in the order of `CLOSENESS`.
+
     Args:
         values: of all attacks.
         made: title and variant of the attack.
@@ -92,14 +94,26 @@ def extremes(values: Values, made: tuple[str, str], first: str = "") -> list[Ext
     metric = next((name for name in (first, *CLOSENESS) if name in known), None)
     if metric is None:
         return []
-    sign = -1 if CLOSENESS[metric] else 1
-    ranked = sorted(_each(own, metric), key=lambda item: (sign * item[0], item[1:]))
+    others = [name for name in CLOSENESS if name in known and name != metric]
+
+    def rank(item: tuple[float, Key, int]) -> tuple[object, ...]:
+        found = [item[0], *(_value(own[item[1]], name, item[2]) for name in others)]
+        signs = [-1 if CLOSENESS[name] else 1 for name in (metric, *others)]
+        return *(sign * value for sign, value in zip(signs, found, strict=True)), item[1:]
+
+    ranked = sorted(_each(own, metric), key=rank)
     places = dict.fromkeys([0, len(ranked) // 2, len(ranked) - 1])
     names = ["best", "median", "worst"] if len(places) == 3 else ["best", "worst"]
     return [
         Extreme(rank=name, key=ranked[place][1], image=ranked[place][2], metric=metric, value=ranked[place][0])
         for name, place in zip(names, places, strict=False)
     ]
+
+
+def _value(metrics: Mapping[str, Sequence[float]], name: str, place: int) -> float:
+    """0 where the example has none: NaN cannot be ranked."""
+    values = metrics.get(name, ())
+    return values[place] if place < len(values) and not math.isnan(values[place]) else 0.0
 
 
 def _each(own: Values, metric: str) -> Iterable[tuple[float, Key, int]]:

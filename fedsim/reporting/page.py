@@ -52,10 +52,10 @@ from fedsim.reporting.html import grouped, page
 from fedsim.reporting.image_scores import CLOSENESS
 from fedsim.reporting.memberships import roc_charts
 from fedsim.reporting.pictures import Gallery
-from fedsim.reporting.records import CLOSE
 from fedsim.reporting.sharing import Sharing, sharing
 from fedsim.reporting.summary import FEWEST, Line, headline, lines, listed, metric_name, most_victims
 from fedsim.reporting.threats import Threat, threats
+from fedsim.table_metrics import ROUNDING, TOLERANCE
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,8 @@ def write_report(
         absent=_absent(gallery, found, granted),
         read=_by_victim([item for item in found if item.texts]),
         listed_rows=_by_victim([item for item in found if item.rows]),
-        close=CLOSE,
+        tolerance=TOLERANCE,
+        rounding=ROUNDING,
         most={"findings": FINDINGS, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
         training=training_charts(measured),
         attacking=_attacking(attacks, found, leaks),

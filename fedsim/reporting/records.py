@@ -10,11 +10,10 @@ from torch import Tensor
 
 from fedsim.datasets import Column, Dataset
 from fedsim.evaluation.kind import Pair, Rows, Word
+from fedsim.table_metrics import ROUNDING
 
 RECORDS, COLUMNS = 5, 24
 """Most rows shown of a finding, and most columns."""
-CLOSE = 0.05
-"""A number that is off by more than this share of its column's range is marked as different."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,10 @@ def records(rows: Rows, dataset: Dataset | None, places: Sequence[int] | None = 
     low, high = dataset.value_range if dataset else (0.0, 1.0)
     chosen = list(range(min(RECORDS, len(rows.claimed)))) if places is None else list(places)
     claimed, true = rows.claimed[chosen], None if rows.true is None else rows.true[chosen]
-    cells = [_column(column, claimed, true, (low, high)) for column in shown]
+    right = None if rows.right is None else rows.right[chosen]
+    if right is None and true is not None:  # nobody says how far numbers are spread
+        right = (claimed - true).abs() <= ROUNDING
+    cells = [_column(column, claimed, right, place, (low, high)) for place, column in enumerate(shown)]
     if rows.entropy is not None and rows.entropy.shape[1] == len(columns):
         told = rows.entropy[chosen, : len(shown)].T.tolist()
         pairs = (zip(*pair, strict=True) for pair in zip(cells, told, strict=True))
@@ -99,14 +101,11 @@ def records(rows: Rows, dataset: Dataset | None, places: Sequence[int] | None = 
     )
 
 
-def _column(column: Column, claimed: Tensor, true: Tensor | None, ends: tuple[float, float]) -> list[Cell]:
-    """One column of the claimed rows."""
+def _column(column: Column, claimed: Tensor, right: Tensor | None, place: int, ends: tuple[float, float]) -> list[Cell]:
+    """One column of the claimed rows, the one at `place`."""
     texts = _texts(column, ends[0] + claimed * (ends[1] - ends[0]))
-    if true is None:
-        return [Cell(text=text) for text in texts]
-    mine, theirs = claimed[:, column.features], true[:, column.features]
-    right = mine.argmax(1) == theirs.argmax(1) if column.categories else (mine - theirs).abs()[:, 0] <= CLOSE
-    return [Cell(text=text, right=ok) for text, ok in zip(texts, right.tolist(), strict=True)]
+    marks = [True] * len(texts) if right is None else right[:, place].tolist()
+    return [Cell(text=text, right=ok) for text, ok in zip(texts, marks, strict=True)]
 
 
 def _texts(column: Column, inputs: Tensor) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -58,12 +60,11 @@ def test_drawn_rows_have_the_values_of_public_columns_and_break_their_ties() -> 
 def test_the_score_stands_beside_the_best_guess_of_any() -> None:
     public = Public(data=TRUE[[0, 0, 0]] + torch.tensor([[0.0], [0.001], [0.002]]), labels=torch.zeros(3).long())
     finding = Reconstruction(data=TRUE.flip(0), labels=torch.tensor([0, 1]))
-    truth = Truth(data=TRUE, labels=torch.tensor([1, 0]))
-    scores = {s.metric: s for s in score(finding, truth, public=public, rng=generator(0), columns=COLUMNS)}
+    plain = Truth(data=TRUE, labels=torch.tensor([1, 0]))
+    truth = replace(plain, columns=COLUMNS, deviations=public.data.std(0))
+    scores = {s.metric: s for s in score(finding, truth, public=public, rng=generator(0))}
     found = scores["columns_right"]
     assert (found.value, found.ceiling, found.per_image) == (1.0, 1.0, (1.0, 1.0))
     assert 0.5 <= found.floor < 1
-    assert "columns_right" not in {s.metric for s in score(finding, truth, public=public, rng=generator(0))}
-    assert "columns_right" not in {
-        s.metric for s in score(finding, truth, public=None, rng=generator(0), columns=COLUMNS)
-    }
+    assert "columns_right" not in {s.metric for s in score(finding, plain, public=public, rng=generator(0))}
+    assert "columns_right" not in {s.metric for s in score(finding, truth, public=None, rng=generator(0))}
