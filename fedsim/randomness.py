@@ -20,9 +20,11 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 Key = int | str
-_turn = threading.RLock()
-"""Held while a state that all threads of the process share is not their own: they take turns, so none draws from
-another's key or computes on another's number of threads."""
+_call = threading.RLock()
+"""Held by the thread of a user's program whose call is under way."""
+_generators = threading.RLock()
+"""Held by the thread that draws from the global generators. It is another lock than `_call`, as a call may wait for
+threads that draw: Flower runs its ServerApp in one."""
 
 
 def seed_for(*key: Key) -> int:
@@ -58,12 +60,12 @@ def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
     """Let calls from several threads of a program wait for one another, as each needs the process's shared states.
 
     For functions that a user calls: they ask before anything else is locked, so that nobody waits for two locks in
-    another order.
+    another order. Threads that such a call starts must not call another.
     """
 
     @wraps(function)
     def wait(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _turn:
+        with _call:
             return function(*args, **kwargs)
 
     return wait
@@ -83,7 +85,7 @@ def seeded(*key: Key) -> Iterator[None]:
 @contextlib.contextmanager
 def seeded_by(seed: int) -> Iterator[None]:
     """As `seeded`, for those who were given the seed of a key and not the key."""
-    with _turn:
+    with _generators:
         python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
         torch_state = torch.default_generator.get_state()
         try:
@@ -101,11 +103,10 @@ def seeded_by(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: their number changes float sums, and so bytes. Other threads of the program wait."""
-    with _turn:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    """Compute on one thread: their number changes float sums, and so bytes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import fedsim
+from fedsim.randomness import one_at_a_time, one_thread, seeded
 
 
 def record(folder: Path, seed: int) -> dict[str, bytes]:
@@ -32,3 +33,18 @@ def test_runs_in_threads_record_the_bytes_that_runs_alone_record(tmp_path: Path)
     assert recorded == [*alone, *alone]
     assert torch.equal(torch.default_generator.get_state(), generator)
     assert torch.get_num_threads() == threads
+
+
+def test_a_call_may_wait_for_a_thread_of_its_own_that_draws() -> None:
+    @one_at_a_time
+    def call() -> float:  # as `fedsim.run` on Ray, where Flower runs the ServerApp in a thread
+        with one_thread(), ThreadPoolExecutor(1) as pool:
+            return pool.submit(draw).result(timeout=60)
+
+    def draw() -> float:
+        with seeded(3), one_thread():
+            return float(torch.rand(()))
+
+    with seeded(3):
+        wanted = float(torch.rand(()))
+    assert call() == wanted
