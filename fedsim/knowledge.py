@@ -10,6 +10,7 @@ no torch, because an experiment file is checked with it.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,6 +83,10 @@ def _finite(values: Sequence[float]) -> bool:
     return all(math.isfinite(value) for value in values)
 
 
+def _are_ends(low: Sequence[float], high: Sequence[float]) -> bool:
+    return len(low) == len(high) > 0 and _finite([*low, *high]) and all(map(operator.lt, low, high))
+
+
 def _cpu() -> torch.device:
     import torch
 
@@ -89,7 +94,10 @@ def _cpu() -> torch.device:
 
 
 _SIZES: _Check = (lambda sizes: len(sizes) > 0 and min(sizes) > 0, "sizes of at least 1")
-_RANGE: _Check = (lambda ends: len(ends) == 2 and _finite(ends) and ends[0] < ends[1], "[lowest, highest]")
+_RANGE: _Check = (
+    lambda ends: len(ends) == 2 and _are_ends(*(end if isinstance(end, list) else [end] for end in ends)),
+    "[lowest, highest], or of each as many as there are columns",
+)
 _SCALES: _Check = (lambda scales: _finite(scales) and min(scales, default=1) > 0, "finite values above 0")
 _POSITIVE: _Check = (lambda rate: 0 < rate < math.inf, "a finite value above 0")
 _NOT_NEGATIVE: _Check = (lambda weight: 0 <= weight < math.inf, "a finite value of at least 0")
@@ -194,8 +202,8 @@ class Knowledge:
     num_classes: int | None = _fact("number of classes", int, (lambda count: count >= 2, "at least 2"))
     value_range: tuple[Sequence[float], Sequence[float]] | None = _fact(
         "lowest and highest possible value of an input, in the units that the model is fed with: one pair, or one "
-        "value a channel",
-        list[float],
+        "value a channel (of a table: a feature)",
+        list[float] | list[list[float]],
         _RANGE,
     )
     input_mean: Sequence[float] | None = _fact(

@@ -77,6 +77,7 @@ def grant(
                 "key out"
             )
         values[name] = own.get(name) if setting is True else _written_out(name, setting, beside)
+    _check_widths(values)
     if adversary.knowledge.auxiliary and experiment is not None:
         values["auxiliary"] = auxiliary_records(experiment.data, adversary.auxiliary)
     if "property_records" in values and experiment is not None:
@@ -393,6 +394,20 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     return settings
 
 
+def _check_widths(values: Mapping[str, Any]) -> None:
+    """Inputs have one range and one scale, or those of each channel or feature."""
+    if (shape := values.get("input_shape")) is None:
+        return
+    given = {"value_range": (values.get("value_range") or [[]])[0]}
+    given |= {name: values.get(name) or [] for name in ("input_mean", "input_std")}
+    for name, each in given.items():
+        if len(each) > 1 and len(each) != shape[0]:
+            raise ConfigError(
+                f"adversary.knowledge.{name}: it has {len(each)} values, and an input of shape {list(shape)} has "
+                f"{shape[0]} channels or features; give one value, or {shape[0]}"
+            )
+
+
 def _written_out(name: str, setting: Any, beside: Path) -> Any:
     if name == "model":
         registry.load_object(setting, beside)
@@ -410,7 +425,8 @@ def _written_out(name: str, setting: Any, beside: Path) -> Any:
     if not FACTS[name].fits(setting):
         raise ConfigError(f"adversary.knowledge.{name}: expected {FACTS[name].expected}, got {setting}")
     if name == "value_range":
-        return [setting[0]], [setting[1]]
+        low, high = (end if isinstance(end, list) else [end] for end in setting)
+        return low, high
     if name == "optimizer":
         return setting.lower()
     return tuple(setting) if name in ("input_shape", "columns") else setting

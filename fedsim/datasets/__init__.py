@@ -95,7 +95,7 @@ class Dataset:
         source: where it comes from.
         licence: what its distributors say of its use.
         vocabulary: number of different tokens of a text; 0 otherwise.
-        value_range: lowest and highest value of an input; means nothing for tokens.
+        value_range: lowest and highest value of an input; means nothing for tokens. See `ends` for each column's own.
         class_names: what the classes are called; empty where numbers say it all.
         group_names: what the natural groups are called (`Examples.groups`).
         columns: of a table.
@@ -126,6 +126,33 @@ class Dataset:
     def padding(self) -> int | None:
         """The token that fills short texts up, which data sets call `<pad>`; None where there is none."""
         return self.tokens.index(PADDING) if PADDING in self.tokens else None
+
+    @cached_property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Lowest and highest value of an input: of images numbers, of a table `feature`, as each column has its own.
+
+        Where a table is said to lie in [0, 1], its columns were brought there, and that is the range of each.
+        """
+        low, high = (torch.tensor(float(end)) for end in self.value_range)
+        if self.vocabulary or self.train.raw.ndim != 2 or self.value_range == (0, 1):
+            return low, high
+        both = [part.inputs(slice(None)) for part in (self.train, self.test)]
+        low, high = (torch.stack([getattr(part, end)(0) for part in both]) for end in ("amin", "amax"))
+        low, high = low.amin(0), high.amax(0)
+        for column in self.columns:
+            if column.categories:
+                low[column.features], high[column.features] = 0.0, 1.0
+        return low, torch.where(high > low, high, low + 1)
+
+    def in_unit_range(self, inputs: Tensor) -> Tensor:
+        """`inputs` as findings claim them: what lies between `ends` becomes [0, 1]; tokens stay as they are."""
+        low, high = self.ends
+        return inputs if self.vocabulary else (inputs - low) / (high - low)
+
+    def from_unit_range(self, claimed: Tensor) -> Tensor:
+        """The inputs that `in_unit_range` makes `claimed` of."""
+        low, high = self.ends
+        return claimed if self.vocabulary else low + claimed * (high - low)
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks import Attack
-from fedsim.datasets import Dataset
 from fedsim.errors import DataError, KnowledgeError
 from fedsim.evaluation.score import Public
 from fedsim.evaluation.truth import Truth
@@ -136,7 +135,7 @@ class OwnRun(Case):
     def public(self) -> Public:
         """The first of the test set."""
         test = self.own.dataset.test
-        data = _in_unit_range(test.inputs(slice(0, _PUBLIC)), self.own.dataset)
+        data = self.own.dataset.in_unit_range(test.inputs(slice(0, _PUBLIC)))
         return Public(data=data, labels=test.labels[:_PUBLIC])
 
     def check_kind(self, title: str, attack: Attack) -> None:
@@ -178,7 +177,7 @@ class OwnRun(Case):
 
     def _as_claimed(self, inputs: Tensor, labels: Tensor) -> Truth:
         dataset = self.own.dataset
-        return self._described(Truth(data=_in_unit_range(inputs, dataset), labels=labels, padding=dataset.padding))
+        return self._described(Truth(data=dataset.in_unit_range(inputs), labels=labels, padding=dataset.padding))
 
     def _described(self, truth: Truth) -> Truth:
         columns = self.own.dataset.columns
@@ -221,9 +220,3 @@ class ForeignRecording(Case):
 
     def _held(self, clients: Sequence[int], number: int | None) -> None:
         del clients, number
-
-
-def _in_unit_range(data: Tensor, dataset: Dataset) -> Tensor:
-    """`data` of `dataset` as findings claim it: its value range becomes [0, 1]; tokens stay as they are."""
-    low, high = dataset.value_range
-    return data if dataset.vocabulary else (data - low) / (high - low)

@@ -84,7 +84,7 @@ def write_truth(
     load: Callable[[int], Any],
     clients: Iterable[int],
     *,
-    value_range: tuple[float, float] = (0.0, 1.0),
+    value_range: tuple[float | Sequence[float], float | Sequence[float]] = (0.0, 1.0),
 ) -> dict[str, str]:
     """Write down what clients hold, so that findings about the recording of a Flower app can be scored.
 
@@ -93,7 +93,7 @@ def write_truth(
         load: returns what a client trains on, as it is fed to the model: inputs and labels, or anything that yields
             such pairs, such as a DataLoader.
         clients: what the recording calls them, each of which `load` is called with.
-        value_range: lowest and highest value of an input, as in the attack file.
+        value_range: lowest and highest value of an input, as in the attack file; each a number, or one value a feature.
 
     Returns:
         The `[truth]` table of the attack file: client to the absolute path of its file.
@@ -102,15 +102,16 @@ def write_truth(
         DataError: what `load` returns is no data of that range.
         RunError: the folder cannot be written.
     """
-    low, high = value_range
     table: dict[str, str] = {}
     for client in clients:
         inputs, labels = _examples(load(client), f"client {client}")
+        axes = (-1, *[1] * (inputs.ndim - 2))
+        low, high = (torch.tensor(end).reshape(axes) for end in value_range)
         data = (inputs.float() - low) / (high - low)
         if not (data.min() >= -_OUTSIDE and data.max() <= 1 + _OUTSIDE):
             raise DataError(
                 f"client {client}: its inputs lie in [{inputs.min():.3g}, {inputs.max():.3g}], value_range is "
-                f"[{low}, {high}]; give the range of what the model is fed with"
+                f"{list(value_range)}; give the range of what the model is fed with"
             )
         path = Path(folder).resolve() / f"client-{client}.safetensors"
         try:

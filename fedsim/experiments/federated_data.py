@@ -205,7 +205,7 @@ class FederatedData:
     def value_range(self) -> tuple[list[float], list[float]]:
         """Lowest and highest value of a model input, a channel."""
         channels, *axes = self.dataset.task.input_shape
-        ends = (torch.full((1, channels, *[1] * len(axes)), end) for end in self.dataset.value_range)
+        ends = (end.expand(channels).reshape(1, channels, *[1] * len(axes)) for end in self.dataset.ends)
         low, high = (self.to_model(end).flatten().tolist() for end in ends)
         return low, high
 

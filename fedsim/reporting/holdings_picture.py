@@ -200,8 +200,7 @@ def _draw_images(axes: Axes, holdings: Holdings, room: float) -> None:
 def _images(holdings: Holdings, index: NDArray[np.int64]) -> Numbers:
     """`example height width 3` in [0, 1]; other than three channels are shown as the grey of their mean."""
     inputs = holdings.dataset.train.inputs(torch.from_numpy(index[_spread(len(index), _SHOWN)]))
-    low, high = holdings.dataset.value_range
-    inputs = (inputs - low) / (high - low)
+    inputs = holdings.dataset.in_unit_range(inputs)
     shown = inputs if inputs.shape[1] == 3 else inputs.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     array: Numbers = shown.permute(0, 2, 3, 1).double().clamp(0, 1).numpy()
     return array

@@ -77,19 +77,18 @@ def records(rows: Rows, dataset: Dataset | None, places: Sequence[int] | None = 
     """
     known = dataset.columns if dataset else ()
     columns = known or tuple(Column(name=f"feature {place}", start=place) for place in range(rows.claimed.shape[1]))
-    shown = columns[:COLUMNS]
-    low, high = dataset.value_range if dataset else (0.0, 1.0)
+    shown, in_file = columns[:COLUMNS], dataset.from_unit_range if dataset else torch.clone
     chosen = list(range(min(RECORDS, len(rows.claimed)))) if places is None else list(places)
     claimed, true = rows.claimed[chosen], None if rows.true is None else rows.true[chosen]
     right = None if rows.right is None else rows.right[chosen]
     if right is None and true is not None:  # nobody says how far numbers are spread
         right = (claimed - true).abs() <= ROUNDING
-    cells = [_column(column, claimed, right, place, (low, high)) for place, column in enumerate(shown)]
+    cells = [_column(column, in_file(claimed), right, place) for place, column in enumerate(shown)]
     if rows.entropy is not None and rows.entropy.shape[1] == len(columns):
         told = rows.entropy[chosen, : len(shown)].T.tolist()
         pairs = (zip(*pair, strict=True) for pair in zip(cells, told, strict=True))
         cells = [[replace(cell, entropy=f"{value:.2f}") for cell, value in pair] for pair in pairs]
-    texts = [_texts(column, low + true * (high - low)) for column in shown] if true is not None else []
+    texts = [_texts(column, in_file(true)) for column in shown] if true is not None else []
     return Records(
         columns=[column.name for column in shown],
         records=[
@@ -101,9 +100,9 @@ def records(rows: Rows, dataset: Dataset | None, places: Sequence[int] | None = 
     )
 
 
-def _column(column: Column, claimed: Tensor, right: Tensor | None, place: int, ends: tuple[float, float]) -> list[Cell]:
+def _column(column: Column, claimed: Tensor, right: Tensor | None, place: int) -> list[Cell]:
     """One column of the claimed rows, the one at `place`."""
-    texts = _texts(column, ends[0] + claimed * (ends[1] - ends[0]))
+    texts = _texts(column, claimed)
     marks = [True] * len(texts) if right is None else right[:, place].tolist()
     return [Cell(text=text, right=ok) for text, ok in zip(texts, marks, strict=True)]
 

@@ -90,5 +90,5 @@ def _image(experiment: Experiment, who: Who) -> Tensor:
     """An example of a client, `channel height width` in [0, 1]."""
     client, example = who
     place = int(experiment.data.indices(client)[0][int(example)])
-    low, high = experiment.dataset.value_range
-    return (experiment.dataset.train.inputs(torch.tensor([place]))[0] - low) / (high - low)
+    dataset = experiment.dataset
+    return dataset.in_unit_range(dataset.train.inputs(torch.tensor([place])))[0]

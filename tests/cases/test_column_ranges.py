@@ -1,0 +1,84 @@
+"""Each column of a table has a range of its own, for attacks, for scores and where reports say what was claimed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedsim
+from fedsim.errors import ConfigError, DataError
+from fedsim.evaluation.truth import Truth
+
+SCALES = np.array([1.0, 1e3, 1e5, 0.01])
+CLIENTS = 6
+
+
+def write_leaf_table(folder: Path, outlier: float | None = None) -> Path:
+    """Twenty rows of each of six users; columns differ in scale, and one number may be far from all others."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, (CLIENTS, 20))
+    rows = (rng.normal(size=(CLIENTS, 20, 4)) + labels[..., None]) * (SCALES if outlier is None else 1)
+    if outlier is not None:
+        rows[-1, 0, 0] = outlier
+    users = [f"user {number}" for number in range(CLIENTS)]
+    for part, chosen in (("train", slice(0, 14)), ("test", slice(14, 20))):
+        held = {
+            user: {"x": x[chosen].tolist(), "y": y[chosen].tolist()}
+            for user, x, y in zip(users, rows, labels, strict=True)
+        }
+        place = folder / "data" / part
+        place.mkdir(parents=True)
+        file = {"users": users, "num_samples": [len(held[user]["y"]) for user in users], "user_data": held}
+        (place / "all.json").write_text(json.dumps(file))
+    return folder
+
+
+def scores_of(run: fedsim.Run, metric: str) -> pd.DataFrame:
+    return run.scores.query(f"metric == '{metric}'").set_index("victim")
+
+
+def federate(table: Path, folder: Path, *attacks: dict[str, object]) -> fedsim.Run:
+    experiment = {
+        "data": {"name": "leaf", "path": str(table)},
+        "partition": {"name": "natural"},
+        "model": {"name": "mlp", "hidden": [32]},
+        "training": {"batch_size": 2, "local_steps": 1},
+        "strategy": {"name": "fedsgd", "learning_rate": 0.1},
+        "federation": {"engine": "serial", "clients": CLIENTS, "rounds": 1},
+        "adversary": {"victims": [0, 1]},
+        "attack": list(attacks),
+    }
+    return fedsim.run(experiment, out=folder)
+
+
+def test_columns_of_other_scales_are_recovered_as_well_as_those_of_one(tmp_path: Path) -> None:
+    run = federate(write_leaf_table(tmp_path / "table"), tmp_path / "run", {"name": "tableak", "iterations": 400, "restarts": 8})
+    for name, at_least in (("accuracy", 0.9), ("columns_right", 0.9)):
+        assert (scores_of(run, name)["value"] >= at_least).all()
+
+
+def test_one_outlier_does_not_make_a_guess_exact(tmp_path: Path) -> None:
+    run = federate(write_leaf_table(tmp_path / "table", outlier=1e6), tmp_path / "run", {"name": "analytic"})
+    assert (scores_of(run, "exact")["floor"] < 0.2).all()
+
+
+def test_recordings_made_elsewhere_may_have_a_range_for_each_column(tmp_path: Path) -> None:
+    rows = torch.rand(8, 4) * torch.tensor(SCALES).float()
+    low, high = [0.0] * 4, SCALES.tolist()
+    table = fedsim.write_truth(tmp_path, lambda client: (rows, torch.zeros(8).long()), [0], value_range=(low, high))
+    held = Truth.load(Path(table["0"])).data
+    assert torch.allclose(held * torch.tensor(high), rows)
+    assert held.amax() > 0.5
+    with pytest.raises(DataError, match="give the range of what the model is fed with"):
+        fedsim.write_truth(tmp_path, lambda client: (rows, torch.zeros(8).long()), [0], value_range=(low, [1.0] * 4))
+
+
+def test_a_range_of_too_few_columns_is_refused(tmp_path: Path) -> None:
+    run = federate(write_leaf_table(tmp_path / "table"), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"value_range: it has 3 values, and an input of shape \[4\] has 4"):
+        run.attack("analytic", victim=0, knowledge={"value_range": [[0.0] * 3, [1.0] * 3]})
