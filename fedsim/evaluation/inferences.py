@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from fedsim.evaluation.imputation import IMPUTED, Guess, Imputation
 from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed
 from fedsim.evaluation.score import Score
 from fedsim.experiments.build import Experiment
+from fedsim.experiments.twins import contents
 from fedsim.findings import Inference
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,10 @@ class Inferences(Evaluator[Inference]):
             )
             return Judgement()
         if finding.of == "source":
-            scores = score_inference(finding, _holders(finding, experiment, victim))
+            held: dict[int, list[bytes]] = bench.kept.setdefault("held records", {})
+            for client in {victim, *finding.candidates.tolist()}.difference(held):
+                held[client] = list(contents(experiment.dataset.train, experiment.data.indices(client)[0]))
+            scores = score_inference(finding, _holders(finding, held, victim))
         else:
             column = str(about["partial_records"])
             own = experiment.dataset.column(column).values(experiment.data.train(victim)[0])
@@ -53,11 +56,10 @@ class Inferences(Evaluator[Inference]):
         return Judgement(scores=scores, examples=len(finding.scores))
 
 
-def _holders(finding: Inference, experiment: Experiment, victim: int) -> Tensor:
-    """`record candidate`, whether the candidate holds the record."""
-    own, _ = experiment.data.indices(victim)
-    shares = [experiment.data.indices(candidate)[0] for candidate in finding.candidates.tolist()]
-    return torch.from_numpy(np.stack([np.isin(own, share) for share in shares], axis=1))
+def _holders(finding: Inference, held: Mapping[int, Sequence[bytes]], victim: int) -> Tensor:
+    """`record candidate`, whether the candidate holds the record, or one that equals it."""
+    shares = [set(held[candidate]) for candidate in finding.candidates.tolist()]
+    return torch.tensor([[record in share for share in shares] for record in held[victim]])
 
 
 def _imputed(experiment: Experiment, bench: Bench, column: str, victim: int) -> Guess | None:

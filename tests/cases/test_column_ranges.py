@@ -57,7 +57,9 @@ def federate(table: Path, folder: Path, *attacks: dict[str, object]) -> fedsim.R
 
 
 def test_columns_of_other_scales_are_recovered_as_well_as_those_of_one(tmp_path: Path) -> None:
-    run = federate(write_leaf_table(tmp_path / "table"), tmp_path / "run", {"name": "tableak", "iterations": 400, "restarts": 8})
+    run = federate(
+        write_leaf_table(tmp_path / "table"), tmp_path / "run", {"name": "tableak", "iterations": 400, "restarts": 8}
+    )
     for name, at_least in (("accuracy", 0.9), ("columns_right", 0.9)):
         assert (scores_of(run, name)["value"] >= at_least).all()
 
