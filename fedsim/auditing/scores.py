@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -57,6 +58,7 @@ def score(cache: Cache, bench_of: Callable[[Mapping[str, Any]], Bench], failures
             images += [
                 where | {"metric": item.metric, "image": place, "value": value}
                 for place, value in enumerate(item.per_image)
+                if not math.isnan(value)
             ]
     folder.write_table(folder.scores, SCORES, rows)
     folder.write_table(folder.images, IMAGES, images)

@@ -55,6 +55,7 @@ def score(
     A finding may claim fewer examples than there are, or more. Each true example is judged with the claim assigned to
     it; one that is left without any counts as mid-grey, of texts as no token at all, so that leaving it out is never
     better than the floor. Claims that are left over count for nothing, but as labels, see `label_accuracy`.
+    A true text without any token is left out of the metrics of texts.
     `recovered` is the share of the images whose claim reaches `RECOVERED` dB, of texts that of those found whole.
 
     The guesses are as many as there are examples, or claims where these are more: uniform noise, mid-grey, and where
@@ -122,14 +123,19 @@ def text_metrics_of(claimed: Tensor, truth: Truth) -> dict[str, Tensor | str]:
 
     `recover_rate` is the fraction of a text's tokens that stand in their places, which is how Table VIII of TGIAs-RO
     marks errors; `tokens_found` the fraction that are there, wherever they stand; `words_found` that of the different
-    words of all texts together that are in any text.
+    words of all texts together that are in any text. A text of padding alone has nothing to find, and is NaN.
     """
+    empty = text_metrics.are_empty(truth.data, truth.padding)
+    if empty.all():
+        return dict.fromkeys(("recover_rate", "tokens_found", "recovered", "words_found"), "no text has any token")
     paired = text_metrics.paired_texts(claimed, truth.data, truth.padding)
     rate = text_metrics.right_places(paired, truth.data, truth.padding).diagonal()
+    found = text_metrics.found_tokens(paired, truth.data, truth.padding).diagonal()
+    whole = (rate == 1) & text_metrics.ends_right(paired, truth.data, truth.padding)
     return {
-        "recover_rate": rate,
-        "tokens_found": text_metrics.found_tokens(paired, truth.data, truth.padding).diagonal(),
-        "recovered": ((rate == 1) & text_metrics.ends_right(paired, truth.data, truth.padding)).float(),
+        "recover_rate": rate.masked_fill(empty, math.nan),
+        "tokens_found": found.masked_fill(empty, math.nan),
+        "recovered": whole.float().masked_fill(empty, math.nan),
         "words_found": torch.tensor([text_metrics.words_found(claimed, truth.data, truth.padding)]),
     }
 
@@ -152,10 +158,12 @@ def _text_guesses(
 
 def _nearest_texts(truth: Truth, public: Public) -> dict[str, Tensor | str]:
     """What the public text that is most alike gets, for each true one."""
-    return {
+    empty = text_metrics.are_empty(truth.data, truth.padding)
+    found = {
         "recover_rate": text_metrics.right_places(public.data, truth.data, truth.padding).max(1).values,
         "tokens_found": text_metrics.found_tokens(public.data, truth.data, truth.padding).max(1).values,
     }
+    return {name: value.masked_fill(empty, math.nan) for name, value in found.items()}
 
 
 def image_metrics(claimed: Tensor, truth: Truth, weights: Path | None) -> dict[str, Tensor | str]:
@@ -282,9 +290,9 @@ def _metric_score(
         return Score.not_computed(name, value, higher_is_better=_DIRECTION[name])
     return Score.beside(
         name,
-        value.mean().item(),
-        {guess: floor.mean().item() for guess, floor in floors.items() if isinstance(floor, Tensor)},
-        nearest_public=nearest.mean().item() if isinstance(nearest, Tensor) else math.nan,
+        value.nanmean().item(),
+        {guess: floor.nanmean().item() for guess, floor in floors.items() if isinstance(floor, Tensor)},
+        nearest_public=nearest.nanmean().item() if isinstance(nearest, Tensor) else math.nan,
         ceiling=_CEILING[name],
         higher_is_better=_DIRECTION[name],
         per_image=() if name in _OF_ALL else tuple(value.tolist()),

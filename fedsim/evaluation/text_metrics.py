@@ -14,6 +14,11 @@ NOTHING = -1
 """Marks a place for which no token is claimed."""
 
 
+def are_empty(texts: Tensor, padding: int | None) -> Tensor:
+    """`text`: whether it has no token but padding."""
+    return ~_real(texts, padding).any(1)
+
+
 def right_places(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
     """`true claimed`: for each pair of texts, the fraction of the true tokens that stand in their places.
 

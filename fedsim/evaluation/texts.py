@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fedsim import findings
@@ -12,6 +13,8 @@ from fedsim.evaluation.case import Case
 from fedsim.evaluation.examples import check_kinds, judged, truth_of
 from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, Pair, Shown, Word
 from fedsim.evaluation.truth import Truth
+
+log = logging.getLogger(__name__)
 
 TEXTS, WORDS = 8, 300
 """Most texts of a finding on a page, and most words where it is a set of them."""
@@ -33,7 +36,16 @@ class Texts(Evaluator[findings.Texts]):
 
     def judge(self, finding: findings.Texts, about: About, bench: Bench) -> Judgement:
         """See `fedsim.evaluation.scoring.score`; texts have no gradient of their tokens, and so no L_sim."""
-        return judged(finding, about, bench, message=None)
+        judgement = judged(finding, about, bench, message=None)
+        if judgement.scores and (truth := truth_of(finding, about, bench.case)) is not None:
+            empty = int(text_metrics.are_empty(truth.data, truth.padding).sum())
+            if empty:
+                log.warning(
+                    "%s, client %s: %d of %d true texts have no token but padding, and are left out of the scores",
+                    *(about["attack"], about["victim"], empty, len(truth.data)),
+                )
+            return replace(judgement, examples=judgement.examples - empty)
+        return judgement
 
     def show(self, finding: findings.Texts, truth: Truth | None, tokens: Sequence[str], metric: str) -> Shown:
         """Texts beside the true ones; where the attack tells only which words occur, those words."""
@@ -53,7 +65,7 @@ def _texts(finding: findings.Texts, truth: Truth | None, names: Sequence[str]) -
             both = [(c, t) for c, t in zip(text, own, strict=True) if not c == t == truth.padding]
             words = [Word(text=word(c), right=c == t) for c, t in both]
             real = [token for token in own if token != truth.padding]
-            pairs.append(Pair(true=" ".join(map(word, real)), claimed=words))
+            pairs.append(Pair(true=" ".join(map(word, real)) or "(no token, not scored)", claimed=words))
     return Shown(examples=len(truth.data if truth else finding.tokens), known=truth is not None, texts=pairs)
 
 
