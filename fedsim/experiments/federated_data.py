@@ -84,7 +84,20 @@ class FederatedData:
                     "lower federation.clients or partition.test_fraction"
                 )
             split.append((np.sort(train), np.sort(shuffled[:held_out])))
+        self._check_unseen(split)
         return split
+
+    def _check_unseen(self, split: Sequence[tuple[Indices, Indices]]) -> None:
+        """What is tested on is nothing that a client trains on, as it would be where clients share examples."""
+        if not self.test_fraction:
+            return
+        tested = np.concatenate([*(held_out for _, held_out in split), *self.clients_who_test])
+        seen = int(np.isin(tested, np.concatenate([train for train, _ in split])).sum())
+        if seen:
+            raise ConfigError(
+                f"partition.test_fraction: clients share examples, so {seen} of {len(tested)} that are tested on are "
+                "what others train on; set it to 0, and test on the data set's own test examples"
+            )
 
     def indices(self, client: int) -> tuple[Indices, Indices]:
         """What `client` trains on and what it holds out: sorted indices into the training set.
