@@ -38,6 +38,7 @@ class Group:
         count: how many victims, and in how many seeds.
         failed: on how many victims, counted in each seed, the attack failed, or what it found could not be judged.
         missing: for how many others, counted likewise, this metric could not be computed.
+        partial: of how many of those counted in `count` a round or random start has no score for either reason.
         accuracy: of the model, over seeds; NaN where it was not measured.
         href: of a run's report, the first seed's.
     """
@@ -54,6 +55,7 @@ class Group:
     count: tuple[int, int]
     failed: int
     missing: int
+    partial: int
     accuracy: Estimate
     href: str
 
@@ -73,6 +75,7 @@ class Group:
         text = interval_text(self.mean, self.low, self.high)
         without = [f"failed on {self.failed}"] if self.failed else []
         without += [f"not computed for {self.missing}"] if self.missing else []
+        without += [f"some rounds or starts of {self.partial} without a score"] if self.partial else []
         return f"{text} ({', '.join(without)})" if without else text
 
     @property
@@ -131,6 +134,7 @@ def _group(labels: Labels, rows: Sequence[Row], failed: set[tuple[str, str]], mi
         count=(len({victim for victim, _ in values}), len({seed for _, seed in values})),
         failed=len(failed - values.keys()),
         missing=len(missing - failed - values.keys()),
+        partial=len((failed | missing) & values.keys()),
         accuracy=accuracy(rows)[0],
         href=report_of(first["run"]),
     )

@@ -69,6 +69,16 @@ def test_a_mean_says_on_how_many_victims_the_attack_failed(grid: list[dict[str, 
     assert found[0].mean == pytest.approx((21 + 22 + 24) / 3)
 
 
+@pytest.mark.parametrize("lacks", [{"metric": ""}, {}])
+def test_a_victim_with_a_score_in_one_of_two_rounds_is_not_whole(
+    grid: list[dict[str, Any]], tmp_path: Path, lacks: dict[str, Any]
+) -> None:
+    grid.insert(2, grid[1] | {"round": "2", "value": "", "floor": ""} | lacks)
+    assert "(some rounds or starts of 1 without a score)" in write(tmp_path, grid)
+    found = groups(read_table(tmp_path).rows, AXES, "psnr")
+    assert [(one.failed, one.missing, one.partial) for one in found] == [(0, 0, 1)] + [(0, 0, 0)] * 5
+
+
 def test_a_metric_that_could_not_be_computed_is_no_failure_of_the_attack(
     grid: list[dict[str, Any]], tmp_path: Path
 ) -> None:
