@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from adversaries.first_layer import first_layer, rectified
 from adversaries.labels.last_layer import output_layer
 from adversaries.scene import Scene, scene_of
 from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, KnowledgeError
 from fedsim.randomness import generator
+from fedsim.training.first_layer import first_layer, rectified
 from fedsim.wire.messages import Update
 
 log = logging.getLogger("fedsim." + __name__)

@@ -16,7 +16,6 @@ from adversaries.batch_norm import normalising_by_batch
 from adversaries.engine.descent import Curves, Trial, descend, diverged, following, steps_of
 from adversaries.engine.recipe import by_cosine
 from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.first_layer import first_layer
 from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.model_sources import matched
 from adversaries.local_updates import PAPER, LocalUpdates, read_updates
@@ -27,6 +26,7 @@ from fedsim.findings import Finding, LocalModel
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
 from fedsim.training.alone import train_alone
+from fedsim.training.first_layer import first_layer
 from fedsim.training.model_state import load_state
 from fedsim.training.optimizers import Adam
 from fedsim.wire.messages import by_name

@@ -20,6 +20,7 @@ from fedsim.errors import ConfigError, DataError, TranscriptError, first_line, o
 from fedsim.evaluation.truth import Truth
 from fedsim.knowledge import Knowledge
 from fedsim.recording.transcript import Transcript
+from fedsim.training.first_layer import first_layer
 from fedsim.training.model_state import orders_of
 from fedsim.wire.messages import State, Update, by_any
 
@@ -33,9 +34,10 @@ _PASSES = 4
 """How often what one pass keeps in memory is there at once, when a gradient is matched and differentiated."""
 _BACKWARD = 3
 """How much longer the slope of a gradient takes than the gradient itself, about."""
+_ROUNDING = 10.0
+"""How much larger than one rounding of all weights a singular value of their difference is to be more than rounding."""
 _LONG = 600.0
 """Seconds an attack may take before that is said beforehand."""
-"""Attacks read these as float32."""
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +61,7 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     warn_of_still_layers(network, updates)
     if knowledge.input_shape is not None and knowledge.value_range is not None:
         check_outputs(network, knowledge)
+        warn_of_counts(network, knowledge, updates)
 
 
 def _check_constants(network: nn.Module, build: Callable[[], nn.Module], sent: State) -> None:
@@ -210,6 +213,37 @@ def warn_of_replies(updates: Sequence[Update]) -> None:
                 got,
                 sent,
                 moved,
+            )
+            return
+
+
+def warn_of_counts(network: nn.Module, knowledge: Knowledge, updates: Sequence[Update]) -> None:
+    """Say so where an update of a first linear layer has a larger rank than N.
+
+    Each step of gradient descent adds a combination of inputs to each row of that layer's weights, so the rank is at
+    most the number of examples, however many steps there are.
+
+    Args:
+        updates: of one round, which fit the network.
+    """
+    assert knowledge.input_shape is not None
+    layer = first_layer(network, torch.rand_like(_inputs(network, knowledge, 2)))
+    if layer is None:
+        return
+    for update in updates:
+        moved = None
+        with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
+            moved = (by_any(update.pseudo_gradient, orders_of(network)) or {}).get(layer)
+        if moved is None or min(moved.shape) <= update.num_examples:
+            continue
+        rounding = torch.finfo(torch.float32).eps * _norm(update.before) if update.payload.kind == "weights" else 0.0
+        rank = int((torch.linalg.svdvals(moved.float()) > max(_ROUNDING * rounding, 1e-5 * moved.norm())).sum())
+        if rank > update.num_examples:
+            log.warning(
+                "round %d, client %d: N is %d, but the update of '%s' has rank %d, more than so many examples make; if "
+                "clients count batches, say N with [app] num_examples; other reasons are an optimiser that scales "
+                "each weight (Adam), weight decay, or noise",
+                *(update.round, update.client, update.num_examples, layer, rank),
             )
             return
 

@@ -23,7 +23,6 @@ from adversaries.exact.ratios import shared_ratios
 from adversaries.exact.spear import Spear
 from adversaries.exact.spear_ica import SpearIca
 from adversaries.exact.spear_ica_rounds import SpearIcaRounds
-from adversaries.first_layer import rectified
 from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Reconstruction
@@ -31,6 +30,7 @@ from fedsim.metrics import paired, psnr
 from fedsim.randomness import generator, seeded
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.training.first_layer import rectified
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.first_layer import first_layer
 from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction, _Client
 from fedsim.attacks import Knowledge
@@ -19,6 +18,7 @@ from fedsim.findings import LocalModel
 from fedsim.randomness import generator, seeded
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.training.first_layer import first_layer
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
