@@ -176,9 +176,7 @@ def _keeper(experiment: Experiment, folder: RunFolder) -> Callable[[int, ArrayRe
     def keep(number: int, arrays: ArrayRecord, row: Mapping[str, Any]) -> None:
         if number in experiment.config.states.rounds:
             measured = {key: row[key] for key in ("loss", "accuracy") if key in row}
-            states.keep(
-                f"round-{number}", state_in(arrays), made_with(experiment.config), {"round": number, **measured}
-            )
+            states.keep(f"round-{number}", state_in(arrays), made_with(experiment), {"round": number, **measured})
 
     return keep
 

@@ -2,8 +2,8 @@
 
 Text and compressed files take seconds to parse; the parsed tensors take none to map, and processes
 on one machine share their pages. Writing into a mapped tensor changes neither the file nor another
-process. The file's name follows from the settings and from path, size and time of every source file,
-so a changed source is parsed anew. It holds a SHA-256 of its tensors, which each process checks once.
+process. The file's name follows from the settings and from paths and contents of all source files, so
+a changed source is parsed anew. It holds a SHA-256 of its tensors, which each process checks once.
 The folder is FEDSIM_CACHE, by default `fedsim` in XDG_CACHE_HOME or `~/.cache`; it may be deleted at
 any time.
 """
@@ -25,12 +25,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsim.content_hashes import hash_of_files
 from fedsim.datasets import Column, Dataset, DatasetPlugin, Examples
 from fedsim.files import cache_folder as cache_folder
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 3
 """Raise it when a parser changes what it makes of the same file."""
 
 _checked: set[tuple[int, int, int]] = set()
@@ -105,8 +106,7 @@ def cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -
 
 
 def _key(plugin: Any, sources: Iterable[Path]) -> str:
-    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
-    text = repr((_FORMAT, type(plugin).__module__, repr(plugin), sorted(stats)))
+    text = repr((_FORMAT, type(plugin).__module__, repr(plugin), hash_of_files(path.resolve() for path in sources)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

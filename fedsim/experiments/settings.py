@@ -7,16 +7,26 @@ from collections.abc import Mapping
 from importlib import metadata
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from fedsim.content_hashes import hash_of, hash_of_folder
+from fedsim.errors import ConfigError
 from fedsim.experiments.config import Config
+from fedsim.experiments.reading import PATHS
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import references_in
 from fedsim.plugins.code import code_hash, hash_of_references
 from fedsim.plugins.objects import is_object
 
+if TYPE_CHECKING:
+    from fedsim.experiments.build import Experiment
+
 _VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
-_INFLUENCES = ("data", "partition", "model", "training", "federation", "strategy", "defense", "canaries", "states")
+_INFLUENCES = (
+    "data", "partition", "model", "training", "federation", "strategy", "defense", "secure_aggregation", "canaries",
+    "states",
+)  # fmt: skip
 """The tables of an experiment that a training follows from."""
 LAUNCH = ("engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "port", "evaluate_every")
 """The keys of [federation] that it does not follow from."""
@@ -29,14 +39,37 @@ MAY_CHANGE = (
 """Settings that may change before a run goes on."""
 
 
-def made_with(config: Config) -> dict[str, Any]:
-    """What determines the states of a training: the settings that influence them, the code, and the versions."""
+def made_with(experiment: Experiment) -> dict[str, Any]:
+    """What determines the states of a training: settings, code and data that influence them, and the versions."""
+    config = experiment.config
     tables = config.model_dump(mode="json", exclude_none=True, exclude={"federation": set(LAUNCH)})
     tables = {key: tables[key] for key in _INFLUENCES if key in tables}
     tables["states"].pop("epochs", None)  # further epochs do not change the earlier ones
     if code := code_of(config):
         tables["code"] = code
+    tables["contents"] = {"data": experiment.data.sha256, **hashes_of_files(config)}
     return {"experiment": tables, "versions": versions()}
+
+
+def hashes_of_files(config: Config) -> dict[str, str]:
+    """Hashes of the files and folders that settings of partition and model name.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    from fedsim.experiments.build import data_folder  # which takes torch
+
+    found = {}
+    for name in ("partition", "model"):
+        for key, value in getattr(config, name).model_dump(mode="json").items():
+            if key not in PATHS or not isinstance(value, str) or not value:
+                continue
+            path = (data_folder() or Path()) / Path(value).expanduser()
+            try:
+                found[f"{name}.{key}"] = hash_of_folder(path) if path.is_dir() else hash_of(path)
+            except OSError as error:
+                raise ConfigError(f"{name}.{key}: {path}: cannot be read ({error.strerror})") from error
+    return found
 
 
 def code_of(config: Config) -> dict[str, str]:

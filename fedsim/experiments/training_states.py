@@ -39,8 +39,8 @@ def make_states(config: Config, name: str, out: Path | None) -> States:
     if not wanted:
         raise ConfigError("states: no state is asked for; add [states] with rounds or epochs, e.g. epochs = [0, 10]")
     quiet = {"attack": [], "measure": [], "adversary": AdversaryTable(), "recording": RecordingTable(rounds=[])}
-    config = resolve(config.model_copy(update=quiet))
-    made_by = made_with(config)
+    experiment = Experiment(config := resolve(config.model_copy(update=quiet)))
+    made_by = made_with(experiment)
     key = hashlib.sha256(json.dumps(made_by["experiment"], sort_keys=True).encode()).hexdigest()[:12]
     folder = RunFolder(out or cache_folder() / "states" / f"{name}-{key}")
     states = States(folder.states)
@@ -57,7 +57,6 @@ def make_states(config: Config, name: str, out: Path | None) -> States:
         if later := [epochs[state] for state in missing if state in epochs]:
             from fedsim.experiments.central import train_centrally
 
-            experiment = Experiment(config)
             experiment.check()
             folder.prepare(resume=folder.experiment.is_file(), overwrite=False)
             folder.write_experiment(config)

@@ -17,20 +17,21 @@ from typing import Any
 from fedsim.attacks import NO_ATTACKS
 from fedsim.auditing.plan import in_order
 from fedsim.auditing.threat_model import device_of
+from fedsim.content_hashes import hash_of, hash_of_files, hash_of_parts
 from fedsim.datasets.cache import files_of
 from fedsim.errors import ConfigError, DataError, PluginError, what_it_said
 from fedsim.experiments.build import Experiment, build_attacks, data_folder, resolve
 from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
-from fedsim.experiments.reading import PATHS, config_of
-from fedsim.experiments.settings import LAUNCH, code_of, versions
+from fedsim.experiments.reading import config_of
+from fedsim.experiments.settings import LAUNCH, code_of, hashes_of_files, versions
 from fedsim.experiments.trust import check_trust
 from fedsim.metrics import LPIPS_FILE
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import references_in
 from fedsim.plugins.code import code_hash, hash_of_references
+from fedsim.sweeps.dataset_hash import hash_of_dataset
 from fedsim.sweeps.file import SERIAL
 from fedsim.sweeps.grid import Grid, Point
-from fedsim.sweeps.hashes import hash_of, hash_of_dataset, hash_of_folder, hash_of_parts
 
 _LENGTH = 16
 """Hexadecimal digits of a key."""
@@ -186,7 +187,7 @@ def _federation(config: Config) -> dict[str, Any]:
         if key != "evaluate_every":
             tables["federation"].pop(key, None)
     tables["recording"].pop("fsync")
-    return {"experiment": tables, "code": code_of(config), "data": _data(config), "files": _files(config)} | {
+    return {"experiment": tables, "code": code_of(config), "data": _data(config), "files": hashes_of_files(config)} | {
         "versions": versions()
     }
 
@@ -225,32 +226,8 @@ def _data_in(table: str, home: Path | None) -> str:
         files = files_of(registry.build("datasets", config.data.name, config.data.settings, "data"), home)
         if not files:
             return hash_of_dataset(Experiment(config).dataset)
-        return hash_of_parts([(_within(path, home), hash_of(path)) for path in sorted(files)])
+        return hash_of_files(files, home)
     except OSError as error:
         raise DataError(f"data: {error.filename}: cannot be read ({error.strerror})") from error
     except SystemExit as error:
         raise PluginError(f"a plug-in ended the program ({what_it_said(error)})") from error
-
-
-def _within(path: Path, home: Path | None) -> str:
-    """What a file is called: by its place in the data folder, wherever that is."""
-    return str(path.relative_to(home) if home is not None and path.is_relative_to(home) else path)
-
-
-def _files(config: Config) -> dict[str, str]:
-    """Hashes of the files and folders that settings of partition and model name.
-
-    Raises:
-        ConfigError: one cannot be read.
-    """
-    found = {}
-    for name in ("partition", "model"):
-        for key, value in getattr(config, name).model_dump(mode="json").items():
-            if key not in PATHS or not isinstance(value, str) or not value:
-                continue
-            path = (data_folder() or Path()) / Path(value).expanduser()
-            try:
-                found[f"{name}.{key}"] = hash_of_folder(path) if path.is_dir() else hash_of(path)
-            except OSError as error:
-                raise ConfigError(f"{name}.{key}: {path}: cannot be read ({error.strerror})") from error
-    return found

@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from fedsim.content_hashes import hash_of, hash_of_parts
 from fedsim.errors import FedsimError, RunError, first_line
 from fedsim.experiments import lock
 from fedsim.experiments.config import Config
@@ -27,7 +28,6 @@ from fedsim.experiments.run_folder import RunFolder
 from fedsim.experiments.settings import settings_of
 from fedsim.files import write_bytes, write_text
 from fedsim.recording import manifest
-from fedsim.sweeps.hashes import hash_of, hash_of_parts
 
 log = logging.getLogger(__name__)
 FEDERATIONS, CELLS = "federations", "attacks"

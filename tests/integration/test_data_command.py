@@ -51,7 +51,14 @@ def cells(output: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
 
 
-def made(kind: str, clients: int, *, names: tuple[str, ...] = (), partition: Partition | None = None) -> Holdings:
+def made(
+    kind: str,
+    clients: int,
+    *,
+    names: tuple[str, ...] = (),
+    partition: Partition | None = None,
+    test_fraction: float = 0.1,
+) -> Holdings:
     """20 examples a client: images, rows of a table or a regression, of groups called `names`."""
     draw_from, count = np.random.default_rng(0), 20 * clients
     shape = (1, 8, 6) if kind == "image" else (5,)
@@ -72,7 +79,9 @@ def made(kind: str, clients: int, *, names: tuple[str, ...] = (), partition: Par
         group_names=names,
         target=(1000.0, 50.0) if kind == "prices" else (0.0, 1.0),
     )
-    data = FederatedData(dataset=dataset, partition=partition or Iid(), clients=clients, seed=0, test_fraction=0.1)
+    data = FederatedData(
+        dataset=dataset, partition=partition or Iid(), clients=clients, seed=0, test_fraction=test_fraction
+    )
     return Holdings(config=Config(), data=data, seconds=0.0)
 
 
@@ -196,7 +205,7 @@ def test_examples_that_several_hold_are_said_to_be(tmp_path: Path) -> None:
         def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Any]:
             return [np.arange(30)] * clients
 
-    text = " ".join(printed(description(made("table", 3, partition=Overlapping()))).split())
+    text = " ".join(printed(description(made("table", 3, partition=Overlapping(), test_fraction=0.0))).split())
     assert "3 clients, which hold 30 of 60 training examples, some by several (90 in all)" in text
 
 
