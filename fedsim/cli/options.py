@@ -54,11 +54,11 @@ def use_data_dir(folder: Path | None) -> None:
 
 def use_key(file: Path | None) -> None:
     """Have this process, and those it starts on any engine, sign with the secret in `file`."""
-    from fedsim.recording import manifest
+    from fedsim.recording import seals
 
     if file is not None:
-        os.environ[manifest.KEY] = str(file.resolve())
-    manifest.key()  # says now if it cannot be used
+        os.environ[seals.KEY] = str(file.resolve())
+    seals.key()  # says now if it cannot be used
 
 
 def told_report(done: Done, quiet: bool = False) -> None:

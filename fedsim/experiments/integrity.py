@@ -17,20 +17,9 @@ from fedsim.experiments.run_folder import RunFolder
 from fedsim.experiments.settings import differing, settings_of
 from fedsim.experiments.states import MANIFEST, States
 from fedsim.recording.header import RECORDING, hash_state
-from fedsim.recording.manifest import (
-    KEY,
-    NAME,
-    SEALED,
-    Manifest,
-    chained,
-    changing,
-    check_key,
-    file_hash,
-    key,
-    name_of,
-    read,
-)
+from fedsim.recording.manifest import NAME, SEALED, Manifest, chained, changing, check_key, file_hash, name_of, read
 from fedsim.recording.sealed import read_sealed
+from fedsim.recording.seals import KEY, key
 from fedsim.recording.transcript import Transcript
 
 _SHOWN = 10

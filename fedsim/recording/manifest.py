@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -25,13 +24,11 @@ from pydantic import TypeAdapter, ValidationError
 from fedsim.errors import ConfigError, RunError
 from fedsim.files import hash_file, in_one_step, refuse_link
 from fedsim.recording.sealed import seal_of
+from fedsim.recording.seals import check_seal, key, seal
 
 NAME, GUARD = "manifest.json", ".manifest.lock"
-KEY = "FEDSIM_KEY"
 SEALED = "checkpoint.safetensors"
 _FORMAT = 1
-_SHORTEST = 16
-"""Bytes of a key."""
 _written: dict[Path, tuple[bytes, bytes | None, Manifest]] = {}
 """What this process wrote last, with which key, by path; it saves parsing thousands of rounds again."""
 
@@ -205,16 +202,12 @@ def read(folder: Path) -> Manifest | None:
         if known and known[:2] == (whole, secret):
             return known[2]
         content = json.loads(whole)
-        seal, body = content["seal"], content["manifest"]
+        body = content["manifest"]
         text = _text(body)
         manifest = _ADAPTER.validate_python(body)
         if manifest.format != _FORMAT or not all(number.isdecimal() for number in manifest.rounds):
             raise ValueError(f"it has format {manifest.format}, expected {_FORMAT}")
-        if seal["sha256"] != hashlib.sha256(text.encode()).hexdigest():
-            raise ValueError("its bytes are not those that were written")
-        manifest.signed = "hmac-sha256" in seal
-        if manifest.signed and secret and not hmac.compare_digest(_signature(secret, text), str(seal["hmac-sha256"])):
-            raise ValueError("it is not signed with this key")
+        manifest.signed = check_seal(content["seal"], text, secret)
     except ValidationError as error:
         raise RunError(f"{path}: was altered ({error.errors()[0]['msg']}); nothing vouches for the run") from error
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -223,35 +216,11 @@ def read(folder: Path) -> Manifest | None:
     return manifest
 
 
-def key() -> bytes | None:
-    """What manifests are signed with: the content of the file that FEDSIM_KEY names; None where it names none.
-
-    Raises:
-        ConfigError: the file cannot be read, or is too short for a secret.
-    """
-    named = os.environ.get(KEY)
-    if not named:
-        return None
-    try:
-        secret = Path(named).read_bytes()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--key {named}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    if len(secret) < _SHORTEST:
-        raise ConfigError(
-            f"--key {named}: expected a secret of {_SHORTEST} bytes or more, got {len(secret)}; "
-            f"`head -c 32 /dev/urandom > {named}` makes one"
-        )
-    return secret
-
-
 def _write(folder: Path, manifest: Manifest, *, durable: bool) -> None:
     secret = key()
     manifest.signed = secret is not None
     text = _text({name: value for name, value in vars(manifest).items() if name != "signed"})
-    seal = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
-    if secret is not None:
-        seal["hmac-sha256"] = _signature(secret, text)
-    whole = f'{{"seal": {json.dumps(seal)},\n"manifest": {text}}}\n'.encode()
+    whole = f'{{"seal": {json.dumps(seal(text, secret))},\n"manifest": {text}}}\n'.encode()
     try:
         with in_one_step(folder / NAME, durable=durable) as temporary:
             temporary.write_bytes(whole)
@@ -262,10 +231,6 @@ def _write(folder: Path, manifest: Manifest, *, durable: bool) -> None:
 
 def _text(body: Any) -> str:
     return json.dumps(body, separators=(",\n", ": "))
-
-
-def _signature(secret: bytes, text: str) -> str:
-    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedsim.content_hashes import hash_of, hash_of_parts
+from fedsim.content_hashes import hash_of
 from fedsim.errors import FedsimError, RunError, first_line
 from fedsim.experiments import lock
 from fedsim.experiments.config import Config
@@ -28,6 +28,7 @@ from fedsim.experiments.run_folder import RunFolder
 from fedsim.experiments.settings import settings_of
 from fedsim.files import write_bytes, write_text
 from fedsim.recording import manifest
+from fedsim.recording.seals import check_signed, key, seal
 
 log = logging.getLogger(__name__)
 FEDERATIONS, CELLS = "federations", "attacks"
@@ -96,8 +97,7 @@ class Place:
         """
         try:
             said = json.loads(self.marker.read_bytes())
-            if said["sha256"] != hash_of_parts(said["marker"]):
-                raise ValueError("its bytes are not those that were written")
+            check_signed(said["seal"], self._sealed(said["marker"]))
             return _MARKER.validate_python(said["marker"])
         except FileNotFoundError:
             return None
@@ -118,7 +118,12 @@ class Place:
         """
         files = {name: hash_of(self.folder.path / name) for name in self.files}
         marker = asdict(Marker(files=files, **known))
-        write_text(self.marker, json.dumps({"sha256": hash_of_parts(marker), "marker": marker}, indent=1) + "\n")
+        sealed = seal(self._sealed(marker), key())
+        write_text(self.marker, json.dumps({"seal": sealed, "marker": marker}, indent=1) + "\n")
+
+    def _sealed(self, marker: Mapping[str, Any]) -> str:
+        """What is sealed of a marker: that of another cell, which has a seal, too, is not this one's."""
+        return json.dumps([self.folder.path.parent.name, self.folder.path.name, marker], sort_keys=True)
 
     def forget(self) -> None:
         """Have it count as not finished, before anything in its folder changes."""
@@ -157,6 +162,9 @@ class Place:
             return
         if noted is None:
             yield f"{manifest.NAME} is missing"
+            return
+        if key() is not None and not noted.signed:
+            yield f"{manifest.NAME} is not signed"
             return
         if not self.folder.report.is_file():
             yield f"{self.folder.report.name} is missing"

@@ -8,6 +8,9 @@ axis that every sweep has, so it has this one column.
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +18,13 @@ from typing import Any, Literal
 
 from fedsim.errors import RunError
 from fedsim.experiments.run_folder import as_csv
-from fedsim.files import write_text
+from fedsim.files import hash_file, write_text
+from fedsim.recording.seals import check_signed, key, seal
 
 TABLE, CELLS = "sweep.csv", "cells.csv"
+SEAL = ".seal"
+"""Ends the name of the file beside a table that holds its hash, signed where the sweep has a key."""
+_TRIES = 20
 _FIRST, _PLACE = ("cell", "federation"), ("seed", "attack")
 SCORES = (
     "knows_defenses", "baseline", "victim", "round", "repeat", "metric", "value", "floor", "ceiling", "better",
@@ -37,8 +44,6 @@ client sent in a round; `seconds` the time of the attack; `run` the cell's run f
 STATES = ("state", "reason", "seconds", "run")
 """The columns of `cells.csv` after those of the place: the `seconds` are of the whole cell, without its federation."""
 State = Literal["done", "failed", "does not apply", "not done"]
-NUMBERS = ("value", "floor", "ceiling", "accuracy", "proved_epsilon", "measured_epsilon", "bytes", "seconds")
-"""Columns of `sweep.csv` that hold a number or nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,12 @@ class Table:
     Attributes:
         axes: the columns of axes but for `attack`, in the order of the sweep file.
         rows: by column; missing values are empty texts.
+        text: of the file.
     """
 
     axes: tuple[str, ...]
     rows: list[dict[str, str]]
+    text: str = ""
 
 
 def columns(axes: Sequence[str], rest: Sequence[str]) -> tuple[str, ...]:
@@ -65,7 +72,7 @@ def write_table(folder: Path, axes: Sequence[str], rows: Iterable[Mapping[str, A
     Raises:
         RunError: the folder cannot be written.
     """
-    write_text(folder / TABLE, as_csv(columns(axes, SCORES), rows))
+    _write(folder / TABLE, as_csv(columns(axes, SCORES), rows))
 
 
 def write_cells(folder: Path, axes: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -74,46 +81,62 @@ def write_cells(folder: Path, axes: Sequence[str], rows: Iterable[Mapping[str, A
     Raises:
         RunError: the folder cannot be written.
     """
-    write_text(folder / CELLS, as_csv(columns(axes, STATES), rows))
+    _write(folder / CELLS, as_csv(columns(axes, STATES), rows))
 
 
 def read_table(folder: Path) -> Table:
     """What `sweep.csv` in the folder of a sweep says.
 
     Raises:
-        RunError: it is not there, or is damaged.
+        RunError: it is not there, is damaged, or is not what the sweep wrote.
     """
-    return _read(folder / TABLE, SCORES, NUMBERS)
+    return _read(folder / TABLE, SCORES)
 
 
 def read_cells(folder: Path) -> Table:
     """What `cells.csv` in the folder of a sweep says.
 
     Raises:
-        RunError: it is not there, or is damaged.
+        RunError: it is not there, is damaged, or is not what the sweep wrote.
     """
-    return _read(folder / CELLS, STATES, ("seconds",))
+    return _read(folder / CELLS, STATES)
 
 
-def _read(path: Path, rest: Sequence[str], numbers: Sequence[str]) -> Table:
+def _write(path: Path, text: str) -> None:
+    """Write a table and its seal; in between, the seal holds for the table that was there as well."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    seal_path, before = path.with_name(path.name + SEAL), hash_file(path) if path.is_file() else digest
+    for digests in ([digest, before], [digest]):
+        if len(digests) == 1:
+            write_text(path, text)
+        sealed = [path.name, *digests]
+        write_text(seal_path, json.dumps({"seal": seal(json.dumps(sealed), key()), "sealed": sealed}) + "\n")
+
+
+def _sealed_text(path: Path) -> str:
+    """A table that is what its seal says; one that is written at this moment is read again."""
+    for _ in range(_TRIES):
+        text, seal_path = path.read_bytes(), path.with_name(path.name + SEAL)
+        if not seal_path.exists():
+            raise ValueError(f"{seal_path.name} is missing, and nothing vouches for the table")
+        said = json.loads(seal_path.read_bytes())
+        check_signed(said["seal"], json.dumps(said["sealed"]))
+        name, *digests = said["sealed"]
+        if name == path.name and hashlib.sha256(text).hexdigest() in digests:
+            return text.decode()
+        time.sleep(0.05)
+    raise ValueError("it is not what the sweep wrote")
+
+
+def _read(path: Path, rest: Sequence[str]) -> Table:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *lines = list(csv.reader(file, strict=True))
+        text = _sealed_text(path)
+        header, *lines = list(csv.reader(text.splitlines(keepends=True), strict=True))
         axes = tuple(header[len(_FIRST) : len(header) - len(_PLACE) - len(rest)])
-        if tuple(header) != columns(axes, rest):
+        if tuple(header) != columns(axes, rest):  # of another version
             raise ValueError(f"its columns are not {', '.join(columns(('...',), rest))}")
         rows = [dict(zip(header, line, strict=True)) for line in lines]
-        for place, row in enumerate(rows, 2):
-            for name in numbers:
-                _check_number(row[name], f"line {place}: {name}")
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason}); the same `fedsim sweep` writes it again") from error
-    return Table(axes, rows)
-
-
-def _check_number(text: str, where: str) -> None:
-    try:
-        float(text or 0)
-    except ValueError:
-        raise ValueError(f"{where}: {text!r} is no number") from None
+    return Table(axes, rows, text)

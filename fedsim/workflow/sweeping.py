@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from fedsim.sweeps.machine import cores, free_memory
 from fedsim.sweeps.plan import planned
 from fedsim.sweeps.queue import Job, Queue
 from fedsim.sweeps.store import Store
-from fedsim.sweeps.table import CELLS, TABLE, read_cells, read_table
+from fedsim.sweeps.table import Table, read_cells, read_table
 from fedsim.workflow.cell_work import doing
 from fedsim.workflow.logs import Progress, kept, told
 from fedsim.workflow.objects import name_objects
@@ -97,27 +98,25 @@ class Sweep:
         """A row for each score, see `fedsim.sweeps.table`.
 
         Raises:
-            RunError: the table is missing or damaged.
+            RunError: the table is missing or damaged, or is not what the sweep wrote.
         """
-        read_table(self.path)
-        return _frame(self.path / TABLE, texts=("cell", "federation", "round"))
+        return _frame(read_table(self.path), texts=("cell", "federation", "round"))
 
     @property
     def cells(self) -> pd.DataFrame:
         """A row for each cell: whether it is done, failed or does not apply, and why.
 
         Raises:
-            RunError: the table is missing or damaged.
+            RunError: the table is missing or damaged, or is not what the sweep wrote.
         """
-        read_cells(self.path)
-        return _frame(self.path / CELLS, texts=("cell", "federation", "reason"))
+        return _frame(read_cells(self.path), texts=("cell", "federation", "reason"))
 
     @property
     def failures(self) -> list[str]:
         """A sentence for each cell that failed.
 
         Raises:
-            RunError: the table is missing or damaged.
+            RunError: the table is missing or damaged, or is not what the sweep wrote.
         """
         table = read_cells(self.path)
         return [
@@ -247,9 +246,9 @@ def _changes(given: object) -> list[tuple[str, Any]]:
     return [(key, copied(value)) for key, value in given.items()]
 
 
-def _frame(path: Path, texts: tuple[str, ...]) -> pd.DataFrame:
+def _frame(table: Table, texts: tuple[str, ...]) -> pd.DataFrame:
     """A table; labels stay what they are, also `none`."""
-    return pd.read_csv(path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=[""])
+    return pd.read_csv(StringIO(table.text), dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=[""])
 
 
 def _silent(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import shutil
@@ -159,6 +161,37 @@ def test_a_damaged_cell_is_named_and_made_again(
     assert again.to_do == []
     assert rows(again) == expected
     assert held_against_manifest(cell(again, own).folder.path).differences == []
+
+
+def _rewrite(marker: Path, where: tuple[str, str]) -> None:
+    """Edit a marker's rows, and make its hash anew, as anybody can who has read how."""
+    said = json.loads(marker.read_bytes())
+    said["marker"]["rows"][0]["value"] = "99"
+    text = json.dumps([*where, said["marker"]], sort_keys=True)
+    said["seal"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    marker.write_text(json.dumps(said), encoding="utf-8")
+
+
+def test_with_a_key_only_cells_that_it_signed_are_taken(
+    own: Path, expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "key").write_text("a secret that is long enough")
+    monkeypatch.setenv("FEDSIM_KEY", str(tmp_path / "key"))
+    plan = plan_of(own)
+    assert len(plan.to_do) == len(plan.cells) == 2
+    assert "(it is not signed), so this cell is made again" in caplog.text
+    assert work_off(own, plan) == {}
+    signed = plan_of(own)
+    assert (signed.to_do, signed.to_federate) == ([], [])
+    assert rows(signed) == expected
+    one, other = (cell(signed, own, attack) for attack in ("sme", "spear-ica"))
+    shutil.copyfile(other.marker, one.marker)
+    assert [c.point.labels["attack"] for c in plan_of(own).to_do] == ["sme"]
+    _rewrite(other.marker, (other.folder.path.parent.name, other.folder.path.name))
+    assert len(plan_of(own).to_do) == 2
+    assert "it is not signed with this key" in caplog.text
+    assert work_off(own, plan_of(own)) == {}
+    assert rows(plan_of(own)) == expected
 
 
 def test_a_damaged_federation_is_made_again_only_where_a_cell_needs_it(own: Path, expected: object) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedsim.errors import RunError
-from fedsim.sweeps.table import CELLS, SCORES, TABLE, columns, read_cells, read_table, write_cells, write_table
+from fedsim.sweeps import table
+from fedsim.sweeps.table import CELLS, SCORES, SEAL, TABLE, columns, read_cells, read_table, write_cells, write_table
 
 PLACE = {"cell": "a1", "federation": "b2", "training.local_epochs": 5, "seed": 1, "attack": "sme"}
 SCORE = PLACE | {"victim": 0, "round": "1-3", "metric": "psnr", "value": 12.5, "better": "higher", "bytes": 100.0}
@@ -15,9 +16,9 @@ SCORE = PLACE | {"victim": 0, "round": "1-3", "metric": "psnr", "value": 12.5, "
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_table(tmp_path, ["training.local_epochs"], [SCORE])
-    table = read_table(tmp_path)
-    assert table.axes == ("training.local_epochs",)
-    (row,) = table.rows
+    found = read_table(tmp_path)
+    assert found.axes == ("training.local_epochs",)
+    (row,) = found.rows
     assert (row["training.local_epochs"], row["attack"], row["round"]) == ("5", "sme", "1-3")
     assert float(row["value"]) == 12.5
     assert row["ceiling"] == ""
@@ -32,20 +33,44 @@ def test_cells_are_read_as_they_were_written_and_may_be_none(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("name", "text", "complaint"),
     [
-        ("", "cannot be read"),
-        ("cell,federation,seed\n", "columns are not"),
-        (f"{','.join(columns((), SCORES))}\na,b\n", "shorter"),
-        (f"{','.join(columns((), SCORES))}\n{','.join(['x'] * len(columns((), SCORES)))}\n", "line 2: value: 'x'"),
+        (TABLE, "", "is not what the sweep wrote"),
+        (TABLE, ",".join(columns((), SCORES)) + "\n", "is not what the sweep wrote"),
+        (TABLE + SEAL, "{}", "cannot be read"),
+        (TABLE + SEAL, None, "nothing vouches for the table"),
     ],
 )
-def test_a_damaged_table_is_named_with_what_to_do(tmp_path: Path, text: str, complaint: str) -> None:
-    (tmp_path / TABLE).write_text(text, encoding="utf-8")
+def test_an_edited_table_is_named_with_what_to_do(tmp_path: Path, name: str, text: str | None, complaint: str) -> None:
+    write_table(tmp_path, [], [])
+    write_table(tmp_path, ["training.local_epochs"], [])
+    read_table(tmp_path)
+    (tmp_path / name).unlink() if text is None else (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match=complaint) as error:
         read_table(tmp_path)
     assert str(tmp_path / TABLE) in str(error.value)
     assert "fedsim sweep" in str(error.value)
+
+
+def test_a_table_of_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_table(tmp_path, [], [])
+    monkeypatch.setattr(table, "SCORES", (*SCORES, "new"))
+    with pytest.raises(RunError, match="its columns are not"):
+        read_table(tmp_path)
+
+
+def test_with_a_key_a_table_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_table(tmp_path, [], [])
+    for name in ("one", "other"):
+        (tmp_path / name).write_text(f"a secret that is long enough, {name}")
+    monkeypatch.setenv("FEDSIM_KEY", str(tmp_path / "one"))
+    with pytest.raises(RunError, match="it is not signed"):
+        read_table(tmp_path)
+    write_table(tmp_path, [], [])
+    assert read_table(tmp_path).rows == []
+    monkeypatch.setenv("FEDSIM_KEY", str(tmp_path / "other"))
+    with pytest.raises(RunError, match="it is not signed with this key"):
+        read_table(tmp_path)
 
 
 def test_a_missing_table_is_named(tmp_path: Path) -> None:
