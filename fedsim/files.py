@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -12,11 +13,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedsim.errors import DataError, RunError
 
 _PIECE = 1 << 18
+_MOST_DIGITS = 39
 _MARK = ".of-a-process-that-lives"
 
 
@@ -113,6 +115,21 @@ def check_readable(path: Path) -> None:
     if not path.is_file():
         raise OSError(errno.EINVAL, "it is no file")
     path.open("rb").close()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON out of a file that may be anybody's: an integer that no message holds is refused before it is computed with.
+
+    Raises:
+        ValueError: it is no JSON, or an integer has more digits than one of 128 bits, which generators have.
+    """
+    return json.loads(text, parse_int=_integer)
+
+
+def _integer(digits: str) -> int:
+    if len(digits.lstrip("-")) > _MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
 
 
 def hash_file(path: Path) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsim.engines.arrays import Held, state_in
 from fedsim.errors import PayloadError, one_line, what_it_said
-from fedsim.recording.header import DIFFERING, MOST, RECORDABLE
+from fedsim.recording.header import DIFFERING, MOST, MOST_EXAMPLES, RECORDABLE
 from fedsim.recording.messages import Messages, Sent
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
@@ -279,7 +279,7 @@ class Exchange:
     def count(self, content: Content) -> int:
         """N, as a client reports it; 0 where it does not."""
         said = content.values()
-        return next((_count(said[key], 0) for key in self._counts if key in said), 0)
+        return next((_count(said[key], 0, MOST_EXAMPLES) for key in self._counts if key in said), 0)
 
     def messages(self, number: int, recorded_as: int, names: Mapping[int, int], recorded: Collection[int]) -> Messages:
         """Everything that passed, but for the arrays that the server sent and those of recorded updates.
@@ -411,9 +411,9 @@ def _told(array: Array) -> str:
     return f"{array.dtype or array.stype} {tuple(array.shape)}"
 
 
-def _count(reported: object, otherwise: int) -> int:
+def _count(reported: object, otherwise: int, most: int = MOST) -> int:
     """What a client reports as a count, `otherwise` where it is none: no reply may stop the federation here."""
-    if not isinstance(reported, int | float) or not 0 <= reported < MOST or reported != int(reported):
+    if not isinstance(reported, int | float) or not 0 <= reported <= most or reported != int(reported):
         return otherwise
     return int(reported)
 

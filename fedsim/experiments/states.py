@@ -18,7 +18,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from fedsim.errors import ConfigError, RunError
-from fedsim.files import in_one_step
+from fedsim.files import in_one_step, parse_json
 from fedsim.recording import manifest
 from fedsim.wire.messages import State, non_finite
 
@@ -47,7 +47,7 @@ class States:
         """
         path = self.folder / MANIFEST
         try:
-            found = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+            found = dict(parse_json(path.read_text(encoding="utf-8"))) if path.is_file() else {}
             if not all(isinstance(about["sha256"], str) for about in dict(found.get("states", {})).values()):
                 raise ValueError("the hash of a state is no text")
             return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors.numpy import load_file
 
 from fedsim.datasets import Dataset
 from fedsim.errors import ConfigError, DataError
+from fedsim.files import parse_json
 from fedsim.partitions import Indices
 
 
@@ -57,7 +57,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        table = json.loads(path.read_bytes())
+        table = parse_json(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); name another partition.path") from error
     except (ValueError, RecursionError, SafetensorError) as error:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.errors import AttackError, RunError, TranscriptError
-from fedsim.files import check_readable, in_one_step
+from fedsim.files import check_readable, in_one_step, parse_json
 from fedsim.findings import Finding
 from fedsim.plugins import registry
 
@@ -70,7 +70,7 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
     try:
         check_readable(path)
         with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["about"])
+            about = parse_json(file.metadata()["about"])
             if not isinstance(about, dict):
                 raise ValueError("what it says about itself is no table")
             kind, order = about.pop(_KIND), about.pop(_ORDER)  # the file sorts by name
@@ -101,7 +101,7 @@ def read_about(path: Path) -> dict[str, Any]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            about = dict(json.loads(file.metadata()["about"]))
+            about = dict(parse_json(file.metadata()["about"]))
     except _UNREADABLE as error:
         raise TranscriptError(f"{path}: is damaged ({error}); remove it and attack again") from error
     _check_said(about, path)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedsim.errors import TranscriptError, one_line
-from fedsim.files import check_readable
+from fedsim.files import check_readable, parse_json
 from fedsim.wire.payloads import Kind, State
 
 FORMAT = 3
@@ -41,6 +41,8 @@ RUN = "run-{}"
 """What the folder of one run is called in the folder that an app records its runs in."""
 MOST = (1 << 64) - 1
 """The largest id of a client; Flower's ids of nodes have 64 bits."""
+MOST_EXAMPLES = (1 << 63) - 1
+"""The largest N, which attacks compute with as int64."""
 DIFFERING = "differs-by-client"
 """What a header calls the facts that the server did not send all clients alike, so that it does not tell them."""
 
@@ -144,10 +146,10 @@ def read_header(path: Path, number: int) -> tuple[Header, str]:
     try:
         check_readable(path)
         with safe_open(path, framework="pt") as file:
-            seal = json.loads(file.metadata()["fedsim"])
+            seal = parse_json(file.metadata()["fedsim"])
         if hashlib.sha256(seal["header"].encode()).hexdigest() != seal["sha256"]:
             raise damaged(path, "its header was altered")
-        fields = json.loads(seal["header"])
+        fields = parse_json(seal["header"])
         if type(fields["version"]) is int and fields["version"] != FORMAT:
             raise TranscriptError(
                 f"{path}: has format {_cut(fields['version'])}, this fedsim reads format {FORMAT}; record it again"
@@ -174,8 +176,8 @@ def withhold_facts(path: Path) -> None:
     with path.open("r+b") as file:
         try:
             room = int.from_bytes(file.read(8), "little")
-            head = json.loads(file.read(room))
-            fields = json.loads(json.loads(head["__metadata__"]["fedsim"])["header"])
+            head = parse_json(file.read(room))
+            fields = parse_json(parse_json(head["__metadata__"]["fedsim"])["header"])
             head["__metadata__"]["fedsim"], _ = sealed(fields | {"config": {}})
             text = json.dumps(head, separators=(",", ":")).encode()
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -202,7 +204,9 @@ def _check_fields(fields: Any) -> None:
         if reply["kind"] not in get_args(Kind):
             raise ValueError(f"a reply is of kind {_cut(reply['kind'])}")
         numbers = (reply["client"], reply["num_examples"], reply["broadcast"])
-        if not (0 <= numbers[0] <= MOST and numbers[1] >= 0 and 0 <= numbers[2] < len(fields["broadcasts"])):
+        if not (
+            0 <= numbers[0] <= MOST and 0 <= numbers[1] <= MOST_EXAMPLES and 0 <= numbers[2] < len(fields["broadcasts"])
+        ):
             raise ValueError(f"client, N and broadcast are {_cut(numbers)}")
         if reply.get("message", 1) < 1:
             raise ValueError(f"message of a reply is {_cut(reply['message'])}")

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.errors import ConfigError, RunError
-from fedsim.files import hash_file, in_one_step, refuse_link
+from fedsim.files import hash_file, in_one_step, parse_json, refuse_link
 from fedsim.recording.sealed import seal_of
 from fedsim.recording.seals import check_seal, key, seal
 
@@ -201,7 +201,7 @@ def read(folder: Path) -> Manifest | None:
         known = _written.get(path)
         if known and known[:2] == (whole, secret):
             return known[2]
-        content = json.loads(whole)
+        content = parse_json(whole)
         body = content["manifest"]
         text = _text(body)
         manifest = _ADAPTER.validate_python(body)

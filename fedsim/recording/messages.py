@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from fedsim.errors import RunError, TranscriptError
 from fedsim.recording.sealed import read_sealed, write_sealed
@@ -70,6 +71,9 @@ class Messages:
     replies: Sequence[Sent]
 
 
+_MESSAGES = TypeAdapter(Messages)
+
+
 def write_messages(folder: Path, messages: Messages) -> Path:
     """Write one file into `folder`, which is made where it is missing; its path.
 
@@ -100,9 +104,10 @@ def read_messages(folder: Path) -> Iterator[Messages]:
             header, beside = read_sealed(path)
             if header.pop("format") != _FORMAT:
                 raise ValueError("it has another format")
-            fields = _whole(header, beside)
-            sent, replies = ([Sent(**one) for one in fields.pop(key)] for key in ("sent", "replies"))
-            yield Messages(sent=sent, replies=replies, **fields)
+            yield _MESSAGES.validate_python(_whole(header, beside))
+        except ValidationError as error:
+            where, why = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
+            raise TranscriptError(f"{path}: is damaged ({where}: {why}); leave it out") from error
         except (RunError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise TranscriptError(f"{path}: is damaged ({error}); leave it out") from error
 

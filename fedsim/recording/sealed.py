@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedsim.errors import RunError
-from fedsim.files import check_readable, in_one_step
+from fedsim.files import check_readable, in_one_step, parse_json
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -56,11 +56,11 @@ def read_sealed(path: Path) -> tuple[dict[str, Any], Arrays]:
     try:
         check_readable(path)
         with safe_open(path, framework="np") as file:
-            sealed = json.loads(file.metadata()["fedsim"])
+            sealed = parse_json(file.metadata()["fedsim"])
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         if _digest(sealed["header"], arrays) != sealed["sha256"]:
             raise ValueError("its bytes are not those that were saved")
-        return json.loads(sealed["header"]), arrays
+        return parse_json(sealed["header"]), arrays
     except (OSError, SafetensorError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
 
@@ -74,7 +74,7 @@ def seal_of(path: Path) -> str:
     try:
         check_readable(path)
         with safe_open(path, framework="np") as file:
-            return str(json.loads(file.metadata()["fedsim"])["sha256"])
+            return str(parse_json(file.metadata()["fedsim"])["sha256"])
     except (OSError, SafetensorError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
 

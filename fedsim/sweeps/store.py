@@ -26,7 +26,7 @@ from fedsim.experiments import lock
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.experiments.settings import settings_of
-from fedsim.files import write_bytes, write_text
+from fedsim.files import parse_json, write_bytes, write_text
 from fedsim.recording import manifest
 from fedsim.recording.seals import check_signed, key, seal
 
@@ -96,7 +96,7 @@ class Place:
             RunError: it is there and cannot be read.
         """
         try:
-            said = json.loads(self.marker.read_bytes())
+            said = parse_json(self.marker.read_bytes())
             check_signed(said["seal"], self._sealed(said["marker"]))
             return _MARKER.validate_python(said["marker"])
         except FileNotFoundError:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from fedsim.errors import RunError
 from fedsim.experiments.run_folder import as_csv
-from fedsim.files import hash_file, write_text
+from fedsim.files import hash_file, parse_json, write_text
 from fedsim.recording.seals import check_signed, key, seal
 
 TABLE, CELLS = "sweep.csv", "cells.csv"
@@ -119,7 +119,7 @@ def _sealed_text(path: Path) -> str:
         text, seal_path = path.read_bytes(), path.with_name(path.name + SEAL)
         if not seal_path.exists():
             raise ValueError(f"{seal_path.name} is missing, and nothing vouches for the table")
-        said = json.loads(seal_path.read_bytes())
+        said = parse_json(seal_path.read_bytes())
         check_signed(said["seal"], json.dumps(said["sealed"]))
         name, *digests = said["sealed"]
         if name == path.name and hashlib.sha256(text).hexdigest() in digests:
