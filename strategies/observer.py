@@ -124,7 +124,7 @@ class Observer:
         recorded = {update.client for update in updates}
         if said_by != recorded or not exchange.is_plain:
             everything = exchange.messages(self._exchanges, number if updates else 0, self._names, recorded)
-            write_messages(self.recorder.folder.parent / FOLDER, everything)
+            self.recorder.note(write_messages(self.recorder.folder.parent / FOLDER, everything))
         for node in sorted(exchange.doubled):
             flower.warning("fedsim: node %d answered more than once; its first answer is recorded", node)
         self._write_sum(exchange)

@@ -10,7 +10,19 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import DataDir, Overrides, Quiet, Trust, Verbose, console, finish, number_of, use_data_dir
+from fedsim.cli.options import (
+    DataDir,
+    Key,
+    Overrides,
+    Quiet,
+    Trust,
+    Verbose,
+    console,
+    finish,
+    number_of,
+    use_data_dir,
+    use_key,
+)
 from fedsim.errors import ConfigError
 
 
@@ -45,12 +57,14 @@ def expose(
     quiet: Quiet = False,
     verbose: Verbose = False,
     trust: Trust = False,
+    key: Key = None,
 ) -> None:
     """Say which clients and examples are exposed most by what clients send, without any attack."""
     from fedsim.experiments.reading import load_config
     from fedsim.experiments.run_folder import RunFolder
 
     use_data_dir(data_dir)
+    use_key(key)
     is_run, own = experiment.is_dir(), [text for text in overrides or [] if text.startswith("measure.")]
     others = [text for text in overrides or [] if text not in own]
     if rounds and not is_run:
@@ -74,9 +88,12 @@ def expose(
 
     folder = out or (experiment / "exposure" if is_run else Path("runs") / f"exposure-{experiment.stem}")
     check_free(folder, overwrite=overwrite)
+    within = is_run and out is None
+    if within:
+        RunFolder(experiment).check_key()
     made = Experiment(resolve(config))
     chosen = [a_gauge(table) for table in chosen_tables(config, measures or [], own)]
-    with shown(quiet, verbose), RunFolder(experiment).held() if is_run and out is None else contextlib.nullcontext():
+    with shown(quiet, verbose), RunFolder(experiment).held() if within else contextlib.nullcontext():
         asked = [replace(gauge, each=gauge.each or each) for gauge in chosen]
         gauges = asked or all_that_apply(made, each=each)
         if is_run:
@@ -84,6 +101,8 @@ def expose(
         else:
             moments = moments_of_file(made, experiment.stem, states or [], clients or [])
         rows, pictures = exposed_to(folder, made, moments, gauges)
+        if within:
+            RunFolder(experiment).note(folder / "exposure.csv")
     for state, of_it in groupby(rows, key=lambda row: row["state"]):
         show_exposure(list(of_it), f"at {state}")
     console.print(f"table: {folder / 'exposure.csv'} ({number_of(len(rows), 'row')})", soft_wrap=True, markup=False)

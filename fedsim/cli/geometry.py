@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.cli.options import DataDir, RunPath, Trust, console, number_of, rounds_named, use_data_dir
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, number_of, rounds_named, use_data_dir, use_key
 from fedsim.errors import ConfigError
 
 
@@ -18,17 +18,20 @@ def geometry(
     rounds: Annotated[list[int] | None, typer.Option("--round", help="Rounds; the first recorded by default.")] = None,
     data_dir: DataDir = None,
     trust: Trust = False,
+    key: Key = None,
 ) -> None:
     """Say how well recorded updates can be matched by one gradient: the analysis of SME, Sect. 5.1."""
     from fedsim.experiments.build import Experiment
-    from fedsim.experiments.run_folder import RunFolder, write_rows
+    from fedsim.experiments.run_folder import RunFolder
     from fedsim.files import write_bytes
     from fedsim.recording.transcript import Transcript
     from fedsim.reporting.figures import draw, style
     from fedsim.reporting.geometry import panels, recorded
 
     use_data_dir(data_dir)
+    use_key(key)
     folder = RunFolder(run)
+    folder.check_key()
     if (config := folder.read_experiment(trust=trust)) is None:
         raise ConfigError(
             f"{run}: was recorded elsewhere, so nobody here knows its clients' data; name a run of fedsim"
@@ -40,7 +43,7 @@ def geometry(
     found = list(recorded(Experiment(config), transcript, rounds or transcript.rounds[:1]))
     rows = [{"round": number, "client": client, **item.summary} for number, client, item in found]
     with folder.held():
-        write_rows(run / "geometry.csv", list(rows[0]), rows)
+        folder.write_table(folder.geometry, list(rows[0]), rows)
     title = f"{number_of(len(rows), 'update')}, {rounds_named(number for number, _, _ in found)} of {run}"
     table = Table("", "mean", "deviation", "lowest", "highest", title=escape(title))
     for name in found[0][2].summary:

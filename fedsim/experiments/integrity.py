@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fedsim.errors import ConfigError, FedsimError, some_of
@@ -13,11 +14,23 @@ from fedsim.experiments import lock
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config, check
 from fedsim.experiments.reading import read_toml
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.experiments.run_folder import RunFolder, files_below, is_made
 from fedsim.experiments.settings import differing, settings_of
-from fedsim.experiments.states import MANIFEST, States
+from fedsim.experiments.states import States
 from fedsim.recording.header import RECORDING, hash_state
-from fedsim.recording.manifest import NAME, SEALED, Manifest, chained, changing, check_key, file_hash, name_of, read
+from fedsim.recording.manifest import (
+    GUARD,
+    NAME,
+    SEALED,
+    Manifest,
+    chained,
+    changing,
+    check_key,
+    file_hash,
+    name_of,
+    name_of_run,
+    read,
+)
 from fedsim.recording.sealed import read_sealed
 from fedsim.recording.seals import KEY, key
 from fedsim.recording.transcript import Transcript
@@ -70,6 +83,11 @@ def held_against_manifest(folder: Path) -> Verdict:
     differences = [*_rounds(folder, manifest), *_settings(folder, manifest), *_files(folder, manifest)]
     if secret and not manifest.signed:
         differences.append(f"{NAME} bears no signature")
+    elif secret and manifest.name != (called := name_of_run(folder)):
+        differences.append(
+            f"what is signed is the run that was begun as '{manifest.name}', and this folder is called '{called}'; "
+            "give it back its name, unless another run was put in its place"
+        )
     if differences and (who := lock.holder(folder)):
         differences.append(f"{who} is writing to it, so look again when that has ended")
     if secret:
@@ -78,6 +96,8 @@ def held_against_manifest(folder: Path) -> Verdict:
         remark = f"signed, with a key that was not given (--key, {KEY})"
     else:
         remark = "unsigned, so that who can write there can make them again"
+    if strange := [name for name in _unnamed(folder, manifest) if not is_made(name)]:
+        remark += f"; {some_of(strange, _SHOWN)}: not fedsim's, and nothing reads it"
     if manifest.late:
         remark += f"; {NAME} was begun late, so it does not say where what was there by then is from"
     return Verdict(manifest=manifest, differences=differences, remark=remark)
@@ -102,7 +122,7 @@ def adopt(run: RunFolder, experiment: Experiment | None) -> None:
                     manifest.add_round(number, transcript.sha256(number))
         if config := run.read_experiment(trust=True):  # nothing is imported by reading it
             manifest.seed, manifest.settings = config.federation.seed, settings_of(config)
-        manifest.files = {name_of(run.path, path): file_hash(path) for path in _beside(run)}
+        manifest.files = {name: file_hash(run.path / name) for name in _unnamed(run.path, None) if is_made(name)}
         manifest.late = bool(manifest.rounds or manifest.files)
 
 
@@ -190,11 +210,9 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[str]:
                 read_sealed(path)
         except FedsimError as error:
             yield str(error)
-    run = RunFolder(folder)
-    for path in _beside(run):
-        if (name := name_of(folder, path)) not in manifest.files:
-            yield f"{name} is there, though {NAME} does not name it (a kill just then may leave one; attack again)"
-    states = States(run.states)
+    for name in filter(is_made, _unnamed(folder, manifest)):
+        yield f"{name} is there, though {NAME} does not name it (a kill just then may leave one; attack again)"
+    states = States(RunFolder(folder).states)
     try:
         changed = states.lacks(states.manifest().get("states", {}))
     except FedsimError as error:
@@ -204,11 +222,16 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[str]:
         yield f"{name_of(folder, states.path(name))} is missing, or not what was written"
 
 
-def _beside(run: RunFolder) -> list[Path]:
-    """The files of a run beside its recording that others are computed from; states have a manifest of their own."""
-    single = run.scores, run.images, run.refused, run.metrics, run.checkpoint, run.states / MANIFEST
-    return [
-        *(path for path in single if path.is_file()),
-        *sorted(run.findings.glob("*/*.safetensors")),
-        *sorted(run.optima.glob("*/*.safetensors")),
-    ]
+_VOUCHED = (
+    NAME, GUARD, lock.NAME, "log.txt", "experiment.toml", "transcript/round-*.safetensors", "states/*.safetensors",
+    "*.png", "report.html", "tensorboard/*", "deployment/*", ".*.tmp", "*/.*.tmp",
+)  # fmt: skip
+"""Files that a manifest does not name: it has hashes of rounds and settings, states have a manifest of their own, and
+all others are drawn anew from what it names, or read by nobody."""
+
+
+def _unnamed(folder: Path, manifest: Manifest | None) -> list[str]:
+    """The files in the folder of a run that its manifest should name and does not."""
+    named = manifest.files if manifest else {}
+    names = (name_of(folder, path) for path in files_below(folder))
+    return [name for name in names if name not in named and not any(fnmatchcase(name, kind) for kind in _VOUCHED)]

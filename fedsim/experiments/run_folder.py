@@ -106,6 +106,11 @@ class RunFolder:
         return self.path / "exposure.csv"
 
     @property
+    def geometry(self) -> Path:
+        """How well one gradient can match each recorded update."""
+        return self.path / "geometry.csv"
+
+    @property
     def report(self) -> Path:
         """One self-contained page."""
         return self.path / "report.html"
@@ -177,8 +182,8 @@ class RunFolder:
             raise RunError(f"{self.path}: is a symbolic link, into which nothing is written; name the folder itself")
         if manifest.read(self.path) is None:  # the first file that fedsim writes
             raise ConfigError(f"{self.path}: is not a run folder, so --overwrite does not touch it")
-        for path in _files(self.path):
-            if not _is_made(path.relative_to(self.path).as_posix()):
+        for path in files_below(self.path):
+            if not is_made(path.relative_to(self.path).as_posix()):
                 raise ConfigError(
                     f"{path}: is not of a run, so --overwrite does not touch the folder; move it elsewhere"
                 )
@@ -193,7 +198,7 @@ class RunFolder:
             RunError: something is a link, through which other files would be overwritten, a pipe or a device, at which
                 reading would wait for ever, or a folder that may not be read.
         """
-        for path in _files(self.path, {pattern.partition("/")[0] for pattern in _MADE}):
+        for path in files_below(self.path, {pattern.partition("/")[0] for pattern in _MADE}):
             if path.is_symlink():
                 raise RunError(f"{path}: is a symbolic link, which fedsim does not follow in a run folder; remove it")
             if not path.is_file():
@@ -360,13 +365,13 @@ def _told(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value)
 
 
-def _is_made(name: str) -> bool:
+def is_made(name: str) -> bool:
     """Whether fedsim writes a file of this name into a run folder."""
     half_written = fnmatchcase(name, ".*.tmp") or fnmatchcase(name, "*/.*.tmp") or fnmatchcase(name, "*.tmp??????")
     return half_written or any(fnmatchcase(name, pattern) for pattern in _MADE)
 
 
-def _files(folder: Path, only: set[str] | None = None) -> Iterator[Path]:
+def files_below(folder: Path, only: set[str] | None = None) -> Iterator[Path]:
     """Everything below `folder` that is no folder, links to folders too; at its top, `only` what has these names.
 
     Raises:
@@ -380,14 +385,9 @@ def _files(folder: Path, only: set[str] | None = None) -> Iterator[Path]:
         if only is not None and entry.name not in only:
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path))
+            yield from files_below(Path(entry.path))
         else:
             yield Path(entry.path)
-
-
-def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV file in one step; see `as_csv`."""
-    write_text(path, as_csv(columns, rows))
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -39,6 +39,7 @@ class Manifest:
 
     Attributes:
         run: its id, drawn when it was begun.
+        name: what its folder was called then; a signature says so of a run that takes the place of another.
         seed: of its federation; None where that is not known.
         settings: of its experiment, by `table.key`; None where it was recorded elsewhere.
         data: SHA-256 of the examples and of who holds which; empty where nobody noted it.
@@ -54,6 +55,7 @@ class Manifest:
 
     format: int = _FORMAT
     run: str = field(default_factory=lambda: secrets.token_hex(8))
+    name: str = ""
     seed: int | None = None
     settings: dict[str, Any] | None = None
     data: str = ""
@@ -95,7 +97,7 @@ def _link(before: str, header: str) -> str:
 def start(folder: Path) -> None:
     """Begin a run in `folder`: a manifest that names nothing yet."""
     with _guarded(folder):
-        _write(folder, Manifest(), durable=False)
+        _write(folder, Manifest(name=name_of_run(folder)), durable=False)
 
 
 @contextmanager
@@ -107,7 +109,7 @@ def changing(folder: Path, *, durable: bool = False) -> Iterator[Manifest]:
         RunError: it was altered, or cannot be written.
     """
     with _guarded(folder):
-        manifest = read(folder) or Manifest(signed=key() is not None)
+        manifest = read(folder) or Manifest(name=name_of_run(folder), signed=key() is not None)
         check_key(folder, manifest)
         _written.clear()  # until what is changed now has been written
         yield manifest
@@ -176,6 +178,11 @@ def file_hash(path: Path) -> str:
         return seal_of(path) if path.name == SEALED else hash_file(path)
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def name_of_run(folder: Path) -> str:
+    """What the folder of a run is called."""
+    return folder.resolve().name
 
 
 def name_of(folder: Path, path: Path) -> str:

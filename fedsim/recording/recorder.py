@@ -89,6 +89,11 @@ class Recorder:
     def _of_a_run(self) -> bool:
         return self.folder.name == RECORDING
 
+    def note(self, path: Path) -> None:
+        """Name a file beside the rounds in the manifest of the run."""
+        if self._of_a_run:
+            manifest.note(self.folder.parent, path)
+
     def write(
         self,
         number: int,

@@ -364,7 +364,7 @@ def _sharing(audit: Audit | None, found: Sequence[Found]) -> Sharing | None:
 
 def _geometry(folder: RunFolder) -> dict[str, Any] | None:
     """What `fedsim geometry` wrote; None where nobody asked."""
-    rows = read_rows(folder.path / "geometry.csv", ("round", "client"))
+    rows = read_rows(folder.geometry, ("round", "client"))
     if not rows:
         return None
     names = [name for name in rows[0] if name not in ("round", "client")]

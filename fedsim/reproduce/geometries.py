@@ -10,7 +10,7 @@ from fedsim.experiments import lock
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
 from fedsim.experiments.reading import config_of, put
-from fedsim.experiments.run_folder import RunFolder, write_rows
+from fedsim.experiments.run_folder import RunFolder
 from fedsim.progress import tracked
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.geometry import recorded
@@ -18,8 +18,6 @@ from fedsim.reproduce.recipes import Made, ScaleName, Who, known, printed
 from fedsim.sweeps.cells import federation_key
 from fedsim.sweeps.store import Place
 from fedsim.workflow.cell_work import begun, measured
-
-FILE = "geometry.csv"
 
 
 def geometries(
@@ -68,7 +66,7 @@ def _measured(config: Config, folder: Path) -> Sequence[Mapping[str, str]]:
         with measured() as used:
             done = begun(place, config)
             every = [item.summary for _, _, item in recorded(Experiment(config), Transcript(place.folder.path), [1])]
-        write_rows(place.folder.path / FILE, list(every[0]), every)
+        place.folder.write_table(place.folder.geometry, list(every[0]), every)
         rows = [{name: str(value) for name, value in summary.items()} for summary in every]
         place.finish(rows=rows, failures=done.failures, crashed=False, **used)
     return rows

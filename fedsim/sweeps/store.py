@@ -234,6 +234,8 @@ def prepare(place: Place, config: Config, federation: Place) -> None:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             _link(source / name, target / name)
         write_bytes(target / manifest.NAME, (source / manifest.NAME).read_bytes())
+        with manifest.changing(target) as own:
+            own.name = manifest.name_of_run(target)
     except OSError as error:
         raise RunError(f"{target}: cannot be written ({error.strerror}); make room and try again") from error
     place.folder.note_experiment(config)

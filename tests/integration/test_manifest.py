@@ -148,6 +148,11 @@ def copied_checkpoint(run: Path) -> None:
     shutil.copy(run.parent / "other" / "checkpoint.safetensors", run / "checkpoint.safetensors")
 
 
+def write_text_into(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("round,client\n")
+
+
 CHANGES: list[tuple[Callable[[Path], None], str]] = [
     (lambda run: (run / "transcript/round-000002.safetensors").unlink(), "round 2 is missing"),
     (lambda run: shutil.rmtree(run / "transcript"), "holds no recording"),
@@ -163,6 +168,15 @@ CHANGES: list[tuple[Callable[[Path], None], str]] = [
     (added, "round-3-client-0-repeat-0.safetensors is there, though manifest.json does not name it"),
     (edited("experiment.toml", "learning_rate = 0.01", "learning_rate = 0.5"), "says training.learning_rate = 0.5"),
     (copied_checkpoint, "checkpoint.safetensors is not what was written"),
+    (lambda run: (run / "scores.csv").unlink(), "scores.csv is missing"),
+    (
+        lambda run: write_text_into(run / "messages/exchange-000001.safetensors"),
+        "messages/exchange-000001.safetensors is there, though manifest.json does not name it",
+    ),
+    (
+        lambda run: write_text_into(run / "geometry.csv"),
+        "geometry.csv is there, though manifest.json does not name it",
+    ),
     (forged, "manifest.json: was altered"),
     (lambda run: (run / "manifest.json").unlink(), "manifest.json: is not there, so nothing proves the run whole"),
 ]
@@ -180,6 +194,30 @@ def test_inspect_names_what_was_changed(
     assert call("report", run)[0] == 1
     if "no recording" not in sentence:
         assert sentence in (run / "report.html").read_text().replace("&#39;", "'")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(["geometry"], "geometry.csv"), (["expose", "--measure", "gradient-norm"], "exposure/exposure.csv")],
+)
+def test_what_other_commands_write_into_a_run_is_noted_too(
+    command: list[str], name: str, run: Path, call: Callable[..., tuple[int, str]]
+) -> None:
+    code, said = call(command[0], run, *command[1:])
+    assert code == 0, said
+    code, said = call("inspect", run)
+    assert code == 0, said
+    text = (run / name).read_text()
+    (run / name).write_text(text[:-2] + ("1" if text[-2] != "1" else "2") + "\n")
+    code, said = call("inspect", run)
+    assert (code, f"{name} is not what was written" in said) == (1, True), said
+
+
+def test_a_file_of_the_users_own_is_told_and_is_no_damage(run: Path, call: Callable[..., tuple[int, str]]) -> None:
+    (run / "notes.txt").write_text("mine")
+    code, said = call("inspect", run)
+    assert code == 0
+    assert "notes.txt: not fedsim's, and nothing reads it" in said
 
 
 @pytest.mark.parametrize(
@@ -346,6 +384,9 @@ def test_a_signed_manifest_tells_who_knows_the_key(
     assert call("run", tmp_path / "x.toml", "--out", run, "--key", key)[0] == 0
     code, said = call("inspect", run, "--key", key)
     assert (code, "signed with this key" in said) == (0, True), said
+    shutil.copytree(run, tmp_path / "defended")  # signed with this key, too, and not what that folder should be
+    code, said = call("inspect", tmp_path / "defended", "--key", key)
+    assert (code, "the run that was begun as 'run', and this folder is called 'defended'" in said) == (1, True), said
     code, said = call("inspect", run, "--key", other)
     assert (code, "it is not signed with this key" in said) == (1, True)
     monkeypatch.setenv("FEDSIM_KEY", "")

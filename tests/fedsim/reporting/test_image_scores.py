@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fedsim.auditing.scores import IMAGES
-from fedsim.experiments.run_folder import RunFolder, write_rows
+from fedsim.experiments.run_folder import RunFolder
 from fedsim.reporting import image_scores
 
 
@@ -58,7 +58,7 @@ def test_values_stand_at_the_places_of_their_images(tmp_path):
         dict(zip(IMAGES, ("sme", 0, 1, 0, place, "psnr", value, "", "{}", "model"), strict=True))
         for place, value in ((2, 7.0), (0, 5.0))
     ]
-    write_rows(folder.images, IMAGES, rows)
+    folder.write_table(folder.images, IMAGES, rows)
     [own] = image_scores.read(folder)[key()].values()
     assert own == pytest.approx([5.0, math.nan, 7.0], nan_ok=True)
 

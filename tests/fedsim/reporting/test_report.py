@@ -20,7 +20,7 @@ from fedsim.auditing.scores import IMAGES, SCORES
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import AttackFile, AttackTable, Config, PluginTable
-from fedsim.experiments.run_folder import RunFolder, write_rows
+from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Reconstruction, Representatives, Texts
 from fedsim.recording.finding_files import save_finding
 from fedsim.recording.recorder import Recorder
@@ -130,7 +130,7 @@ def claimed_otherwise(folder, variant, changed, **about):
 
 def measure(folder, rows):
     names = ("round", "client", "accuracy", "loss", "epsilon of dp-sgd", "epsilon of update-noise")[: len(rows[0])]
-    write_rows(folder.metrics, names, [dict(zip(names, row, strict=True)) for row in rows])
+    folder.write_table(folder.metrics, names, [dict(zip(names, row, strict=True)) for row in rows])
 
 
 def judge(folder, lines, victims=3):
@@ -142,7 +142,7 @@ def judge(folder, lines, victims=3):
         for attack, metric, value, floor, guess in lines
         for victim in range(victims)
     ]
-    write_rows(folder.scores, SCORES, rows)
+    folder.write_table(folder.scores, SCORES, rows)
 
 
 def judge_images(folder, attack, metric, values):
@@ -151,7 +151,7 @@ def judge_images(folder, attack, metric, values):
         dict(zip(IMAGES, (attack, 0, 1, 0, place, metric, value, FACTS["variant"], "{}", "model"), strict=True))
         for place, value in enumerate(values)
     ]
-    write_rows(folder.images, IMAGES, rows)
+    folder.write_table(folder.images, IMAGES, rows)
 
 
 def claim_texts(folder, tokens, *, attack):
@@ -565,11 +565,11 @@ def test_a_finding_that_is_drawn_and_not_scored_is_told_from_the_others_everywhe
     claimed_otherwise(folder, "bbbb", {"iterations": 9})
     row = dict(zip(SCORES, ("sme", 0, 1, 0, "psnr", 12.0, 9.0, "mean"), strict=False)) | {"granted": "model"}
     row |= {"ceiling": 1, "higher_is_better": True, "missing": "", "nearest_public": "nan"}
-    write_rows(folder.scores, SCORES, [row | {"variant": "aaaa", "settings": '{"iterations": 7}'}])
+    folder.write_table(folder.scores, SCORES, [row | {"variant": "aaaa", "settings": '{"iterations": 7}'}])
     page = write_report(folder.path).read_text()
     assert '<th scope="row" data-value="sme (iterations=7)">sme (iterations=7)</th>' in page
     assert all(f'<th scope="row">sme (iterations={count})<span' in page for count in (7, 9))
-    write_rows(folder.scores, SCORES, [row | {"variant": "gone", "settings": '{"iterations": 8}'}])
+    folder.write_table(folder.scores, SCORES, [row | {"variant": "gone", "settings": '{"iterations": 8}'}])
     (folder.findings / "sme-bbbb" / "round-1-client-0-repeat-0.safetensors").unlink()
     page = write_report(folder.path).read_text()
     assert '<th scope="row" data-value="sme (iterations=8)">sme (iterations=8)</th>' in page
@@ -628,7 +628,7 @@ def test_the_geometry_that_was_measured_is_told(folder):
     record(folder)
     assert "Geometry of local training" not in page(folder)
     rows = [{"round": 1, "client": client, "max cosine": value} for client, value in enumerate((0.5, 0.75, 1.0))]
-    write_rows(folder.path / "geometry.csv", ("round", "client", "max cosine"), rows)
+    folder.write_table(folder.path / "geometry.csv", ("round", "client", "max cosine"), rows)
     assert "of 3 updates: Quantity Mean Lowest Highest max cosine 0.75 0.5 1" in text_of(page(folder))
 
 
