@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
 from clients.exposure import measured
@@ -25,6 +26,7 @@ from fedsim.engines.node import play_cohort
 from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
 from fedsim.errors import FedsimError, what_it_said
 from fedsim.experiments.build import Experiment
+from fedsim.process_defaults import unchanged_defaults
 from fedsim.randomness import generator, one_thread
 from fedsim.training.cohort import Share, acting_inside, local_updates, pays
 from fedsim.training.hooks import Hooks
@@ -33,7 +35,16 @@ from fedsim.training.settings import LocalTraining
 from fedsim.wire.payloads import Kind, Payload, State
 
 log = logging.getLogger("fedsim." + __name__)
-app = ClientApp()
+_CLIENT_CODE = "code of a client (its model, loss, a defense or a measure)"
+
+
+def leave_defaults(message: Message, context: Context, call: ClientAppCallable) -> Message:
+    """A mod: what a client changes of its process is put back, or clients after it would compute other things."""
+    with unchanged_defaults(_CLIENT_CODE):
+        return call(message, context)
+
+
+app = ClientApp(mods=[leave_defaults])
 
 
 @app.query(COHORT.split(".")[1])
@@ -137,14 +148,15 @@ def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mappi
             shares, present = _shortening(experiment, present, shares, settings)
         if not present or not pays(shares, settings):
             return {}
-        for client, share in zip(present, shares, strict=True):
-            measured(experiment, before, number, share, settings, states[client])
-        updates = local_updates(experiment.model, before, shares, settings, experiment.dataset.task.loss)
-        return {
-            client: _reply(experiment, message, client, share, _on_cpu(update[0]), update[1], states[client])
-            for client, share, update in zip(present, shares, updates, strict=True)
-            if update is not None
-        }
+        with unchanged_defaults(_CLIENT_CODE):
+            for client, share in zip(present, shares, strict=True):
+                measured(experiment, before, number, share, settings, states[client])
+            updates = local_updates(experiment.model, before, shares, settings, experiment.dataset.task.loss)
+            return {
+                client: _reply(experiment, message, client, share, _on_cpu(update[0]), update[1], states[client])
+                for client, share, update in zip(present, shares, updates, strict=True)
+                if update is not None
+            }
     except (Exception, SystemExit) as error:  # `train` will find out whose fault it is, and fail that client alone
         log.debug("clients %s could not train at once: %r", list(states), error)
         return {}

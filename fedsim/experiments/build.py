@@ -49,6 +49,7 @@ from fedsim.models.checks import a_network, check_model, drawn_anew, within_memo
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.objects import given, is_object
+from fedsim.process_defaults import unchanged_defaults
 from fedsim.randomness import generator, numpy_generator, seeded
 from fedsim.task import Loss, smoothed
 from fedsim.training.apart import check_apart
@@ -89,6 +90,10 @@ class Experiment:
 
     def check(self) -> None:
         """Make everything once, so that every error in the file shows before work starts."""
+        with unchanged_defaults("code that the experiment names (data, model, strategy, a defense or a measure)"):
+            self._check()
+
+    def _check(self) -> None:
         build_attacks(self.config)
         parts = (self.loss, self.data.train(0), strategy := self.new_strategy(), self.initial_state())
         del parts
