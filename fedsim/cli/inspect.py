@@ -26,7 +26,7 @@ def inspect(
     rows: Annotated[bool, typer.Option("--rows", help="Show a row for each update as well.")] = False,
     key: Key = None,
 ) -> None:
-    """Say what a recording holds, and whether the run is still what was written."""
+    """Say what clients told the server in clear, what a recording holds, and whether it is still what was written."""
     from fedsim.experiments.integrity import held_against_manifest
     from fedsim.experiments.run_folder import RunFolder
     from fedsim.recording.messages import FOLDER as MESSAGES
@@ -38,9 +38,16 @@ def inspect(
         RunFolder(run).check_kinds()
     try:
         transcript = Transcript(run)
-    except TranscriptError:
-        _show([_row_of(messages) for messages in read_messages(the_run(run) / MESSAGES)], rows=rows)
-        raise
+    except TranscriptError as error:
+        if hash or not (found := list(read_messages(the_run(run) / MESSAGES))):
+            raise
+        _show(found, rows=rows)
+        console.print(f"no updates: {error}", soft_wrap=True, markup=False)
+        verdict = held_against_manifest(the_run(run))
+        if not verdict.differences:
+            console.print(verdict.text, soft_wrap=True, markup=False)
+        finish(verdict.differences)
+        return
     if hash:
         print(transcript.hash())  # noqa: T201
         return
@@ -73,12 +80,12 @@ def inspect(
             failures.append(str(error))
     others = []
     try:
-        others = [_row_of(messages) for messages in read_messages(transcript.folder.parent / MESSAGES)]
+        others = list(read_messages(transcript.folder.parent / MESSAGES))
     except FedsimError as error:
         failures.append(str(error))
+    _show(others, rows=rows)
     if rows:
         console.print(table)
-    _show(others, rows=rows)
     console.print(_summary_of(transcript, clients, sizes, norms, sent, missing, sums))
     for remark, often in remarks.most_common():
         console.print(f"odd: {remark} ({number_of(often, 'update')})", soft_wrap=True, markup=False)
@@ -90,13 +97,27 @@ def inspect(
     finish(failures)
 
 
-def _show(others: Sequence[tuple[str, ...]], *, rows: bool) -> None:
-    """The messages that are no plain updates: with `rows` each of them, else how many there are."""
+def _show(others: Sequence[Messages], *, rows: bool) -> None:
+    """What clients told the server besides plain updates, in clear; with `rows` each set of messages as well."""
+    from fedsim.recording.clear_text import clear_texts
+
+    if said := clear_texts(others):
+        table = Table("kind", "name", "what", "clients", title="What clients told the server in clear, besides updates")
+        for one in said:
+            loud = "[bold red]A ROW FOR EACH EXAMPLE[/]: " if one.per_example else ""
+            cells = escape(one_line(one.kind)), escape(one_line(one.name)), loud + escape(one.what)
+            table.add_row(*cells, str(len(one.clients)))
+        console.print(table)
+        if loudest := [one for one in said if one.per_example]:
+            console.print(
+                f"{number_of(len(loudest), 'name')} with a row for each example of a client; that takes no attack",
+                style="bold red",
+            )
     if rows and others:
         columns = "message", "kind", "round", "to", "answers", "clients also said"
         exchanges = Table(*columns, title="all messages that are no plain updates")
-        for row in others:
-            exchanges.add_row(*row)
+        for messages in others:
+            exchanges.add_row(*_row_of(messages))
         console.print(exchanges)
     elif others:
         console.print(f"{number_of(len(others), 'exchange')} of messages beside plain updates; --rows shows them")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -317,12 +318,18 @@ def test_inspect_shows_replies_of_other_tensors_than_were_sent(here: Call, tmp_p
 
 
 def test_messages_without_any_update_are_shown(here: Call, tmp_path: Path) -> None:
-    query = Sent(node=3, client=3)
-    messages = Messages(number=1, kind="query", round=0, recorded_as=0, sent=[query], replies=[query])
+    query = [Sent(node=node, client=node) for node in (3, 4)]
+    times = [{"survival": {"times": np.linspace(0, 9, rows), "events": [1] * 5}} for rows in (12, 30)]
+    replies = [Sent(node=node, client=node, arrays=held) for node, held in zip((3, 4), times, strict=True)]
+    messages = Messages(number=1, kind="query.survival", round=0, recorded_as=0, sent=query, replies=replies)
     write_messages(tmp_path / "run-1" / "messages", messages)
     result = here("inspect", tmp_path, "--rows")
-    assert "all messages that are no plain updates" in result.stdout
-    assert "holds no recording of updates, but 1 other exchange of messages" in complains(result, 1)
+    assert result.returncode == 0, result.stderr
+    said = " ".join(result.stdout.split())
+    assert "all messages that are no plain updates" in said
+    assert "A ROW FOR EACH EXAMPLE: float64 array, 12 to 30 long" in said
+    assert "1 name with a row for each example of a client" in said
+    assert "holds no recording of updates, but 1 other exchange of messages" in said
 
 
 def test_inspect_counts_the_bytes_that_clients_sent(here: Call, tmp_path: Path) -> None:
