@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
@@ -53,7 +54,7 @@ def inspect(
         return
     table = Table("round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder)))
     failures, sizes, norms, sent = [], list[int](), list[float](), list[dict[int, int]]()
-    clients, missing, sums, remarks = set[int](), 0, False, Counter[str]()
+    clients, missing, broken, sums, remarks = set[int](), 0, 0, False, Counter[str]()
     for number in transcript.rounds:
         try:
             header, bytes_of = transcript.header(number), transcript.sizes(number)
@@ -71,7 +72,10 @@ def inspect(
                 sizes.append(update.num_examples)
                 clients.update(update.members or (client,))
                 sums |= bool(update.members)
-                norms += [] if norm is None else [norm]
+                if norm is not None and not math.isfinite(norm):
+                    broken += 1
+                elif norm is not None:
+                    norms.append(norm)
             for client, why in header.failures.items():
                 table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", "-", style="yellow")
             missing += len(header.failures)
@@ -86,7 +90,7 @@ def inspect(
     _show(others, rows=rows)
     if rows:
         console.print(table)
-    console.print(_summary_of(transcript, clients, sizes, norms, sent, missing, sums))
+    console.print(_summary_of(transcript, clients, sizes, norms, broken, sent, missing, sums))
     for remark, often in remarks.most_common():
         console.print(f"odd: {remark} ({number_of(often, 'update')})", soft_wrap=True, markup=False)
     verdict = held_against_manifest(run)
@@ -141,14 +145,15 @@ def _summary_of(
     clients: Collection[int],
     sizes: Sequence[int],
     norms: Sequence[float],
+    broken: int,
     sent: Sequence[Mapping[int, int]],
     missing: int,
     sums: bool,
 ) -> Table:
     """What the readable rounds of a recording hold, in a few lines.
 
-    `sent` are bytes by client, a mapping for each round; where updates are `sums` over groups, they are those of the
-    sums, for what each client sent is not recorded.
+    `broken` is the number of updates that have no norm; `sent` are bytes by client, a mapping for each round; where
+    updates are `sums` over groups, they are those of the sums, for what each client sent is not recorded.
     """
     from fedsim.experiments.secure_aggregation import SENT_MASKED
 
@@ -163,6 +168,10 @@ def _summary_of(
     table.add_row("sums over groups" if sums else "updates", f"{len(sizes)}, and {number_of(missing, 'failure')}")
     table.add_row("N", spread(sizes))
     table.add_row("update norm", spread(norms))
+    if broken:
+        table.add_row(
+            "", f"[bold red]{number_of(broken, 'update')} with NaN or infinite values[/], left out of the norm"
+        )
     rounds, each = [sum(of.values()) for of in sent], [size for of in sent for size in of.values()]
     traffic = f"{sum(each)}, a round {spread(rounds, '.0f')}" if each else "-"
     table.add_row("bytes of the sums" if sums else "bytes sent", traffic)

@@ -338,6 +338,7 @@ class AppTable(Table):
     record: str = ""
     message: Annotated[int, Field(ge=0)] = 0
     prefix: str = ""
+    module: str = ""
     names: list[str] = []
     transposed: bool = False
     num_examples: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] | None = None

@@ -25,7 +25,9 @@ class Reading:
         message: which of the server's messages to a client in a round is meant, counted from 1, where a client gets
             several, such as one for each model of a cluster; 0 where it gets one.
         prefix: what the names of tensors begin with and those of the model do not, such as `_orig_mod.`.
-        names: what the model calls the tensors, in the order in which they are sent; empty leaves their names.
+        module: the part of the model whose tensors are sent, by names that begin in it, such as `head`.
+        names: what the model calls the tensors, in the order in which they are sent, `""` for one that is none of its;
+            empty leaves their names.
         transposed: the weights of layers have their inputs first, as in Flax, Keras and scikit-learn.
         num_examples: N, of all clients or by client, which goes before what clients report.
     """
@@ -34,6 +36,7 @@ class Reading:
     record: str = ""
     message: int = 0
     prefix: str = ""
+    module: str = ""
     names: Sequence[str] = ()
     transposed: bool = False
     num_examples: int | Mapping[int, int] | None = None
@@ -55,10 +58,10 @@ class Reading:
                 records=(),
             )
         if self != Reading(record=self.record, message=self.message, num_examples=self.num_examples):
-            before = self._named(update.before, where)
-            update = replace(
-                update, before=before, payload=self._meant(self._named(update.payload.arrays(), where), before)
-            )
+            arrays, sent = update.payload.arrays(), list(update.before)
+            before = self._named(update.before, where, sent)
+            after = self._named(arrays, where, sent if arrays.keys() <= update.before.keys() else list(arrays))
+            update = replace(update, before=before, payload=self._meant(after, before))
         return replace(
             update,
             before=in_working_type(update.before),
@@ -78,19 +81,22 @@ class Reading:
             )
         return {name.removeprefix(f"{wanted}/"): t for name, t in state.items() if name.startswith(f"{wanted}/")}
 
-    def _named(self, state: State, where: str) -> dict[str, Tensor]:
+    def _named(self, state: State, where: str, order: Sequence[str]) -> dict[str, Tensor]:
+        """`state` by the names of the model; `order` are the names under which all that `names` names was sent."""
         if self.prefix and not any(name.startswith(self.prefix) for name in state):
             raise TranscriptError(
                 f"{where}: no tensor has a name that begins with '{self.prefix}', but for instance "
                 f"'{next(iter(state), '')}'; mend [app] prefix"
             )
-        if self.names and len(self.names) != len(state):
+        if self.names and len(self.names) != len(order):
             raise TranscriptError(
-                f"{where}: {len(state)} tensors were sent, and [app] names has {len(self.names)}; name each, in the "
-                "order in which they are sent"
+                f"{where}: {len(order)} tensors were sent, and [app] names has {len(self.names)}; name each, in the "
+                'order in which they are sent, "" for those that are not of the model'
             )
-        names = self.names or [name.removeprefix(self.prefix) for name in state]
-        return {name: self._transposed(tensor) for name, tensor in zip(names, state.values(), strict=True)}
+        within = f"{self.module}." if self.module else ""
+        names = self.names or [f"{within}{name.removeprefix(self.prefix)}" for name in order]
+        called = dict(zip(order, names, strict=True))
+        return {called[name]: self._transposed(tensor) for name, tensor in state.items() if called[name]}
 
     def _transposed(self, tensor: Tensor) -> Tensor:
         if self.transposed and tensor.ndim in _OUTPUT_FIRST:

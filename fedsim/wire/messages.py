@@ -81,7 +81,8 @@ class Update:
                 got = f"shape {tuple(self.after[name].shape)}" if name in self.after else "nothing"
                 raise TranscriptError(
                     f"round {self.round}, client {self.client}: of '{name}', {tuple(tensor.shape)}, it sent {got}, "
-                    "so there is no pseudo-gradient; leave this update out"
+                    "so there is no pseudo-gradient; where clients send back a part alone, [app] frozen, record, "
+                    "module or names can say which, or leave this update out"
                 )
         deltas = self.payload.values("delta", self.before)
         return {

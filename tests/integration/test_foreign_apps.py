@@ -198,6 +198,31 @@ def test_names_with_a_prefix_in_one_of_two_records_in_double_precision(tmp_path:
             attacked(tmp_path / "run", app | changed)
 
 
+def test_arrays_that_are_not_of_the_model_and_a_reply_of_the_trained_part(tmp_path: Path) -> None:
+    """Arrays without names of the model, one of which is a counter; the part that is trained alone comes back."""
+    before, after, inputs = trained(built("frozen_head"))
+    names = list(before)
+    extra = {"counter": torch.ones(3)}
+    sent = {str(place): tensor for place, tensor in enumerate([*extra.values(), *before.values()])}
+    numbers = {name: str(place + 1) for place, name in enumerate(names)}
+    back = {numbers[name]: tensor for name, tensor in after.items() if name.startswith("1.")} | {"0": torch.ones(3)}
+    record(tmp_path / "run", sent, back)
+    app = {"names": ["", *names], "frozen": True}
+    assert psnr_of(tmp_path / "run", inputs, app, model="models_of_an_app:frozen_head") > 60
+    with pytest.raises(FedsimError, match=r'"" for those that are not of the model'):
+        attacked(tmp_path / "run", app | {"names": names}, model="models_of_an_app:frozen_head")
+
+
+def test_a_part_of_the_model_by_the_names_that_it_has_there(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("frozen_head"))
+    sent = [
+        {name.removeprefix("1."): t for name, t in state.items() if name.startswith("1.")} for state in (before, after)
+    ]
+    record(tmp_path / "run", *sent)
+    app = {"module": "1", "frozen": True}
+    assert psnr_of(tmp_path / "run", inputs, app, model="models_of_an_app:frozen_head") > 60
+
+
 def test_sources_among_clients_whose_ids_do_not_fit_into_int64(tmp_path: Path) -> None:
     """Flower draws ids of nodes from all of 64 bits."""
     nodes = [(1 << 63) + 5, (1 << 64) - 1]
