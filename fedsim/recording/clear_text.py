@@ -80,7 +80,7 @@ def clear_texts(exchanges: Iterable[Messages]) -> list[ClearText]:
                         said.numbers = float(min(low, value)), float(max(high, value))
                     continue
                 said.sizes.add(size)
-                if kind.endswith(("array", "numbers", "texts")):
+                if "bytes" not in kind:
                     rows[key][reply.client].add(size)
                     said.per_example |= size > 1 and size == count
     for key, sizes in rows.items():
@@ -108,8 +108,8 @@ def _described(value: Any) -> tuple[str, int | None]:
     if isinstance(value, np.ndarray):
         if value.dtype == np.uint8 and value.ndim == 1:  # bytes, too
             return ("a pickle of bytes" if _PICKLE.fullmatch(value.tobytes()) else "bytes"), len(value)
-        each = f" of {' x '.join(map(str, value.shape[1:]))} a row" if value.ndim > 1 else ""
-        return f"{value.dtype}{each} array", len(value) if value.ndim else None
+        each = f" with rows of {' x '.join(map(str, value.shape[1:]))}" if value.ndim > 1 else ""
+        return f"{value.dtype} array{each}", len(value) if value.ndim else None
     if isinstance(value, list):
         kinds: Mapping[bool, str] = {True: "numbers", False: "texts"}
         return f"list of {kinds[all(isinstance(item, int | float) for item in value)]}", len(value)
