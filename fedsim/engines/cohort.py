@@ -10,8 +10,9 @@ Replies stream: a node gets its next message after it has answered the last one.
 the messages under way and as many replies as `Parking` allows, or where replies may not lie on disk, those that came
 before their turn.
 
-The failure of one client stays its own. When a node fails over a message, the clients of that message are asked again,
-first in groups and then one by one.
+The failure of one client stays its own, and that of a node is none of a client. When a node fails over a message, its
+clients are asked again elsewhere, after a pause: those that train together whole, so that no bit changes, and one by
+one only where that failed as well, because one of them may be what the node dies of.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from fedsim.engines.arrays import Parking, hold
 from fedsim.engines.memory import ClientMemory
 from fedsim.engines.readiness import in_a_line
 from fedsim.errors import one_line, what_it_said
+from fedsim.recording.header import LOST
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,10 @@ _MEMORY_BYTES = 512 << 20
 _MUCH = 128 << 20
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.25
 _GRACE = 5.0
+_PAUSES = (1.0, 5.0)
+"""Seconds before clients are asked again, the first time and the second: a host needs some to restart an actor."""
+_QUARANTINE = 60.0
+"""Seconds for which a node that failed gets no message while others do."""
 
 Answers = dict[int, dict[str, Any]]
 
@@ -102,6 +109,7 @@ class CohortGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._sent = 0
         self._late: dict[str, int] = {}
+        self._failed: dict[int, float] = {}  # by node, when it failed last
 
     def set_run(self, run: Run) -> None:
         """See Grid."""
@@ -154,7 +162,7 @@ class CohortGrid(Grid):
         self, messages: Sequence[Message], timeout: float | None, parking: Parking | None
     ) -> Iterator[tuple[Message, dict[str, Any]]]:
         orders = self._orders(sorted(messages, key=lambda m: m.metadata.dst_node_id))
-        work = _Work(self._physical, self._nodes, self._late, parking, timeout, orders, self._together)
+        work = _Work(self._physical, self._usable(), self._late, self._failed, parking, timeout, orders, self._together)
         try:
             for place, order in enumerate(orders):
                 while not work.is_done(place):
@@ -167,6 +175,12 @@ class CohortGrid(Grid):
                     yield message, got.pop(message.metadata.dst_node_id, error_reply("no reply"))
         finally:
             self._late = {name: node for name, (_, node) in work.under_way.items()}
+
+    def _usable(self) -> Sequence[int]:
+        """The nodes that get messages: those that are connected and did not fail lately; all where there are none."""
+        connected, before = set(self._physical.get_node_ids()), time.monotonic() - _QUARANTINE
+        usable = [node for node in self._nodes if node in connected and self._failed.get(node, -math.inf) < before]
+        return usable or self._nodes
 
     def _orders(self, messages: Sequence[Message]) -> list[list[Message]]:
         """Runs of messages with one content, short enough to keep all nodes busy and messages small."""
@@ -200,10 +214,42 @@ class CohortGrid(Grid):
         return Message(content, dst_node_id=node, message_type=COHORT)
 
 
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """Messages that travel as one.
+
+    Attributes:
+        place: of the order in the round that they are of.
+        messages: to one client each.
+        failures: how many nodes have failed over them.
+        not_before: on the monotonic clock, when they may be sent.
+    """
+
+    place: int
+    messages: Sequence[Message]
+    failures: int = 0
+    not_before: float = 0.0
+
+    def again(self, together: int) -> list[_Order]:
+        """What to send now that a node has failed over it; nothing where it was sent often enough."""
+        count, size, failures = len(self.messages), len(self.messages), self.failures + 1
+        if count > together:
+            size, failures = together, 0
+        elif failures >= len(_PAUSES) and count > 1:
+            size, failures = 1, 0
+        elif failures > len(_PAUSES):
+            return []
+        after = time.monotonic() + _PAUSES[max(0, failures - 1)]
+        return [
+            _Order(self.place, self.messages[start : start + size], failures, after) for start in range(0, count, size)
+        ]
+
+
 class _Work:
     """Orders on their way to the nodes and back.
 
-    An order over which a node failed is cut into groups, and a group into single clients, which are sent again.
+    An order over which a node failed is cut into the groups that train together, which are sent again; a group over
+    which two nodes failed into single clients, of which each is sent three times at most.
 
     Attributes:
         under_way: message id to the order, its place and its node. A message that was given up in an earlier exchange
@@ -215,6 +261,7 @@ class _Work:
         grid: Grid,
         nodes: Sequence[int],
         late: Mapping[str, int],
+        failed: dict[int, float],
         parking: Parking | None,
         timeout: float | None,
         orders: Sequence[Sequence[Message]],
@@ -228,16 +275,21 @@ class _Work:
         self._end = math.inf if timeout is None else self._deadline + min(_GRACE, timeout / 4)
         self._wait = _SHORTEST_WAIT
         self._idle = deque(node for node in nodes if node not in late.values())
-        self._to_send = deque(enumerate(orders))
+        self._failed = failed
+        self._to_send = deque(_Order(place, order) for place, order in enumerate(orders))
         self._missing = {place: {_client(message) for message in order} for place, order in enumerate(orders)}
         self._answered: dict[int, Answers] = {place: {} for place in self._missing}
-        self.under_way: dict[str, tuple[tuple[int, Sequence[Message]] | None, int]] = {
-            name: (None, node) for name, node in late.items()
-        }
+        self.under_way: dict[str, tuple[_Order | None, int]] = {name: (None, node) for name, node in late.items()}
 
     @property
     def wants_more(self) -> bool:
-        return bool(self._to_send and self._idle) and time.monotonic() < self._deadline
+        return bool(self._idle) and time.monotonic() < self._deadline and self._next is not None
+
+    @property
+    def _next(self) -> _Order | None:
+        """The first order that need not wait any longer."""
+        now = time.monotonic()
+        return next((order for order in self._to_send if order.not_before <= now), None)
 
     def is_done(self, place: int) -> bool:
         return not self._missing[place]
@@ -248,11 +300,13 @@ class _Work:
 
     def send(self, pack: Callable[[Sequence[Message], int, float], Message]) -> None:
         """Give the next order to a node that has nothing to do; a node that does not take it is left out."""
+        if (order := self._next) is None:
+            return
         node = self._idle.popleft()
-        _, order = self._to_send[0]
-        message = pack(order, node, self._deadline - time.monotonic())
+        message = pack(order.messages, node, self._deadline - time.monotonic())
         if names := [name for name in self._grid.push_messages([message]) if name]:
-            self.under_way[names[0]] = (self._to_send.popleft(), node)
+            self._to_send.remove(order)
+            self.under_way[names[0]] = (order, node)
 
     def receive(self, place: int) -> bool:
         """Take the answers that have arrived; whether there were any. The order at `place` is handed over next."""
@@ -260,36 +314,45 @@ class _Work:
         for answer in answers:
             if (known := self.under_way.pop(answer.metadata.reply_to_message_id, None)) is None:
                 continue  # it came twice
-            what, node = known
+            order, node = known
             # A node that fails does so quickly, and would get all the remaining work.
             others = self._idle or any(other is not None for other, _ in self.under_way.values())
+            if answer.has_error():
+                self._failed[node] = time.monotonic()
+            else:
+                self._failed.pop(node, None)
             if not answer.has_error() or not others:
                 self._idle.append(node)
-            if what is not None and not self.is_done(what[0]):
-                self._note(*what, _unpack(answer), place)
+            if order is None or self.is_done(order.place):
+                continue
+            if isinstance(got := _unpack(answer), str) and (again := order.again(self._together)):
+                count = len(order.messages)
+                log.warning(
+                    "a node failed (%s); its %s asked again", got, "client is" if count == 1 else f"{count} clients are"
+                )
+                self._to_send.extendleft(reversed(again))
+            else:
+                self._note(order, got, place)
         return bool(answers)
 
-    def _note(self, place: int, order: Sequence[Message], got: Answers | str, next_place: int) -> None:
-        if isinstance(got, str) and len(order) > 1:
-            size = self._together if len(order) > self._together else 1
-            log.info("%d clients shared a message over which a node failed (%s); they are asked again", len(order), got)
-            again = [(place, order[start : start + size]) for start in range(0, len(order), size)]
-            self._to_send.extendleft(reversed(again))
-            return
-        for client in map(_client, order):
-            reply = error_reply(got) if isinstance(got, str) else got.get(client, error_reply("no reply"))
-            self._answered[place][client] = reply
-            if place != next_place:  # it may have to wait long for those before it
+    def _note(self, order: _Order, got: Answers | str, next_place: int) -> None:
+        for client in map(_client, order.messages):
+            if isinstance(got, str):
+                reply = error_reply(f"{LOST} {order.failures + 1} times ({got})")
+            else:
+                reply = got.get(client, error_reply("no reply"))
+            self._answered[order.place][client] = reply
+            if order.place != next_place:  # it may have to wait long for those before it
                 _park(reply, self._parking)
-        self._missing[place] -= set(map(_client, order))
+        self._missing[order.place] -= set(map(_client, order.messages))
 
     def wait_or_give_up(self, place: int) -> None:
         """Pause, unless there is nothing to wait for."""
+        late = time.monotonic() > self._deadline
         if time.monotonic() > self._end:
             self._give_up(place, TOO_LATE)
-        elif not self.under_way and not self.wants_more:
-            late = time.monotonic() > self._deadline
-            self._give_up(place, TOO_LATE if late else "no node takes messages any more")
+        elif not self.under_way and (late or not (self._to_send and self._idle)):
+            self._give_up(place, TOO_LATE if late else f"{LOST}: no node takes messages any more")
         else:
             time.sleep(self._wait)
             self._wait = min(2 * self._wait, _LONGEST_WAIT)

@@ -43,6 +43,8 @@ MOST = (1 << 64) - 1
 """The largest id of a client; Flower's ids of nodes have 64 bits."""
 MOST_EXAMPLES = (1 << 63) - 1
 """The largest N, which attacks compute with as int64."""
+LOST = "its node failed"
+"""How the reason begins for which a client is missing through no fault of its own, as far as anybody knows."""
 DIFFERING = "differs-by-client"
 """What a header calls the facts that the server did not send all clients alike, so that it does not tell them."""
 

@@ -23,6 +23,8 @@ from fedsim.experiments.integrity import adopt
 from fedsim.experiments.run_folder import RunFolder, exposures
 from fedsim.experiments.simulation import federate
 from fedsim.exposure.of_clients import failures as unmeasured
+from fedsim.recording.header import LOST
+from fedsim.recording.transcript import Transcript
 from fedsim.reporting.evidence import kinds
 from fedsim.reporting.page import worth_of_defenses, write_report
 from fedsim.reporting.summary import Line, lines
@@ -95,7 +97,7 @@ def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, fo
         audit.tell_refused()  # now, because training may take hours
     with folder.held(), kept(folder.log):
         federate(config, folder, resume=resume, overwrite=overwrite)
-        failures = _measured(config, folder) + unmeasured(exposures(folder))
+        failures = _lost(folder) + _measured(config, folder) + unmeasured(exposures(folder))
         # the code that the experiment names was accepted above
         done = _audited(open_audit(folder.path, None, trust=True), follow) if attacked else Done(folder=folder)
         done.failures.extend(failures)
@@ -167,6 +169,21 @@ def _audited(audit: Audit, follow: ProgressOf | None) -> Done:
     found = lines(rows, kinds(audit.folder, audit))
     remarks = worth_of_defenses(found, audit)
     return Done(folder=audit.folder, lines=found, remarks=remarks, failures=failures, planned=planned)
+
+
+def _lost(folder: RunFolder) -> list[str]:
+    """A sentence for each recorded round that lacks clients through no fault of theirs."""
+    if not folder.transcript.is_dir():
+        return []
+    transcript, found = Transcript(folder.path), []
+    for number in transcript.rounds:
+        if lost := {client: why for client, why in transcript.header(number).failures.items() if why.startswith(LOST)}:
+            client, why = next(iter(lost.items()))
+            found.append(
+                f"round {number}: without {len(lost)} of its clients, whose node failed (client {client}: {why}), so "
+                "it is another round than that of all clients; mend the host, and run it again"
+            )
+    return found
 
 
 def _measured(config: Config, folder: RunFolder) -> list[str]:

@@ -242,6 +242,7 @@ def test_an_exception_in_process_is_an_error_reply() -> None:
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedsim.engines.cohort, "_SHORTEST_WAIT", 0.0001)
     monkeypatch.setattr(fedsim.engines.cohort, "_LONGEST_WAIT", 0.001)
+    monkeypatch.setattr(fedsim.engines.cohort, "_PAUSES", (0.0, 0.0))
 
 
 class Slow(Counting):
@@ -415,7 +416,7 @@ def test_when_no_node_takes_messages_everybody_has_an_error_reply_at_once(
     physical.refusing = dict.fromkeys(physical.get_node_ids(), answer)
     started = time.monotonic()
     assert failed(grid.send_and_receive(broadcast(range(5)), timeout=timeout)) == dict.fromkeys(
-        range(5), "no node takes messages any more"
+        range(5), "its node failed: no node takes messages any more"
     )
     assert time.monotonic() - started < 1
 
@@ -620,7 +621,7 @@ def test_who_kills_its_node_fails_alone(deadly: set[int], nodes: int, together: 
     physical = Mortal(app, nodes, deadly)
     grid = CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()), together=together)
     replies = list(grid.send_and_receive(broadcast(range(20)), timeout=60))
-    assert failed(replies) == dict.fromkeys(sorted(deadly), "the actor died")
+    assert failed(replies) == dict.fromkeys(sorted(deadly), "its node failed 3 times (the actor died)")
     assert [reply.metadata.src_node_id for reply in replies] == list(range(20))
     others = [group for group in groups if not deadly & set(group)]
     assert all(len(group) in (1, together) for group in others), "no other groups than without the failure"
@@ -717,7 +718,8 @@ def test_an_answer_for_somebody_who_is_no_client_is_no_answer(owner: str) -> Non
     physical = InProcessGrid(app, 1)
     grid = CohortGrid(physical, 2, SECRET, list(physical.get_node_ids()))
     why = f"its node answered for '{owner}', which is no client"
-    assert failed(grid.send_and_receive(broadcast([0, 1]))) == {0: why, 1: why}
+    told = f"its node failed 3 times ({why})"
+    assert failed(grid.send_and_receive(broadcast([0, 1]))) == {0: told, 1: told}
 
 
 def test_an_answer_that_comes_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -725,3 +727,74 @@ def test_an_answer_that_comes_twice_counts_once(monkeypatch: pytest.MonkeyPatch)
     pull = physical.pull_messages
     monkeypatch.setattr(physical, "pull_messages", lambda names: [m for m in pull(names) for _ in range(2)])
     assert [r.metadata.src_node_id for r in grid.send_and_receive(broadcast([0, 1]))] == [0, 1]
+
+
+# A lost host is no fault of a client.
+
+
+class Lossy(Counting):
+    """A grid whose first `losses` messages are lost with the nodes that got them, whoever they are for."""
+
+    def __init__(self, app: ClientApp, nodes: int, losses: int) -> None:
+        super().__init__(app, nodes)
+        self.losses = losses
+        self.offline: set[int] = set()
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in super().get_node_ids() if node not in getattr(self, "offline", ())]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        (message,) = messages
+        (name,) = super().push_messages([message])
+        if self.losses:
+            self.losses -= 1
+            self._replies[name] = Message(Error(code=2, reason="the actor died"), reply_to=message)
+        return [name]
+
+
+def lossy(nodes: int, losses: int, together: int) -> tuple[CohortGrid, Lossy, list[list[int]]]:
+    app, groups = ClientApp(), list[list[int]]()
+
+    @app.query(COHORT.split(".")[1])
+    def cohort(message: Message, context: Context) -> Message:
+        def ahead(message: Message, group: Sequence[int]) -> dict[int, Any]:
+            groups.append(list(group))
+            return {client: {"metrics": MetricRecord({"client": client})} for client in group}
+
+        return play_cohort(app, message, context, ahead)
+
+    physical = Lossy(app, nodes, losses)
+    return CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()), together=together), physical, groups
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("losses", [1, 2])
+def test_clients_of_a_lost_host_are_asked_again_and_train_with_the_same_others(nodes: int, losses: int) -> None:
+    grid, _, groups = lossy(nodes, losses, together=4)
+    assert failed(grid.send_and_receive(broadcast(range(20)), timeout=60)) == {}
+    whole = [list(range(start, start + 4)) for start in range(0, 20, 4)]
+    assert {tuple(group) for group in groups} == set(map(tuple, whole))
+
+
+def test_a_client_that_is_asked_alone_survives_two_lost_nodes() -> None:
+    grid, _, _ = lossy(2, 2, together=1)
+    assert failed(grid.send_and_receive(broadcast([3]), timeout=60)) == {}
+    grid, _, _ = lossy(2, 3, together=1)
+    assert failed(grid.send_and_receive(broadcast([3]), timeout=60)) == {3: "its node failed 3 times (the actor died)"}
+
+
+def test_a_node_that_failed_or_is_gone_is_not_asked_in_the_next_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, physical, _ = lossy(3, 1, together=1)
+    assert failed(grid.send_and_receive(broadcast(range(20)), timeout=60)) == {}
+    lost = physical.sent[0].metadata.dst_node_id
+    for _ in range(2):
+        physical.sent.clear()
+        assert failed(grid.send_and_receive(broadcast(range(20)), timeout=60)) == {}
+        assert lost not in {message.metadata.dst_node_id for message in physical.sent}
+    monkeypatch.setattr(fedsim.engines.cohort, "_QUARANTINE", 0.0)
+    gone = next(node for node in physical.get_node_ids() if node != lost)
+    physical.offline = {gone}
+    physical.sent.clear()
+    assert failed(grid.send_and_receive(broadcast(range(20)), timeout=60)) == {}
+    asked = {message.metadata.dst_node_id for message in physical.sent}
+    assert (lost in asked, gone in asked) == (True, False)
