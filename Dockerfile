@@ -16,7 +16,7 @@ COPY clients ./clients
 COPY adversaries ./adversaries
 RUN pip install --constraint constraints.txt '.[federation]' \
   && useradd --create-home --uid 1000 fedsim \
-  && install -d -o fedsim -g fedsim /runs /data /home/fedsim/.flwr \
+  && install -d -o fedsim -g fedsim /runs /state /data /home/fedsim/.flwr \
   && rm -rf fedsim strategies clients adversaries build ./*.egg-info
 
 COPY examples/quickstart.toml ./examples/quickstart.toml
@@ -27,7 +27,7 @@ ENV FLWR_HOME=/home/fedsim/.flwr \
   FLWR_TELEMETRY_ENABLED=0 \
   FLWR_DISABLE_UPDATE_CHECK=1 \
   FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 \
-  FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05 \
+  FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5 \
   OMP_NUM_THREADS=1 \
   FEDSIM_DATA=/data
 

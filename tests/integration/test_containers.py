@@ -89,6 +89,18 @@ def test_the_plain_services_share_a_loopback_that_nobody_else_reaches() -> None:
     assert all(f":{port}/" in " ".join(node["healthcheck"]["test"]) for node, port in zip(nodes, ports, strict=True))
 
 
+def test_services_that_last_outlive_a_restart() -> None:
+    lasting = {name for name, service in SERVICES.items() if service.get("restart") == "unless-stopped"}
+    assert lasting == {name for name in SERVICES if name.startswith("super")}
+    for name in ("superlink", "superlink-tls"):
+        assert "--database=/state/superlink.db" in SERVICES[name]["command"]
+        assert any(volume.endswith(":/state") for volume in mounted(SERVICES[name]))
+    # Whoever shares the loopback of a container loses it when that restarts.
+    sharing = [SERVICES[name] for name in lasting if SERVICES[name].get("network_mode") == "service:superlink"]
+    assert sharing
+    assert all(service["depends_on"]["superlink"]["restart"] for service in sharing)
+
+
 def test_the_image_holds_what_it_copies_and_what_services_name() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     sources = {word for words in instructions("COPY") for word in words[:-1] if not word.startswith("--")}
@@ -105,10 +117,10 @@ def test_the_image_holds_what_it_copies_and_what_services_name() -> None:
 
 def test_nobody_is_root_and_the_shared_folders_are_that_users() -> None:
     assert instructions("USER") == [["fedsim"]]
-    assert "install -d -o fedsim -g fedsim /runs /data" in DOCKERFILE
+    assert "install -d -o fedsim -g fedsim /runs /state /data" in DOCKERFILE
     mounts = {volume.split(":")[1] for service in SERVICES.values() for volume in mounted(service)}
     assert {"/runs", "/data"} <= mounts
-    assert all(mount.startswith(("/runs", "/data", "/certificates/")) for mount in mounts)
+    assert all(mount.startswith(("/runs", "/state", "/data", "/certificates/")) for mount in mounts)
 
 
 def mounted(service: Mapping[str, Any]) -> list[str]:
@@ -172,12 +184,12 @@ class Loopback:
 
     def __init__(self, folder: Path, certificates: Path | None, variables: Mapping[str, str]) -> None:
         self.runs, self.logs = folder / "runs", folder / "logs"
-        home = folder / "home"
-        for new in (self.runs, self.logs, home):
+        home, state = folder / "home", folder / "state"
+        for new in (self.runs, self.logs, home, state):
             new.mkdir()
         self._variables = variables
         self._port = free_port()
-        self._paths = {"/runs": str(self.runs), "/certificates": str(certificates)}
+        self._paths = {"/runs": str(self.runs), "/state": str(state), "/certificates": str(certificates)}
         (home / "config.toml").write_text(self.here((ROOT / "deploy" / "connections.toml").read_text(), self._port))
         own = {"FLWR_HOME": str(home), "FEDSIM_DATA": os.environ.get("FEDSIM_DATA", ""), "COLUMNS": "400"}
         beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
