@@ -189,8 +189,17 @@ def _logical(experiment: Experiment, folder: RunFolder, grid: Grid, expected: in
     watched = _STEPS if experiment.config.federation.engine != "flower" else 0  # that starts a process for each message
     together = experiment.together
     parking = folder.path if experiment.config.secure_aggregation is None else None  # no update of one client on disk
+    room = experiment.config.federation.reply_memory
     return CohortGrid(
-        grid, clients, simulation, nodes, together=together, parking=parking, steps=watched, memory=memory
+        grid,
+        clients,
+        simulation,
+        nodes,
+        together=together,
+        parking=parking,
+        steps=watched,
+        room=None if room is None else room * 10**6,
+        memory=memory,
     )
 
 

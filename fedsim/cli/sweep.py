@@ -60,8 +60,8 @@ def sweep(
 
     # What follows takes seconds to import, so a mistyped key is told of before.
     from fedsim.cli.work_shown import shown
+    from fedsim.machine import cores
     from fedsim.reporting.sweep_page import PAGE
-    from fedsim.sweeps.machine import cores
     from fedsim.sweeps.plan import planned
     from fedsim.sweeps.store import Store
     from fedsim.sweeps.table import TABLE

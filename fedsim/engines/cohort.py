@@ -37,6 +37,7 @@ from fedsim.engines.arrays import Parking, hold
 from fedsim.engines.memory import ClientMemory
 from fedsim.engines.readiness import in_a_line
 from fedsim.errors import one_line, what_it_said
+from fedsim.machine import free_memory
 from fedsim.recording.header import LOST
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,11 @@ ORDER = "cohort"
 TOO_LATE = "no reply in time"
 
 
+def reply_room() -> int:
+    """Bytes that replies may take in memory, where nobody says: a quarter of what is free, and 512 MB at least."""
+    return max(512 << 20, free_memory() // 4)
+
+
 def silence(number: int) -> str:
     """All that the server gets to know of a client that sends nothing in round `number`, for whatever reason."""
     return f"straggler: did not return in round {number}"
@@ -56,7 +62,6 @@ def silence(number: int) -> str:
 _FAILED = 2
 _FEW = 8
 _MESSAGE_BYTES = 64 << 20
-_MEMORY_BYTES = 512 << 20
 _MUCH = 128 << 20
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.25
 _GRACE = 5.0
@@ -82,6 +87,7 @@ class CohortGrid(Grid):
         parking: folder for the replies of large rounds; None where they may not lie on disk and wait in memory.
         steps: the least number of messages that a round is cut into, as long as each has eight clients or more. The
             replies of one message arrive together, so more messages show progress more often.
+        room: bytes that replies may take in memory; by default a quarter of what is free, and 512 MB at least.
         memory: what clients keep from round to round, likewise never seen by the strategy. What comes with a reply
             counts once the caller calls `memory.accept`.
     """
@@ -96,6 +102,7 @@ class CohortGrid(Grid):
         together: int = 1,
         parking: Path | None = None,
         steps: int = 0,
+        room: int | None = None,
         memory: ClientMemory | None = None,
     ) -> None:
         self._physical = physical
@@ -105,6 +112,7 @@ class CohortGrid(Grid):
         self._together = together
         self._parking = parking
         self._steps = steps
+        self._room = room
         self.memory = memory or ClientMemory()
         self._replies: dict[str, Message] = {}
         self._sent = 0
@@ -152,7 +160,11 @@ class CohortGrid(Grid):
         messages = list(messages)
         if messages and self._bytes(messages) > _MUCH:
             gc.collect()  # Flower's records refer to themselves, so those of the last round are still in memory
-        parking = None if self._parking is None else Parking(self._parking, _MEMORY_BYTES)
+        parking = (
+            None
+            if self._parking is None
+            else Parking(self._parking, reply_room() if self._room is None else self._room)
+        )
         for message, reply in self._exchange(messages, timeout, parking):
             self.memory.bring(_client(message), reply)
             yield _reply(reply, message)

@@ -334,7 +334,7 @@ def _compare_hosts() -> None:
 
 
 def _actors(resources: dict[str, Any], wanted: int | None) -> int:
-    """How many actors to start: as many as wanted and as fit."""
+    """How many actors to start: as many as wanted and as fit beside what others run there."""
     import ray
     from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
@@ -351,6 +351,16 @@ def _actors(resources: dict[str, Any], wanted: int | None) -> int:
             f"engine ray: no host has a core and {resources['num_gpus']:g} GPUs to spare for an actor; "
             "lower federation.gpus_per_actor, or join a larger cluster"
         ) from error
+    free = ray.available_resources()  # type: ignore[no-untyped-call]
+    room = int(free.get("CPU", 0))
+    if resources["num_gpus"]:
+        room = min(room, int(free.get("GPU", 0) / resources["num_gpus"]))
+    if not room:
+        raise RunError(
+            f"engine ray: all {there.get('CPU', 0):g} cores of the cluster are in use, or all of its GPUs; wait until "
+            "some are free, or join another one"
+        )
+    count = min(count, room)
     if wanted and count < wanted:
         log.warning("federation.actors: %d asked for, but there is room for %d", wanted, count)
     return min(count, wanted or count)

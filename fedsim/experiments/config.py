@@ -132,7 +132,8 @@ class FederationTable(Table):
     (and a little longer for what they have sent by then; an evaluation waits as long again), `device`
     where clients train,
     `vectorise` whether clients with small networks train several at once (`fedsim.training.cohort`)
-    or each in a loop of its own.
+    or each in a loop of its own. `reply_memory` is how many MB of a round's replies wait in memory, the others on disk
+    (default: a quarter of what is free, and 512 at least).
 
     Engine `ray`: `actors` is the number of Ray actors (default: one a core, on a cluster as many as
     fit), `address` a Ray cluster to join, `gpus_per_actor` the share of a GPU that each actor takes
@@ -152,6 +153,7 @@ class FederationTable(Table):
     timeout: float = Field(default=3600.0, gt=0, le=1e8)
     device: Literal["cpu", "cuda"] = "cpu"
     vectorise: bool = True
+    reply_memory: int | None = Field(default=None, ge=1, le=100_000_000)
     actors: int | None = Field(default=None, ge=1, le=100_000)
     address: str | None = None
     gpus_per_actor: float = Field(default=1.0, gt=0, le=1024)

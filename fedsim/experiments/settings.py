@@ -28,7 +28,7 @@ _INFLUENCES = (
     "states",
 )  # fmt: skip
 """The tables of an experiment that a training follows from."""
-LAUNCH = ("engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "port", "evaluate_every")
+LAUNCH = ("engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "reply_memory", "evaluate_every")
 """The keys of [federation] that it does not follow from."""
 REBUILT = ("data", "partition", "model")
 """The tables from which a run is rebuilt for attacks on it; its training follows from others too."""

@@ -24,7 +24,7 @@ from fedsim.reporting.summary import listed
 
 AGAIN = "runs/again"
 """The run folder in the commands."""
-_ELSEWHERE: Any = {"federation": {"address", "port"}, "truth": True, "app": True}
+_ELSEWHERE: Any = {"federation": {"address", "reply_memory"}, "truth": True, "app": True}
 """What an experiment file needs not say: where Flower or Ray listened, and the tables of a recording made elsewhere."""
 
 

@@ -15,7 +15,7 @@ from fedsim.experiments.reading import check_possible, make_absolute, put, read_
 from fedsim.experiments.trust import is_in_a_run
 from fedsim.plugins.allowed_code import allow_code
 
-SERIAL = ("engine", "actors", "address", "gpus_per_actor", "supernodes", "port")
+SERIAL = ("engine", "actors", "address", "gpus_per_actor", "supernodes")
 """Keys of [federation] that a cell does not have: it runs in one process, beside others."""
 OVERRIDDEN = (*(f"federation.{key}" for key in SERIAL), "adversary.when", "adversary.workers")
 """Keys of an experiment file whose values mean nothing in a cell, for that reason."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,13 +15,20 @@ from fedsim.engines.ray import joined
 from fedsim.errors import AttackCrash, RunError, first_line
 from fedsim.sweeps.queue import Job, Queue
 
+log = logging.getLogger(__name__)
+_LOSSES = 2
+"""How often a job is done again whose actor died."""
+_PATIENCE = 600.0
+"""Seconds without any actor."""
+
 
 def in_actors(
     queue: Queue, workers: int | None, prepare: Prepare, arguments: tuple[Any, ...], address: str | None, shared: Path
 ) -> Iterator[tuple[Job, BaseException | None]]:
     """Work on the jobs of `queue`; yield each, and what it raised, once it is done, as `in_processes` does.
 
-    An actor that dies fails its job alone; the others go on in a fresh one.
+    The job of an actor that dies is done again by another one, twice at most. A job goes to an actor that has begun, so
+    that none waits for one that finds no core, because a host died or others use the cluster.
 
     Args:
         workers: most actors at once; by default as many as there are cores.
@@ -28,7 +38,7 @@ def in_actors(
 
     Raises:
         InstallationError: Ray is not installed.
-        RunError: Ray could not be started or reached.
+        RunError: Ray could not be started or reached, or has no core for a single actor for ten minutes.
     """
     with joined(address, workers, "sweep"):
         import ray
@@ -37,18 +47,40 @@ def in_actors(
         most = min(cores, workers or cores)
         made: Any = ray.remote(num_cpus=1)(_Actor)
         idle: list[Any] = []
+        beginning: dict[Any, Any] = {}  # actors by what they answer once they have begun
         busy: dict[Any, tuple[Any, Job]] = {}
-        while queue or busy:
-            while queue and len(busy) < most:
-                actor: Any = idle.pop() if idle else made.remote(prepare, arguments, str(shared))
-                job = queue.popleft()
+        again, losses, stillborn = deque[Job](), Counter[Job](), 0
+        moved = time.monotonic()
+        while queue or again or busy:
+            while (queue or again) and idle:
+                actor = idle.pop()
+                job = again.popleft() if again else queue.popleft()
                 busy[actor.do.remote(job)] = actor, job
-            ended, _ = ray.wait(list(busy), timeout=0.5)
+            if (queue or again) and len(busy) + len(beginning) < most:
+                actor = made.remote(prepare, arguments, str(shared))
+                beginning[actor.begun.remote()] = actor
+            ended, _ = ray.wait([*busy, *beginning], timeout=0.5)
+            if ended or busy:
+                moved = time.monotonic()
+            elif time.monotonic() > moved + _PATIENCE:
+                raise RunError(f"sweep.on: Ray has had no core for a single actor for {_PATIENCE:.0f} s; free one")
             for answer in ended:
+                if answer in beginning:
+                    actor = beginning.pop(answer)
+                    if (error := _outcome(answer)) is None:
+                        idle.append(actor)
+                    elif (stillborn := stillborn + 1) > _LOSSES:  # it is not the host
+                        raise RunError(f"sweep.on: actors cannot begin: {error}") from error
+                    continue
                 actor, job = busy.pop(answer)
                 error = _outcome(answer)
                 if not isinstance(error, _ActorLost):
                     idle.append(actor)
+                elif losses[job] < _LOSSES:
+                    losses[job] += 1
+                    log.warning("%s: %s; it is done again", job.name, error)
+                    again.append(job)
+                    continue
                 yield job, error
 
 
@@ -76,6 +108,9 @@ class _Actor:
         self._refused = "" if Path(shared).is_file() else f"does not see {shared}"
         self._stack = ExitStack()
         self._work = self._stack.enter_context(prepare(*arguments))
+
+    def begun(self) -> None:
+        """Answer once there is a process for it."""
 
     def do(self, job: Job) -> tuple[str, str, str] | None:
         """Do a job; what it raised, as `describe` tells it."""

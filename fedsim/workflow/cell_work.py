@@ -13,9 +13,9 @@ from fedsim.errors import FedsimError, RunError
 from fedsim.experiments import lock
 from fedsim.experiments.config import Config
 from fedsim.experiments.integrity import held_against_manifest
+from fedsim.machine import forget_peak, peak
 from fedsim.randomness import one_thread
 from fedsim.sweeps import store as kept
-from fedsim.sweeps.machine import forget_peak, peak
 from fedsim.sweeps.queue import Job
 from fedsim.sweeps.rows import rows_of
 from fedsim.sweeps.store import Place, Store

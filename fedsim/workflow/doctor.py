@@ -95,7 +95,7 @@ def _no_torch() -> str:
 
 
 def _machine() -> Iterator[Told]:
-    from fedsim.sweeps.machine import cores, free_memory
+    from fedsim.machine import cores, free_memory
 
     yield Told("machine", "cores", str(cores()))
     yield Told("machine", "memory", f"{free_memory() / 1e9:.1f} GB free")

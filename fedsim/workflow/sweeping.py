@@ -19,12 +19,12 @@ from fedsim.auditing.workers import in_processes
 from fedsim.errors import ConfigError
 from fedsim.experiments import lock
 from fedsim.files import write_text
+from fedsim.machine import cores, free_memory
 from fedsim.progress import tell
 from fedsim.randomness import one_at_a_time
 from fedsim.reporting.sweep_page import FILE, PAGE, write_sweep_page
 from fedsim.sweeps.board import Board
 from fedsim.sweeps.file import SweepFile, SweepTable, read_sweep, sweep_of
-from fedsim.sweeps.machine import cores, free_memory
 from fedsim.sweeps.plan import planned
 from fedsim.sweeps.queue import Job, Queue
 from fedsim.sweeps.store import Store

@@ -122,7 +122,7 @@ def test_replies_that_waited_on_disk_give_the_same_bytes(
         park(self, file)
 
     monkeypatch.setattr(Held, "park", watched)
-    monkeypatch.setattr(fedsim.engines.cohort, "_MEMORY_BYTES", 0)
+    monkeypatch.setattr(fedsim.engines.cohort, "reply_room", lambda: 0)
     monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 9000)
     streamed = serial_run(config, tmp_path / "streamed")
     assert len(moved) == 3 * 9 * 4
@@ -291,7 +291,7 @@ def test_vectorise_false_trains_one_by_one(
 def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earlier_rounds(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.engines.cohort, "_MEMORY_BYTES", 0)
+    monkeypatch.setattr(fedsim.engines.cohort, "reply_room", lambda: 0)
     park, count = Held.park, 0
 
     def full(self: Held, file: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.sweeps import machine
+from fedsim import machine
 
 GIB = 1 << 30
 NEW = {
