@@ -49,7 +49,7 @@ def in_actors(
         idle: list[Any] = []
         beginning: dict[Any, Any] = {}  # actors by what they answer once they have begun
         busy: dict[Any, tuple[Any, Job]] = {}
-        again, losses, stillborn = deque[Job](), Counter[Job](), 0
+        again, losses, stillborn = deque[Job](), Counter[str](), 0
         moved = time.monotonic()
         while queue or again or busy:
             while (queue or again) and idle:
@@ -76,8 +76,8 @@ def in_actors(
                 error = _outcome(answer)
                 if not isinstance(error, _ActorLost):
                     idle.append(actor)
-                elif losses[job] < _LOSSES:
-                    losses[job] += 1
+                elif losses[job.name] < _LOSSES:
+                    losses[job.name] += 1
                     log.warning("%s: %s; it is done again", job.name, error)
                     again.append(job)
                     continue

@@ -304,6 +304,43 @@ def test_a_sweep_on_a_cluster_that_is_there_already_has_the_same_table(
     pd.testing.assert_frame_equal(scores(tmp_path / "sweep"), scores(made / "sweep"))
 
 
+DIES = """
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+import fedsim
+from clients.defenses.update_noise import UpdateNoise
+
+@dataclass(frozen=True)
+class DiesOnce(fedsim.Defense):
+    "Ends its process once."
+    note: str
+    paper: ClassVar = UpdateNoise.paper
+    def on_update(self, update, rng):
+        try:
+            os.close(os.open(self.note, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return update
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_job_whose_actor_died_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dies_once.py").write_text(DIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    changes = {
+        "sweep.on": "ray",
+        "sweep.workers": 2,
+        "defense": [{"name": "dies_once:DiesOnce", "note": str(tmp_path / "note")}],
+    }
+    found = fedsim.sweep(SWEEP, out=tmp_path / "sweep", cells=tmp_path / "cells", set=changes)
+    assert (tmp_path / "note").exists()
+    assert found.failures == []
+    assert set(found.cells["state"]) == {"done"}
+
+
 def test_the_example_is_a_grid_of_attacks_defenses_strengths_and_seeds(tmp_path: Path) -> None:
     """Every cell of it applies; `made` shows that such a file runs."""
     from fedsim.sweeps.plan import planned
