@@ -330,12 +330,15 @@ class DiesOnce(fedsim.Defense):
 def test_a_job_whose_actor_died_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dies_once.py").write_text(DIES)
     monkeypatch.syspath_prepend(str(tmp_path))
-    changes = {
-        "sweep.on": "ray",
-        "sweep.workers": 2,
+    tables = {
+        "sweep": {"on": "ray", "workers": 2, "seeds": [1, 2], "axes": {"attack": [{"name": "sme", "iterations": 2}]}},
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "samples_per_client": 8},
+        "model": {"name": "mlp", "hidden": [8]},
+        "federation": {"clients": 3, "rounds": 1},
         "defense": [{"name": "dies_once:DiesOnce", "note": str(tmp_path / "note")}],
     }
-    found = fedsim.sweep(SWEEP, out=tmp_path / "sweep", cells=tmp_path / "cells", set=changes)
+    found = fedsim.sweep(tables, out=tmp_path / "sweep", cells=tmp_path / "cells")
     assert (tmp_path / "note").exists()
     assert found.failures == []
     assert set(found.cells["state"]) == {"done"}
