@@ -46,6 +46,8 @@ _ENVIRONMENT = {
 _PATIENCE = 20.0
 _DIALLING = 3.0
 """Seconds in which something has to take a connection; a Ray that takes it may need longer to answer."""
+_LOOK, _WITHOUT = 5.0, 300.0
+"""Seconds between two looks at a cluster, and for which all actors may be without a core."""
 _REMEDY = "start one there with `ray start --head`, or leave the address out"
 _CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 NODES_PER_ACTOR = 2
@@ -85,7 +87,7 @@ def launch(
         log.info("training in %d Ray actors%s", count, f" of the cluster at {address}" if address else "")
         nodes = node_count(count, clients)
         context.run_config["nodes"] = nodes  # Flower starts the ServerApp before it has registered them
-        with _pools_of(count) as pools:
+        with _pools_of(count) as pools, _watched(pools):
             _run_simulation(
                 num_supernodes=nodes,
                 exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
@@ -391,6 +393,53 @@ def _pools_of(actors: int) -> Iterator[list[Any]]:
     size = patch.object(ray_actor, "pool_size_from_resources", lambda resources: actors)
     with threads, size, patch.object(raybackend, "BasicActorPool", noted):
         yield pools
+
+
+@contextmanager
+def _watched(pools: list[Any]) -> Iterator[None]:
+    """Say which hosts are lost meanwhile; where no actor has had a core for long, end them, so that nobody waits."""
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(pools, ended), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _watch(pools: list[Any], ended: threading.Event) -> None:
+    import ray
+
+    hosts, waiting = _hosts(), 0.0
+    while not ended.wait(_LOOK):
+        try:
+            now, states = _hosts(), [actor["State"] for actor in ray._private.state.actors().values()]
+        except Exception:  # Ray is ending, or hides this behind other names
+            return
+        for lost in hosts.keys() - now.keys():
+            log.warning("the Ray host %s is gone; its clients are asked again on others", hosts[lost])
+        hosts = now
+        if not pools or not states or "ALIVE" in states:
+            waiting = 0.0
+            continue
+        if not waiting:
+            log.warning("no actor has a core of Ray; waiting %.0f s for one", _WITHOUT)
+        waiting += _LOOK
+        if waiting > _WITHOUT:
+            log.error("no actor has had a core of Ray for %.0f s, so the clients of this round are given up", _WITHOUT)
+            for pool in pools:
+                for actor in (*pool.pool, *pool._future_to_actor.values()):
+                    ray.kill(actor)
+            return
+
+
+def _hosts() -> dict[str, str]:
+    """The addresses of the hosts that are there, by their ids."""
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
 
 
 def _without_waiting(server_app: ServerApp, pools: list[Any]) -> ServerApp:

@@ -443,7 +443,11 @@ def test_a_missing_truth_file_is_an_error_before_any_work(run: Path) -> None:
     [
         ({"model": False}, KnowledgeError, "sme needs model, which the threat model withholds"),
         ({"input_shape": False, "loss": False}, KnowledgeError, "needs input_shape, loss, which"),
-        ({"value_range": [1.0, 0.0]}, ConfigError, r"value_range: expected \[lowest, highest\], got \[1.0, 0.0\]"),
+        (
+            {"value_range": [1.0, 0.0]},
+            ConfigError,
+            r"value_range: expected \[lowest, highest\], or of each .*, got \[1.0, 0.0\]",
+        ),
         ({"value_range": [1.0]}, ConfigError, r"value_range: expected \[lowest, highest\]"),
         ({"local_epochs": -1}, ConfigError, r"^adversary\.knowledge\.local_epochs: expected at least 1, got -1$"),
         ({"batch_size": 0}, ConfigError, r"^adversary\.knowledge\.batch_size: expected at least 1, got 0$"),

@@ -366,13 +366,13 @@ def test_a_project_with_an_experiment_file_is_no_run(call: Call, tmp_path: Path)
 
 def test_every_file_of_a_run_is_on_the_list_of_what_may_be_overwritten(run: Path, call: Call) -> None:
     """Else a run could not be overwritten; a new file has to be added there."""
-    from fedsim.experiments.run_folder import _is_made
+    from fedsim.experiments.run_folder import is_made
 
     assert call("attack", "run").returncode == 0
     assert call("geometry", "run").returncode == 0
     files = [path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()]
     assert len(files) > 10
-    assert [name for name in files if not _is_made(name)] == []
+    assert [name for name in files if not is_made(name)] == []
 
 
 def test_an_experiment_that_is_no_file_is_not_taken_for_a_recording_made_elsewhere(run: Path, call: Call) -> None:
