@@ -540,3 +540,18 @@ def test_a_column_that_is_a_sum_of_several_is_found_out() -> None:
 def test_settings_that_make_no_sense_are_refused(make: Callable[[], Attack], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(("units", "inputs", "count"), [(12, 20, 8), (40, 30, 6)])
+def test_the_noise_of_an_update_is_what_its_spare_directions_hold(units: int, inputs: int, count: int) -> None:
+    """The tail of the spectrum holds the noise of the directions that no example takes, and of no others."""
+    told = []
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        weight = normal(units, count) @ normal(count, inputs) + 1e-3 * normal(units, inputs)
+        told.append(Mixture.of(weight, normal(units), count, "here").noise)
+    assert sum(told) / len(told) == pytest.approx(1e-3, rel=0.15)

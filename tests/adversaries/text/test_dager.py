@@ -402,3 +402,19 @@ def test_adapters_that_say_too_little_are_refused_and_matching_goes_on(run: Any,
     with pytest.raises(AttackError, match="the embedding did not move, so it says nothing of words"):
         run(sent(network), known(network), EmbeddingRows())
     assert run(sent(network), known(network), TextInvertingGradients(iterations=3)).tokens.shape == TRUE.shape
+
+
+def test_directions_just_below_the_rounding_of_a_gradient_are_kept_and_count_for_no_rank() -> None:
+    """Of single precision, rounding is 1.2e-7 of the largest singular value; what is above an eighth of it stays."""
+    generator = torch.Generator().manual_seed(5)
+    left, _ = torch.linalg.qr(torch.randn(40, 24, generator=generator, dtype=torch.float64))
+    right, _ = torch.linalg.qr(torch.randn(24, 24, generator=generator, dtype=torch.float64))
+    sizes = torch.zeros(24, dtype=torch.float64)
+    sizes[:4] = torch.tensor([1.0, 0.5, 3e-8, 1e-9])
+    weight = left @ torch.diag(sizes) @ right.T
+    states: Any = SimpleNamespace(
+        direction=lambda name, dtype: weight, before={"w": weight.float()}, gradient={"w": weight}, delta=None
+    )
+    span = Span.of(["w"], states, most=10)
+    assert (span.rank, len(span.basis)) == (2, 3)
+    assert float((span.basis @ right[:, 2]).abs().max()) > 0.99
