@@ -17,7 +17,7 @@ from torch.func import functional_call, grad
 from adversaries.named_states import named_states, running_statistics
 from fedsim.attacks import Attack, Knowledge
 from fedsim.datasets.checks import beyond_memory
-from fedsim.defense import Defense, overrides
+from fedsim.defense import Defense, adversary_views
 from fedsim.errors import AttackError, some_of
 from fedsim.task import Loss
 from fedsim.training.apart import training_only_layer
@@ -189,14 +189,12 @@ class Scene:
         They are shown eta T times it, which is in the unit of what was sent, where eta and T are granted. Where none
         has a view of its own, the gradient stays as it is, to the bit.
         """
-        if not any(overrides(defense, "adversary_view") for defense in self.defenses):
+        if not self.defenses:
             return list(gradient)
         unit = self._stride
-        seen: State = {name: unit * tensor for name, tensor in zip(self.names, gradient, strict=True)}
-        sent = dict(zip(self.names, self.direction, strict=True))
-        for defense in self.defenses:
-            seen = defense.adversary_view(seen, sent)
-        return [seen[name] / unit for name in self.names]
+        dummy: State = {name: unit * tensor for name, tensor in zip(self.names, gradient, strict=True)}
+        seen = adversary_views(self.defenses, dummy, dict(zip(self.names, self.direction, strict=True)))
+        return list(gradient) if seen is None else [seen[name] / unit for name in self.names]
 
     @property
     def _stride(self) -> float:

@@ -13,7 +13,7 @@ import inspect
 import math
 import re
 from abc import ABC
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -365,11 +365,12 @@ class Defense(ABC):
         """
         return inputs, labels
 
-    def adversary_view(self, gradient: State, sent: State) -> State:
+    def adversary_view(self, gradient: State, sent: State) -> State | None:
         """A model of what this defense does to a gradient, for an adversary who knows the defense.
 
         Attacks that match gradients pass the gradient of their dummy data through it. It is differentiable, draws
-        nothing, and takes the expectation over what it cannot know. The default is the identity.
+        nothing, and takes the expectation over what it cannot know. A defense that leaves the gradient as it is in
+        expectation returns it; the default says that nobody has worked out what an adversary could know.
 
         Args:
             gradient: by name, of dummy data, in the unit of `sent` where the attack is granted what tells it.
@@ -377,10 +378,11 @@ class Defense(ABC):
                 example, tells the mask of a sparsification.
 
         Returns:
-            By the same names, what the defense would make of `gradient`.
+            By the same names, what the defense would make of `gradient`; None where that is not known, and attacks take
+            the gradient as it is.
         """
-        del sent
-        return gradient
+        del gradient, sent
+        return None
 
 
 _WORDS = frozenset(Defense.__annotations__)
@@ -388,6 +390,18 @@ _WORDS = frozenset(Defense.__annotations__)
 _METHODS = frozenset(name for name in vars(Defense) if not name.startswith("_")) - _WORDS
 """What a defense may override."""
 D = TypeVar("D", bound=Defense)
+
+
+def adversary_views(defenses: Iterable[Defense], gradient: State, sent: State) -> State | None:
+    """What an adversary who knows these defenses makes of a gradient, one after the other; None if none says anything.
+
+    See `Defense.adversary_view`.
+    """
+    known = None
+    for defense in defenses:
+        if (seen := defense.adversary_view(gradient if known is None else known, sent)) is not None:
+            known = seen
+    return known
 
 
 def a_defense(thing: Any) -> Defense:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adversaries.scene import Scene
-from fedsim.defense import Defense
+from fedsim.defense import Defense, adversary_views
 from fedsim.errors import KnowledgeError
 from fedsim.wire.messages import State
 
@@ -83,9 +83,7 @@ def completed(layer: State, defenses: Sequence[Defense]) -> State:
     features = (bias @ weight) / (bias.square() @ sent).clamp_min(tiny)
     slopes = torch.where(bias != 0, bias, (weight @ features) / (sent @ features.square()).clamp_min(tiny))
     guess: State = {weight_name: slopes[:, None] * features, bias_name: slopes}
-    seen = guess
-    for defense in defenses:
-        seen = defense.adversary_view(seen, layer)
+    seen = adversary_views(defenses, guess, layer) or guess
     return {name: torch.where(tensor != 0, tensor, guess[name] - seen[name]) for name, tensor in layer.items()}
 
 

@@ -184,13 +184,14 @@ def a_client_trains_under_it(subject: Subject) -> None:
 def adversary_sees_gradients(subject: Subject) -> None:
     """What an adversary who knows it makes of a gradient has its form and a slope in it, and follows from it alone."""
     defense = _defense(subject)
-    if not overrides(defense, "adversary_view"):
-        raise DoesNotApply("an adversary who knows it sees the gradient as it is")
+    if defense.adversary_view(_other_state(), _sent(defense)) is None:
+        raise DoesNotApply("what an adversary who knows it could make of a gradient is not known")
     for sent in (_sent(defense), _zeros()):
         for dummy in (_other_state(), _zeros()):
             _check_view(defense, dummy, sent)
     leaves = {name: tensor.requires_grad_(True) for name, tensor in _other_state().items()}
-    seen = [tensor for tensor in defense.adversary_view(leaves, _sent(defense)).values() if tensor.requires_grad]
+    view = defense.adversary_view(leaves, _sent(defense)) or {}
+    seen = [tensor for tensor in view.values() if tensor.requires_grad]
     slopes = torch.autograd.grad([t.sum() for t in seen], list(leaves.values()), materialize_grads=True) if seen else ()
     expect(
         any(bool(slope.any()) for slope in slopes),
@@ -220,8 +221,10 @@ def _check_view(defense: Defense, dummy: State, sent: State) -> None:
         seen = defense.adversary_view(given, beside)
     with common.other_global_generators(7):
         again = defense.adversary_view(given, beside)
-    fits = isinstance(seen, Mapping) and seen.keys() == dummy.keys()
+    fits = isinstance(seen, Mapping) and seen.keys() == dummy.keys() and isinstance(again, Mapping)
     expect(fits, "adversary_view returns something else than a tensor for each name of the gradient")
+    assert seen is not None
+    assert again is not None
     for name, tensor in dummy.items():
         alike = isinstance(seen[name], Tensor) and seen[name].shape == tensor.shape and seen[name].is_floating_point()
         expect(alike, f"adversary_view returns '{name}' as {kind(seen[name])}, expected shape {tuple(tensor.shape)}")

@@ -51,5 +51,11 @@ class Skeleton(Defense):
             for name, change in update.items()
         }
 
-    # An adversary who knows the defense passes the gradient of its dummy data through `adversary_view`, so say there
-    # what your defense makes of it. Noise has the expectation zero, so here it is the identity, the default.
+    def adversary_view(self, gradient: State, sent: State) -> State:
+        """What an adversary who knows the defense makes of the gradient of its dummy data; see Defense.
+
+        Noise has the expectation zero, so here it is the gradient itself. Without this method nobody knows, and no
+        attack counts as one that knew the defense.
+        """
+        del sent
+        return gradient

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from clients.defenses.soteria import Soteria
 from clients.defenses.top_k import TopK
 from clients.defenses.views import by_chance
 from clients.mods import as_mod
-from fedsim.defense import Defense, agrees, remembers, replaced_update
+from fedsim.defense import Defense, adversary_views, agrees, remembers, replaced_update
 from fedsim.errors import PluginError
+from fedsim.paper import Paper
 from fedsim.randomness import generator
 from fedsim.wire.messages import State
 from fedsim.wire.payloads import Payload
@@ -187,3 +189,21 @@ def test_only_a_common_mask_keeps_the_defense_from_being_a_mod() -> None:
     assert callable(as_mod(RandomMask()))
     with pytest.raises(PluginError, match="its clients agree on something in each round"):
         as_mod(RandomMask(common=True))
+
+
+def test_of_a_defense_that_says_nothing_nothing_is_known_and_others_are_still_seen() -> None:
+    @dataclass(frozen=True)
+    class Silent(Defense):
+        paper: ClassVar[Paper] = RandomMask.paper
+
+        def on_update(self, update: State, *, rng: torch.Generator) -> State:
+            del rng
+            return update
+
+    sent = tensors(w=[[3.0, 0.0], [0.0, 0.0]], b=[0.0, -2.0])
+    assert Silent().adversary_view(TRUE, sent) is None
+    assert adversary_views([Silent(), Silent()], TRUE, sent) is None
+    one = RandomMask(masked=0.6)
+    both = adversary_views([Silent(), one, Silent()], TRUE, sent)
+    assert both is not None
+    assert all(torch.equal(both[name], tensor) for name, tensor in (one.adversary_view(TRUE, sent) or {}).items())
