@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from flwr.app import Array, Message, RecordDict
+from flwr.app import Array, Message, MessageType, RecordDict
 from torch import Tensor
 
 from fedsim.engines.arrays import Held, state_in
@@ -282,7 +282,7 @@ class Exchange:
         return next((_count(said[key], 0, MOST_EXAMPLES) for key in self._counts if key in said), 0)
 
     def messages(self, number: int, recorded_as: int, names: Mapping[int, int], recorded: Collection[int]) -> Messages:
-        """Everything that passed, but for the arrays that the server sent and those of recorded updates.
+        """Everything that passed, but for arrays of models that were sent and those of recorded updates.
 
         Args:
             number: of this exchange.
@@ -290,7 +290,9 @@ class Exchange:
             names: what clients are called, by their nodes.
             recorded: clients whose updates are recorded.
         """
-        sent = [_sent(asked.node, asked.content, names, arrays=False) for asked in self.asked]
+        # Of a query nobody else says what was sent; models to train and to evaluate are in the rounds.
+        asks = self.kind.split(".")[0] == MessageType.QUERY
+        sent = [_sent(asked.node, asked.content, names, arrays=asks) for asked in self.asked]
         replies = [
             _sent(asked.node, said, names, arrays=names.get(asked.node, asked.node) not in recorded)
             for asked, said in self.replies

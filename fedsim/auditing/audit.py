@@ -67,6 +67,7 @@ from fedsim.randomness import adversary_key, generator
 from fedsim.recording.header import RECORDING, Header
 from fedsim.recording.reading import Reading
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.updates_in_messages import record_updates
 from fedsim.wire.messages import State
 
 log = logging.getLogger(__name__)
@@ -561,7 +562,7 @@ class Audit:
 
 
 def _reading(app: AppTable) -> Reading:
-    said = app.model_dump(exclude={"num_examples", "outputs", "frozen"})
+    said = app.model_dump(exclude={"num_examples", "outputs", "frozen", "messages"})
     counts = app.num_examples
     by_client = {int(key): count for key, count in counts.items()} if isinstance(counts, dict) else counts
     return Reading(**said | {"names": tuple(said["names"])}, num_examples=by_client)
@@ -596,6 +597,9 @@ def open_audit(
         raise ConfigError("attack: no attack is named; add an [[attack]] table with a name")
     if path.resolve().name == RECORDING and folder.transcript == path:
         raise ConfigError(f"{path}: is the recording in a run folder; name the folder around it")
+    if chosen.app.messages and not folder.transcript.is_dir():
+        with folder.held():
+            record_updates(path, chosen.app.messages, chosen.app.record, trust=trust)
     if not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no recording; name the folder that has {RECORDING}/ or rounds in it")
     return Audit(

@@ -332,16 +332,19 @@ class AppTable(Table):
 
     All but two keys are those of `fedsim.recording.reading.Reading`; `num_examples` is one number, or one for each
     client id. `outputs = "module:callable"` makes logits of what the model returns and of its inputs, for models that
-    return a tuple or an object. With `frozen = true`, parameters that need no gradient are not sent, and keep the
-    values that the model is built with.
+    return a tuple or an object. `messages` is the kind of the messages whose answers are updates, where these are no
+    training messages with arrays, such as `query.weights`: arrays, lists of numbers or bytes. With `frozen = true`,
+    parameters that need no gradient are not sent, and keep the values that the model is built with.
     """
 
     replies: Literal["weights", "delta", "gradient"] = "weights"
+    messages: str = ""
     record: str = ""
     message: Annotated[int, Field(ge=0)] = 0
     prefix: str = ""
     module: str = ""
     names: list[str] = []
+    shapes: dict[str, list[Annotated[int, Field(ge=1)]]] = {}
     transposed: bool = False
     num_examples: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] | None = None
     outputs: str = ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -28,6 +29,7 @@ class Reading:
         module: the part of the model whose tensors are sent, by names that begin in it, such as `head`.
         names: what the model calls the tensors, in the order in which they are sent, `""` for one that is none of its;
             empty leaves their names.
+        shapes: of tensors that are sent as plain lists of numbers, by the names of the model.
         transposed: the weights of layers have their inputs first, as in Flax, Keras and scikit-learn.
         num_examples: N, of all clients or by client, which goes before what clients report.
     """
@@ -38,6 +40,7 @@ class Reading:
     prefix: str = ""
     module: str = ""
     names: Sequence[str] = ()
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     transposed: bool = False
     num_examples: int | Mapping[int, int] | None = None
 
@@ -96,7 +99,19 @@ class Reading:
         within = f"{self.module}." if self.module else ""
         names = self.names or [f"{within}{name.removeprefix(self.prefix)}" for name in order]
         called = dict(zip(order, names, strict=True))
-        return {called[name]: self._transposed(tensor) for name, tensor in state.items() if called[name]}
+        return {
+            called[name]: self._transposed(self._shaped(called[name], tensor, where))
+            for name, tensor in state.items()
+            if called[name]
+        }
+
+    def _shaped(self, name: str, tensor: Tensor, where: str) -> Tensor:
+        shape = self.shapes.get(name)
+        if shape is None:
+            return tensor
+        if tensor.numel() != math.prod(shape):
+            raise TranscriptError(f"{where}: '{name}' has {tensor.numel()} numbers, [app] shapes says {list(shape)}")
+        return tensor.reshape(tuple(shape))
 
     def _transposed(self, tensor: Tensor) -> Tensor:
         if self.transposed and tensor.ndim in _OUTPUT_FIRST:

@@ -27,6 +27,7 @@ from fedsim.evaluation.truth import write_truth
 from fedsim.experiments.config import AttackFile, check
 from fedsim.findings import Inference
 from fedsim.recording.finding_files import load_claim
+from fedsim.recording.messages import Messages, Sent, write_messages
 from fedsim.recording.reading import Reading
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import State, Update
@@ -211,6 +212,19 @@ def test_arrays_that_are_not_of_the_model_and_a_reply_of_the_trained_part(tmp_pa
     assert psnr_of(tmp_path / "run", inputs, app, model="models_of_an_app:frozen_head") > 60
     with pytest.raises(FedsimError, match=r'"" for those that are not of the model'):
         attacked(tmp_path / "run", app | {"names": names}, model="models_of_an_app:frozen_head")
+
+
+def test_updates_in_answers_to_queries_are_attacked_as_others(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("mlp"))
+    arrays = [{"model": {name: tensor.numpy() for name, tensor in state.items()}} for state in (before, after)]
+    sent, reply = (Sent(node=7, client=7, arrays=held) for held in arrays)
+    messages = Messages(number=1, kind="query.step", round=0, recorded_as=0, sent=[sent], replies=[reply])
+    write_messages(tmp_path / "run" / "messages", messages)
+    with pytest.raises(ConfigError, match="holds no recording"):
+        attacked(tmp_path / "run")
+    app = {"messages": "query.step", "num_examples": COUNT}
+    assert psnr_of(tmp_path / "run", inputs, app) > 60
+    assert psnr_of(tmp_path / "run", inputs, app) > 60  # from what was recorded the first time
 
 
 def test_a_part_of_the_model_by_the_names_that_it_has_there(tmp_path: Path) -> None:
