@@ -2,10 +2,11 @@
 
 The adversary is the server. It knows the places of all canaries, and not which of them are in.
 
-Where a defense promises something of each example, canaries were among those of the client while it trained. The score
-of each is the number at its place in the sum of what the client sent. With plain SGD this is the sum of the noisy
-gradients, to which a canary that is in adds the clip each time that it was sampled. Momentum, Adam and other defenses
-of the update blur it: then less is measured, and the bound still holds.
+Where a defense promises something of each example, canaries were among those of the client while it trained. Each has
+two scores. One is the number at its place in the sum of what the client sent. With plain SGD this is the sum of the
+noisy gradients, to which a canary that is in adds the clip each time that it was sampled. Momentum, Adam and other
+defenses of the update blur it: then less is measured, and the bound still holds. The other is how far that number
+varies over rounds, by which noise that is the same each time is seen.
 
 Where a defense promises something of the whole update, there is one update a round and so one coin, too few to measure
 anything. So after the run the client's own hook is called on canaries in the place of updates, as many times as there
@@ -200,13 +201,20 @@ def _audited(
 
 
 def scores_of_updates(experiment: Experiment, transcript: Transcript, canaries: Canaries) -> Tensor:
-    """`canary`, the number at its place in the sum of w_t - w_T over the recorded rounds of the client."""
+    """`kind canary`, two statistics of the number at its place in w_t - w_T of each recorded round of the client.
+
+    The sum over rounds; and where there are several, how far the number varies from round to round: what a canary that
+    is in adds depends on how often it was sampled, and noise that is the same each time does not vary.
+    """
     places = canaries.places(trained(experiment.model, experiment.training))
-    total = torch.zeros(canaries.count, dtype=torch.float64)
+    rounds = []
     for update in transcript.updates(canaries.client):
         slopes = {name: tensor.flatten() for name, tensor in update.pseudo_gradient.items()}
-        total += torch.stack([slopes[name][place] for name, place in places])
-    return total
+        rounds.append(torch.stack([slopes[name][place] for name, place in places]).double())
+    if not rounds:
+        return torch.zeros(1, canaries.count, dtype=torch.float64)
+    told = torch.stack(rounds)
+    return torch.stack([told.sum(0), told.std(0)] if len(rounds) > 1 else [told.sum(0)])
 
 
 def scores_of_shadows(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from torch import Tensor
@@ -81,18 +82,18 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float, confidenc
 def measured(scores: Tensor, inside: Tensor, delta: float, confidence: float) -> Measured:
     """The best lower bound by guessing the canaries of the highest scores in, as many of the lowest out.
 
-    How many are guessed is chosen by the outcome, among `GUESSED`; for that each bound is made at a higher confidence,
-    so that all of them hold together at `confidence`.
+    How many are guessed, and by which scores, is chosen by the outcome, among `GUESSED` and the scores; for that each
+    bound is made at a higher confidence, so that all of them hold together at `confidence`.
 
     Args:
-        scores: `canary`, the higher, the likelier it is in; of equal ones the first counts as lower.
+        scores: `canary`, or `kind canary`, the higher, the likelier it is in; of equal ones the first counts as lower.
         inside: `canary`, whether it is in.
         delta: as in `lower_bound`.
         confidence: likewise.
     """
-    order, count = scores.argsort(stable=True), len(scores)
-    each, found = 1 - (1 - confidence) / len(GUESSED), []
-    for share in GUESSED:
+    kinds = scores.reshape(-1, scores.shape[-1])
+    count, each, found = kinds.shape[1], 1 - (1 - confidence) / (len(GUESSED) * len(kinds)), []
+    for order, share in product(kinds.argsort(dim=1, stable=True), GUESSED):
         half = max(1, math.floor(share * count / 2))
         right = int((~inside[order[:half]]).sum()) + int(inside[order[-half:]].sum())
         epsilon = lower_bound(count, 2 * half, right, delta, each)

@@ -110,6 +110,15 @@ class NoiseFirst(DpSgd):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SameNoise(DpSgd):
+    """Adds the same noise in every step, as one does who seeds a generator there."""
+
+    def on_sum(self, total: State, expected: float, *, rng: torch.Generator) -> State:
+        del rng
+        return super().on_sum(total, expected, rng=torch.Generator().manual_seed(7))
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoiseOfTheMean(UpdateNoise):
     """Has too little noise by the number of tensors."""
 
@@ -126,6 +135,7 @@ class NoiseOfTheMean(UpdateNoise):
     [
         WrongRate(noise_multiplier=2.0),
         NoiseFirst(noise_multiplier=2.0),
+        SameNoise(noise_multiplier=2.0),
         NoiseOfTheMean(noise_multiplier=8.0),
     ],
     ids=lambda defense: type(defense).__name__,
