@@ -17,6 +17,8 @@ READY = "query.ready"
 TROUBLE = "trouble"
 _COMPARED = ("fedsim-curious", "flwr", "torch")
 _TO_CONNECT, _TO_ANSWER = 60.0, 300.0
+_LONGEST = 300
+"""Characters of a reason; that of a lost connection may be a page."""
 
 
 def versions() -> dict[str, str]:
@@ -42,7 +44,8 @@ def in_a_line(reason: str) -> str:
         return "its host ran out of memory, so Ray ended the process; lower federation.actors"
     if name == "RayTaskError":  # a traceback, with process ids that change from run to run
         return lines[-1]
-    return f"{name}: {lines[0]}" if name else lines[0]
+    said = f"{name}: {lines[0]}" if name else lines[0]
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
 
 
 def wait_for_nodes(grid: Grid, expected: int) -> list[int]:

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ from fedsim.recording.seals import check_seal, key, seal
 NAME, GUARD = "manifest.json", ".manifest.lock"
 SEALED = "checkpoint.safetensors"
 _FORMAT = 1
+_OF_AN_APP = re.compile(r"run-\d+")
 _written: dict[Path, tuple[bytes, bytes | None, Manifest]] = {}
 """What this process wrote last, with which key, by path; it saves parsing thousands of rounds again."""
 
@@ -181,8 +183,9 @@ def file_hash(path: Path) -> str:
 
 
 def name_of_run(folder: Path) -> str:
-    """What the folder of a run is called."""
-    return folder.resolve().name
+    """What the folder of a run is called; one of an app's recording, such as `run-1`, with the folder around it."""
+    path = folder.resolve()
+    return f"{path.parent.name}/{path.name}" if _OF_AN_APP.fullmatch(path.name) else path.name
 
 
 def name_of(folder: Path, path: Path) -> str:
