@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -32,7 +32,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedsim.engines import ray_guard
 from fedsim.engines.processes import termination_is_interruption
 from fedsim.engines.readiness import explain_difference, versions
-from fedsim.errors import FedsimError, InstallationError, RunError, first_line
+from fedsim.errors import FedsimError, InstallationError, RunError, first_line, some_of
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ _LOOK, _WITHOUT = 5.0, 300.0
 """Seconds between two looks at a cluster, and for which all actors may be without a core."""
 _REMEDY = "start one there with `ray start --head`, or leave the address out"
 _CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+_ALL_NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
 NODES_PER_ACTOR = 2
 
 
@@ -300,6 +301,7 @@ def _knock(address: str, where: str) -> None:
         with init_grpc_channel(place, GLOBAL_GRPC_OPTIONS) as channel:
             grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
             channel.unary_unary(_CLUSTER_ID)(b"", timeout=_PATIENCE)
+            hosts = _alive(channel.unary_unary(_ALL_NODES)(b"", timeout=_PATIENCE))
     except grpc.FutureTimeoutError as error:
         raise RunError(f"{where}: no Ray cluster answers at '{address}' within {_PATIENCE:.0f} s; {_REMEDY}") from error
     except AuthenticationError as error:  # a token is wanted here, but there is none
@@ -310,6 +312,28 @@ def _knock(address: str, where: str) -> None:
         raise RunError(
             f"{where}: what answers at '{address}' is no Ray cluster ({error.code().name}); {_REMEDY}"
         ) from error
+    if not any(map(_is_here, hosts)):  # Ray would end this process, or the run in an obscure way
+        raise RunError(
+            f"{where}: this machine is no host of the Ray cluster at '{address}', which has "
+            f"{some_of(sorted(hosts), 4)}; join it by `ray start --address={place}`, or start the run on one of these"
+        )
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is one of this machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.bind((address, 0))
+        return True
+    return False
+
+
+def _alive(answer: bytes) -> set[str]:
+    """The addresses of the hosts that are there, out of what a cluster says of its nodes."""
+    from ray.core.generated import gcs_service_pb2
+
+    nodes: Any = gcs_service_pb2.GetAllNodeInfoReply.FromString(answer)  # type: ignore[attr-defined]
+    return {node.node_manager_address for node in nodes.node_info_list if node.state == 0}
 
 
 def _compare_hosts() -> None:
