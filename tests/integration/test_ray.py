@@ -281,7 +281,7 @@ def test_a_machine_outside_the_cluster_is_told_so_before_ray_is_joined(
     assert fedsim.engines.ray._is_here("127.0.0.1")
     assert not fedsim.engines.ray._is_here("192.0.2.77")  # set aside for documents
     monkeypatch.setattr(fedsim.engines.ray, "_is_here", lambda address: False)
-    with pytest.raises(RunError, match="this machine is no host of the Ray cluster at .*; join it by") as caught:
+    with pytest.raises(RunError, match=r"this machine is no host of the Ray cluster at .*; join it by") as caught:
         serial_run(tiny_config(federation={"engine": "ray", "address": cluster.address}), tmp_path / "run")
     assert_one_sentence(caught.value)
 
