@@ -33,9 +33,13 @@ def hash_of(path: Path) -> str:
         OSError: it cannot be read.
     """
     stamp = _stamp(path)
-    if stamp not in _known or not _settled(stamp):
-        _known[stamp] = hash_file(path)
-    return _known[stamp]
+    if (known := _known.get(stamp)) is not None:
+        return known
+    settled = _settled(stamp)
+    found = hash_file(path)
+    if settled:
+        _known[stamp] = found
+    return found
 
 
 def hash_of_files(paths: Iterable[Path], home: Path | None = None) -> str:

@@ -24,19 +24,40 @@ def _set_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)  # "cpu" would intercept every call of torch
 
 
+def _precision() -> str:
+    """As torch calls it; a program may have set it by names of which torch knows no mixture."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
+def _set_precision(precision: str) -> None:
+    try:
+        torch.set_float32_matmul_precision(precision)
+    except RuntimeError:
+        torch.backends.cuda.matmul.fp32_precision = precision
+
+
+def _folder() -> str:
+    """The working folder; empty where somebody removed it."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - texts, as os.chdir takes them
+    except OSError:
+        return ""
+
+
 _DEFAULTS = {
     "torch's default dtype": _Default(torch.get_default_dtype, torch.set_default_dtype),
     "torch's default device": _Default(torch.get_default_device, _set_device),
     "whether torch records gradients": _Default(torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's number of threads": _Default(torch.get_num_threads, torch.set_num_threads),
-    "torch's precision of float32 products": _Default(
-        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-    ),
+    "torch's precision of float32 products": _Default(_precision, _set_precision),
     "whether torch is deterministic": _Default(
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
     ),
     "what NumPy does on errors": _Default(np.geterr, lambda errors: np.seterr(**errors)),
-    "the working folder": _Default(os.getcwd, os.chdir),
+    "the working folder": _Default(_folder, os.chdir),
 }
 
 
@@ -57,7 +78,8 @@ def unchanged_defaults(who: str) -> Iterator[None]:
         after = {what: default.read() for what, default in _DEFAULTS.items()}
         changed = [what for what in _DEFAULTS if after[what] != before[what]]
         for what in changed:
-            _DEFAULTS[what].write(before[what])
+            with contextlib.suppress(OSError):  # a folder that is gone; the others are put back
+                _DEFAULTS[what].write(before[what])
     if changed:
         what = changed[0]
         raise PluginError(

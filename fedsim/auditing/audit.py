@@ -67,7 +67,7 @@ from fedsim.randomness import adversary_key, generator
 from fedsim.recording.header import RECORDING, Header
 from fedsim.recording.reading import Reading
 from fedsim.recording.transcript import Transcript
-from fedsim.recording.updates_in_messages import record_updates
+from fedsim.recording.updates_in_messages import check_whence, record_updates
 from fedsim.wire.messages import State
 
 log = logging.getLogger(__name__)
@@ -597,9 +597,12 @@ def open_audit(
         raise ConfigError("attack: no attack is named; add an [[attack]] table with a name")
     if path.resolve().name == RECORDING and folder.transcript == path:
         raise ConfigError(f"{path}: is the recording in a run folder; name the folder around it")
-    if chosen.app.messages and not folder.transcript.is_dir():
-        with folder.held():
-            record_updates(path, chosen.app.messages, chosen.app.record, trust=trust)
+    if chosen.app.messages:
+        if folder.transcript.is_dir():
+            check_whence(Transcript(path), chosen.app.messages, chosen.app.record)
+        else:
+            with folder.held():
+                record_updates(path, chosen.app.messages, chosen.app.record, trust=trust)
     if not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no recording; name the folder that has {RECORDING}/ or rounds in it")
     return Audit(

@@ -234,7 +234,7 @@ def warn_of_counts(network: nn.Module, knowledge: Knowledge, updates: Sequence[U
         moved = None
         with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
             moved = (by_any(update.pseudo_gradient, orders_of(network)) or {}).get(layer)
-        if moved is None or min(moved.shape) <= update.num_examples:
+        if moved is None or not 0 < update.num_examples < min(moved.shape) or not torch.isfinite(moved).all():
             continue
         rounding = torch.finfo(torch.float32).eps * _norm(update.before) if update.payload.kind == "weights" else 0.0
         rank = int((torch.linalg.svdvals(moved.float()) > max(_ROUNDING * rounding, 1e-5 * moved.norm())).sum())

@@ -438,7 +438,8 @@ def _watch(pools: list[Any], ended: threading.Event) -> None:
     hosts, waiting = _hosts(), 0.0
     while not ended.wait(_LOOK):
         try:
-            now, states = _hosts(), [actor["State"] for actor in ray._private.state.actors().values()]
+            now, job = _hosts(), ray.get_runtime_context().get_job_id()
+            states = [actor["State"] for actor in ray._private.state.actors().values() if actor["JobID"] == job]
         except Exception:  # Ray is ending, or hides this behind other names
             return
         for lost in hosts.keys() - now.keys():

@@ -40,7 +40,7 @@ def in_a_line(reason: str) -> str:
     wrapped = re.fullmatch(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>:<'(.*)'>", reason, re.DOTALL)
     name, text = (wrapped[1], wrapped[2]) if wrapped else ("", reason)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
-    if any("low on memory" in line or "OutOfMemory" in line for line in lines):
+    if name == "OutOfMemoryError" or any("running low on memory" in line for line in lines):  # Ray's, none of torch's
         return "its host ran out of memory, so Ray ended the process; lower federation.actors"
     if name == "RayTaskError":  # a traceback, with process ids that change from run to run
         return lines[-1]

@@ -83,7 +83,7 @@ def held_against_manifest(folder: Path) -> Verdict:
     differences = [*_rounds(folder, manifest), *_settings(folder, manifest), *_files(folder, manifest)]
     if secret and not manifest.signed:
         differences.append(f"{NAME} bears no signature")
-    elif secret and manifest.name != (called := name_of_run(folder)):
+    elif secret and manifest.name and manifest.name != (called := name_of_run(folder)):
         differences.append(
             f"what is signed is the run that was begun as '{manifest.name}', and this folder is called '{called}'; "
             "give it back its name, unless another run was put in its place"
@@ -223,7 +223,8 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 
 _VOUCHED = (
-    NAME, GUARD, lock.NAME, "log.txt", "experiment.toml", "transcript/round-*.safetensors", "states/*.safetensors",
+    NAME, GUARD, lock.NAME, "log.txt", "experiment.toml", "transcript/round-*.safetensors", "round-*.safetensors",
+    "states/*.safetensors",
     "*.png", "report.html", "tensorboard/*", "deployment/*", ".*.tmp", "*/.*.tmp",
 )  # fmt: skip
 """Files that a manifest does not name: it has hashes of rounds and settings, states have a manifest of their own, and

@@ -13,6 +13,7 @@ import torch
 from fedsim.errors import TrustError
 
 _HARMLESS = {
+    ("_codecs", "encode"),
     ("collections", "OrderedDict"),
     ("numpy", "dtype"),
     ("numpy", "ndarray"),
@@ -39,7 +40,7 @@ def arrays_in(content: bytes, *, trust: bool) -> Any:
     if content[:2] == b"PK":
         names = zipfile.ZipFile(file).namelist()
         if any(name.endswith("/data.pkl") for name in names):
-            return torch.load(io.BytesIO(content), weights_only=True)
+            return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         return dict(np.load(io.BytesIO(content), allow_pickle=False))
     if not trust:
         raise TrustError("it is a pickle or bytes of another kind, which are read with --trust alone")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.recording.messages import Messages, Sent
+from fedsim.recording.updates_in_messages import count_of
 
 MASKED = "secaggplus_configs"
 """What Flower's SecAgg+ calls the record of its stages."""
@@ -100,7 +101,7 @@ def _values(reply: Sent) -> Iterable[tuple[str, Any]]:
 def _count(reply: Sent) -> int:
     """N, as the client says it; 0 where it does not."""
     said = [v for values in reply.metrics.values() for k, v in values.items() if _COUNTS.fullmatch(k)]
-    return int(said[0]) if said and isinstance(said[0], int | float) else 0
+    return count_of(said)
 
 
 def _described(value: Any) -> tuple[str, int | None]:

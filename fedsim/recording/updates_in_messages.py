@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.errors import TranscriptError, TrustError, first_line
-from fedsim.recording.header import RECORDING
+from fedsim.errors import ConfigError, TranscriptError, TrustError, first_line
+from fedsim.recording.header import MOST_EXAMPLES, RECORDING
 from fedsim.recording.messages import FOLDER, Messages, Sent, read_messages
 from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 
 _COUNTS = ("num-examples", "num_examples")
+_WHENCE = "recorded-from"
+"""The fact in a round's header that says which messages its updates were read from."""
 
 
 def record_updates(run: Path, kind: str, record: str, *, trust: bool) -> None:
@@ -43,7 +47,23 @@ def record_updates(run: Path, kind: str, record: str, *, trust: bool) -> None:
     rounds = [list(_updates(number, messages, record, trust)) for number, messages in enumerate(found, 1)]
     recorder = Recorder(run / RECORDING)
     for number, (messages, updates) in enumerate(zip(found, rounds, strict=True), 1):
-        recorder.write(number, updates, {said.client: said.error for said in messages.replies if said.error})
+        failures = {said.client: said.error for said in messages.replies if said.error}
+        recorder.write(number, updates, failures, {_WHENCE: _whence(kind, record)})
+
+
+def check_whence(transcript: Transcript, kind: str, record: str) -> None:
+    """Raise ConfigError where updates were recorded from other messages than these, or as updates."""
+    was = transcript.header(transcript.rounds[0]).config.get(_WHENCE)
+    if was != _whence(kind, record):
+        held = f"those of {was}" if was else "updates of its own"
+        raise ConfigError(
+            f"[app] messages: {transcript.folder} holds {held}, not those of {_whence(kind, record)}; "
+            + ("remove that folder to have these read" if was else "leave the key out")
+        )
+
+
+def _whence(kind: str, record: str) -> str:
+    return f"messages '{kind}', record '{record}'"
 
 
 def _updates(number: int, messages: Messages, record: str, trust: bool) -> Iterator[Update]:
@@ -53,19 +73,27 @@ def _updates(number: int, messages: Messages, record: str, trust: bool) -> Itera
             continue
         where = f"message {messages.number}, client {said.client}"
         metrics = {key: float(v) for values in said.metrics.values() for key, v in values.items() if _is_number(v)}
-        count = next((int(metrics.pop(name)) for name in _COUNTS if name in metrics), 0)
+        counts = [metrics.pop(name) for name in _COUNTS if name in metrics]
         yield Update(
             round=number,
             client=said.client,
             before=_arrays(sent[said.node], record, f"{where}: what the server sent", trust),
             payload=Payload.dense(_arrays(said, record, f"{where}: its answer", trust), "weights"),
-            num_examples=max(count, 0),
+            num_examples=count_of(counts),
             metrics=metrics,
         )
 
 
+def count_of(reported: Sequence[Any]) -> int:
+    """N, the first of what a client reports as such; 0 where that is nothing, or no number of examples."""
+    said = next(iter(reported), 0)
+    whole = isinstance(said, int | float) and 0 <= said <= MOST_EXAMPLES and said == int(said)
+    return int(said) if whole else 0
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    whole = isinstance(value, int | float) and not isinstance(value, bool)
+    return whole and (isinstance(value, float) or abs(value) < sys.float_info.max)
 
 
 def _arrays(said: Sent, record: str, where: str, trust: bool) -> State:
@@ -91,7 +119,7 @@ def _tensors(key: str, value: Any, where: str, trust: bool) -> dict[str, Tensor]
         return {}  # a number or a text beside the weights
     if value.dtype == np.uint8 and value.ndim == 1:
         return _unpacked(key, value.tobytes(), where, trust)
-    return {key: torch.from_numpy(np.ascontiguousarray(value))}
+    return {key: _tensor(value, where)}
 
 
 def _unpacked(key: str, content: bytes, where: str, trust: bool) -> dict[str, Tensor]:
@@ -110,4 +138,17 @@ def _unpacked(key: str, content: bytes, where: str, trust: bool) -> dict[str, Te
         named = {str(place): array for place, array in enumerate(found)}
     else:
         named = {key: found}
-    return {name: torch.as_tensor(array) for name, array in named.items()}
+    return {name: _tensor(array, where) for name, array in named.items()}
+
+
+def _tensor(value: Any, where: str) -> Tensor:
+    """An array in the byte order of this machine; a number is an array, too."""
+    try:
+        if isinstance(value, Tensor):
+            return value
+        array = np.array(value, order="C")
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TranscriptError(
+            f"{where}: holds something beside arrays ({first_line(error)}), a text or a table"
+        ) from error

@@ -69,6 +69,7 @@ def in_actors(
                     actor = beginning.pop(answer)
                     if (error := _outcome(answer)) is None:
                         idle.append(actor)
+                        stillborn = 0
                     elif (stillborn := stillborn + 1) > _LOSSES:  # it is not the host
                         raise RunError(f"sweep.on: actors cannot begin: {error}") from error
                     continue

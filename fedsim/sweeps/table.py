@@ -13,12 +13,13 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.errors import RunError
 from fedsim.experiments.run_folder import as_csv
-from fedsim.files import hash_file, parse_json, write_text
+from fedsim.files import parse_json, write_text
 from fedsim.recording.seals import check_signed, key, seal
 
 TABLE, CELLS = "sweep.csv", "cells.csv"
@@ -103,26 +104,35 @@ def read_cells(folder: Path) -> Table:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a table and its seal; in between, the seal holds for the table that was there as well."""
+    """Write a table and its seal; in between, the seal holds for the table that was there as well, if it was ours."""
     digest = hashlib.sha256(text.encode()).hexdigest()
-    seal_path, before = path.with_name(path.name + SEAL), hash_file(path) if path.is_file() else digest
-    for digests in ([digest, before], [digest]):
+    try:
+        before = [hashlib.sha256(_sealed_text(path, tries=1).encode()).hexdigest()]
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or somebody else's, which is not vouched for
+        before = []
+    for digests in ([digest, *before], [digest]):
         if len(digests) == 1:
             write_text(path, text)
-        sealed = [path.name, *digests]
-        write_text(seal_path, json.dumps({"seal": seal(json.dumps(sealed), key()), "sealed": sealed}) + "\n")
+        sealed = [*_called(path), *digests]
+        sealed_text = json.dumps({"seal": seal(json.dumps(sealed), key()), "sealed": sealed})
+        write_text(path.with_name(path.name + SEAL), sealed_text + "\n")
 
 
-def _sealed_text(path: Path) -> str:
+def _called(path: Path) -> list[str]:
+    """Of which sweep a table is: that of another one has a seal, too."""
+    return [path.resolve().parent.name, path.name]
+
+
+def _sealed_text(path: Path, tries: int = _TRIES) -> str:
     """A table that is what its seal says; one that is written at this moment is read again."""
-    for _ in range(_TRIES):
+    for _ in range(tries):
         text, seal_path = path.read_bytes(), path.with_name(path.name + SEAL)
         if not seal_path.exists():
             raise ValueError(f"{seal_path.name} is missing, and nothing vouches for the table")
         said = parse_json(seal_path.read_bytes())
         check_signed(said["seal"], json.dumps(said["sealed"]))
-        name, *digests = said["sealed"]
-        if name == path.name and hashlib.sha256(text).hexdigest() in digests:
+        sweep, name, *digests = said["sealed"]
+        if [sweep, name] == _called(path) and hashlib.sha256(text).hexdigest() in digests:
             return text.decode()
         time.sleep(0.05)
     raise ValueError("it is not what the sweep wrote")
@@ -131,7 +141,7 @@ def _sealed_text(path: Path) -> str:
 def _read(path: Path, rest: Sequence[str]) -> Table:
     try:
         text = _sealed_text(path)
-        header, *lines = list(csv.reader(text.splitlines(keepends=True), strict=True))
+        header, *lines = list(csv.reader(StringIO(text, newline=""), strict=True))
         axes = tuple(header[len(_FIRST) : len(header) - len(_PLACE) - len(rest)])
         if tuple(header) != columns(axes, rest):  # of another version
             raise ValueError(f"its columns are not {', '.join(columns(('...',), rest))}")

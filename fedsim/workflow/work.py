@@ -173,7 +173,7 @@ def _audited(audit: Audit, follow: ProgressOf | None) -> Done:
 
 def _lost(folder: RunFolder) -> list[str]:
     """A sentence for each recorded round that lacks clients through no fault of theirs."""
-    if not folder.transcript.is_dir():
+    if not any(folder.transcript.glob("round-*.safetensors")):
         return []
     transcript, found = Transcript(folder.path), []
     for number in transcript.rounds:

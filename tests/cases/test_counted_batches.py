@@ -46,3 +46,16 @@ def test_an_update_of_a_rank_above_n_is_said_to_be_of_more_examples(
     warn_of_counts(network(), knowledge, [update])
     assert ("if clients count batches, say N with [app] num_examples" in caplog.text) == warns
     assert ("N is 4, but the update of '1.weight' has rank 32" in caplog.text) == warns
+
+
+@pytest.mark.parametrize("told", [0, BATCHES])
+def test_of_an_update_with_nan_or_without_n_nothing_is_said(told: int, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(1)
+    after = trained()
+    if told:
+        after["1.weight"][0, 0] = torch.nan
+    payload = Payload.dense(after, "weights")
+    update = Update(round=1, client=0, before=dict(network().state_dict()), payload=payload, num_examples=told)
+    knowledge = Knowledge(model=network, input_shape=(1, 8, 8), value_range=([0.0], [1.0]))
+    warn_of_counts(network(), knowledge, [update])
+    assert caplog.text == ""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import fedsim
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.errors import RunError
+from fedsim.errors import PluginError, RunError
+from fedsim.process_defaults import unchanged_defaults
 
 CHANGES: Mapping[str, Callable[[], object]] = {
     "torch's default dtype from torch.float32 to torch.float64": lambda: torch.set_default_dtype(torch.float64),
@@ -54,3 +55,32 @@ def test_a_defense_that_changes_a_default_is_told_of_and_the_default_put_back(tm
     assert torch.get_default_device() == torch.device("cpu")
     assert torch.is_grad_enabled()
     assert torch.get_num_threads() == before
+
+
+def test_a_folder_that_is_gone_keeps_nothing_else_from_being_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def change() -> None:
+        with unchanged_defaults("a client"):
+            torch.set_default_dtype(torch.float64)
+            monkeypatch.chdir(gone)
+            gone.rmdir()
+
+    with pytest.raises(PluginError, match="a client changed torch's default dtype"):
+        change()
+    assert torch.get_default_dtype() == torch.float32
+    assert Path.cwd() == tmp_path
+
+
+def test_a_precision_by_its_new_name_is_no_error() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        with unchanged_defaults("a client"):
+            pass
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before

@@ -53,7 +53,7 @@ def test_what_was_read_is_known_again_until_it_changes(tmp_path: Path, monkeypat
     assert {content_hashes.hash_of_files([path]) for _ in range(2)} == {first}
     monkeypatch.setattr(content_hashes, "_known", {})  # as another process would
     assert content_hashes.hash_of_files([path]) == first
-    assert len(read) == 2
+    assert len(read) == 3
     time.sleep(0.02)
     write_table(path, 2)
     assert content_hashes.hash_of_files([path]) != first
@@ -74,3 +74,18 @@ def test_states_are_trained_again_when_the_data_change(tmp_path: Path) -> None:
     assert states[0] != states[1]
     assert states[0] == states[2]
     assert states[0].read_bytes() != states[1].read_bytes()
+
+
+def test_what_changed_within_the_resolution_of_its_times_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now = tmp_path / "file", [1000]
+    monkeypatch.setattr(content_hashes, "_known", {})
+    monkeypatch.setattr(content_hashes, "_stamp", lambda file: (1, 1, 4, 1000, 1000))  # the same for both contents
+    monkeypatch.setattr(time, "time_ns", lambda: now[0])
+    path.write_text("once")
+    first = content_hashes.hash_of(path), content_hashes.hash_of_files([path])
+    path.write_text("more")
+    now[0] = 10**15
+    assert content_hashes.hash_of(path) != first[0]
+    assert content_hashes.hash_of_files([path]) != first[1]

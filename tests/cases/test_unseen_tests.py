@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+import fedsim
 from fedsim.datasets import Dataset
 from fedsim.datasets.digits import Digits
 from fedsim.errors import ConfigError
@@ -39,3 +41,16 @@ def test_held_out_examples_that_others_train_on_are_refused(test_by: str) -> Non
 def test_clients_may_share_what_nobody_is_tested_on() -> None:
     data = shared_out()
     assert [len(data.indices(client)[0]) for client in range(4)] == [20] * 4
+
+
+def test_a_run_that_records_nothing_ends_well(tmp_path: Path) -> None:
+    experiment = {
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "samples_per_client": 8},
+        "model": {"name": "mlp", "hidden": [4]},
+        "federation": {"engine": "serial", "clients": 2, "rounds": 1},
+        "recording": {"rounds": []},
+        "adversary": {"when": "never"},
+    }
+    run = fedsim.run(experiment, out=tmp_path / "run")
+    assert (run.path / "report.html").is_file()

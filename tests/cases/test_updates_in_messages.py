@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from fedsim import Transcript
 from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import TranscriptError, TrustError
+from fedsim.errors import ConfigError, TranscriptError, TrustError
 from fedsim.recording.messages import Messages, Sent, write_messages
 from fedsim.recording.reading import Reading
-from fedsim.recording.updates_in_messages import record_updates
+from fedsim.recording.updates_in_messages import check_whence, count_of, record_updates
 from strategies.curious_grid import CuriousGrid
 
 BEFORE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2, np.float32)}
@@ -121,3 +121,37 @@ def test_what_a_grid_sent_in_a_query_is_recorded_with_the_answers(tmp_path: Path
     assert len(transcript.clients(1)) == 2
     moved = transcript.update(1, transcript.clients(1)[0]).pseudo_gradient
     assert {name: tensor.unique().tolist() for name, tensor in moved.items()} == {"w": [-1.0], "b": [-1.0]}
+
+
+@pytest.mark.parametrize("told", [float("nan"), float("inf"), 1e30, -3, 2.5])
+def test_an_n_that_is_no_number_of_examples_is_none(told: float) -> None:
+    assert count_of([told]) == 0
+
+
+def test_a_scalar_parameter_stays_one_and_old_pickles_of_arrays_are_read(tmp_path: Path) -> None:
+    scalar, old = {"arrays": {"a": {"scale": np.array(2.0)}}}, np.arange(3.0)
+    exchange(tmp_path / "scalar", scalar, scalar)
+    record_updates(tmp_path / "scalar", "query.weights", "", trust=False)
+    assert Transcript(tmp_path / "scalar").update(1, 5).before["scale"].shape == ()
+    dumped = config({"w": np.frombuffer(pickle.dumps(old, protocol=2), np.uint8)})
+    exchange(tmp_path / "old", dumped, dumped)
+    record_updates(tmp_path / "old", "query.weights", "", trust=True)
+    assert Transcript(tmp_path / "old").update(1, 5).before["w"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_bytes_that_hold_more_than_arrays_are_a_sentence(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.ones(2)}, "epoch": 3}, file := io.BytesIO())
+    checkpoint = config({"all": np.frombuffer(file.getvalue(), np.uint8)})
+    exchange(tmp_path, checkpoint, checkpoint)
+    with pytest.raises(TranscriptError, match="holds something beside arrays"):
+        record_updates(tmp_path, "query.weights", "", trust=False)
+
+
+def test_updates_of_other_messages_than_those_that_are_named_are_refused(tmp_path: Path) -> None:
+    both = {"arrays": {"one": {"w": np.zeros(2)}, "other": {"w": np.ones(2)}}}
+    exchange(tmp_path, both, both)
+    record_updates(tmp_path, "query.weights", "one", trust=False)
+    transcript = Transcript(tmp_path)
+    check_whence(transcript, "query.weights", "one")
+    with pytest.raises(ConfigError, match=r"'one', not those of .* record 'other'; remove"):
+        check_whence(transcript, "query.weights", "other")

@@ -76,3 +76,46 @@ def test_with_a_key_a_table_is_signed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_missing_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=CELLS):
         read_cells(tmp_path)
+
+
+def test_a_forged_table_is_vouched_for_by_no_later_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes there without the key, and keeps the seal that holds in between, has nothing of it."""
+    (tmp_path / "key").write_text("a secret that is long enough")
+    monkeypatch.setenv("FEDSIM_KEY", str(tmp_path / "key"))
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    write_table(folder, [], [])
+    forged = (folder / TABLE).read_text().replace("value", "forged")
+    (folder / TABLE).write_text(forged)
+    seals = list[str]()
+    before = table.write_text
+
+    def watched(path: Path, text: str) -> None:
+        before(path, text)
+        if path.name.endswith(SEAL):
+            seals.append(text)
+
+    monkeypatch.setattr(table, "write_text", watched)
+    write_table(folder, [], [])
+    assert len(seals) == 2
+    for text in seals:
+        (folder / TABLE).write_text(forged)
+        (folder / (TABLE + SEAL)).write_text(text)
+        with pytest.raises(RunError, match="is not what the sweep wrote"):
+            read_table(folder)
+
+
+def test_the_table_of_another_sweep_has_a_seal_of_another_sweep(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        write_table(tmp_path / name, [], [])
+    for name in (TABLE, TABLE + SEAL):
+        (tmp_path / "one" / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    with pytest.raises(RunError, match="is not what the sweep wrote"):
+        read_table(tmp_path / "one")
+
+
+def test_a_label_may_hold_what_other_tools_take_for_the_end_of_a_line(tmp_path: Path) -> None:
+    odd = "a\x0bb\u2028c\x85d"
+    write_table(tmp_path, ["training.local_epochs"], [SCORE | {"training.local_epochs": odd}])
+    assert read_table(tmp_path).rows[0]["training.local_epochs"] == odd
