@@ -29,7 +29,7 @@ _NAMED = 6
 _COMPARED = 16
 """Clients whose first updates are compared with the model and each other, at most."""
 _TRIED = 4
-"""Examples that the cost of an attack is estimated with, at most."""
+"""Examples that the cost of an attack is estimated with, and updates whose rank is found, at most."""
 _PASSES = 4
 """How often what one pass keeps in memory is there at once, when a gradient is matched and differentiated."""
 _BACKWARD = 3
@@ -230,7 +230,7 @@ def warn_of_counts(network: nn.Module, knowledge: Knowledge, updates: Sequence[U
     layer = first_layer(network, torch.rand_like(_inputs(network, knowledge, 2)))
     if layer is None:
         return
-    for update in updates:
+    for update in updates[:_TRIED]:  # singular values of a wide layer take half a second
         moved = None
         with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
             moved = (by_any(update.pseudo_gradient, orders_of(network)) or {}).get(layer)
