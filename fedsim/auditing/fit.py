@@ -19,6 +19,7 @@ from fedsim.attacks import Attack
 from fedsim.errors import ConfigError, DataError, TranscriptError, first_line, one_line, some_of
 from fedsim.evaluation.truth import Truth
 from fedsim.knowledge import Knowledge
+from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
 from fedsim.training.first_layer import first_layer
 from fedsim.training.model_state import orders_of
@@ -227,7 +228,9 @@ def warn_of_counts(network: nn.Module, knowledge: Knowledge, updates: Sequence[U
         updates: of one round, which fit the network.
     """
     assert knowledge.input_shape is not None
-    layer = first_layer(network, torch.rand_like(_inputs(network, knowledge, 2)))
+    like = _inputs(network, knowledge, 2)
+    drawn = torch.rand(like.shape, generator=generator("first layer"), dtype=like.dtype).to(like.device)
+    layer = first_layer(network, drawn)
     if layer is None:
         return
     for update in updates[:_TRIED]:  # singular values of a wide layer take half a second
