@@ -136,9 +136,8 @@ class Dataset:
         low, high = (torch.tensor(float(end)) for end in self.value_range)
         if self.vocabulary or self.train.raw.ndim != 2 or self.value_range == (0, 1):
             return low, high
-        both = [part.inputs(slice(None)) for part in (self.train, self.test)]
-        low, high = (torch.stack([getattr(part, end)(0) for part in both]) for end in ("amin", "amax"))
-        low, high = low.amin(0), high.amax(0)
+        rows = torch.cat([self.train.inputs(), self.test.inputs()])
+        low, high = rows.amin(0), rows.amax(0)
         for column in self.columns:
             if column.categories:
                 low[column.features], high[column.features] = 0.0, 1.0

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fedsim
+from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, DataError
 from fedsim.evaluation.truth import Truth
 
@@ -84,3 +85,14 @@ def test_a_range_of_too_few_columns_is_refused(tmp_path: Path) -> None:
     run = federate(write_leaf_table(tmp_path / "table"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"value_range: it has 3 values, and an input of shape \[4\] has 4"):
         run.attack("analytic", victim=0, knowledge={"value_range": [[0.0] * 3, [1.0] * 3]})
+
+
+def test_a_table_without_test_rows_has_ranges_too() -> None:
+    rows, none = torch.tensor([[-2.0, 5.0], [4.0, 5.0]]), torch.empty(0, 2)
+    parts = {
+        name: Examples(raw=raw, labels=torch.zeros(len(raw)).long(), scale=1.0)
+        for name, raw in (("train", rows), ("test", none))
+    }
+    table = Dataset(name="table", num_classes=2, source="here", licence="free", value_range=(-9.0, 9.0), **parts)
+    assert [end.tolist() for end in table.ends] == [[-2.0, 5.0], [4.0, 6.0]]
+    assert torch.equal(table.from_unit_range(table.in_unit_range(rows)), rows)
