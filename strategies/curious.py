@@ -20,10 +20,11 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsim.engines.arrays import as_plain, state_in
 from fedsim.errors import ConfigError, one_line, what_it_said
+from fedsim.recording.header import COUNTS
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.payloads import is_encoded
 from strategies.curious_grid import CuriousGrid
-from strategies.exchange import COUNTS, Exchange, miscounted
+from strategies.exchange import Exchange, miscounted
 from strategies.observer import Observer, flower, in_folder
 
 _NO_PAYLOAD = 2

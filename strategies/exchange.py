@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsim.engines.arrays import Held, state_in
 from fedsim.errors import PayloadError, one_line, what_it_said
-from fedsim.recording.header import DIFFERING, MOST, MOST_EXAMPLES, RECORDABLE
+from fedsim.recording.header import COUNTS, DIFFERING, MOST, RECORDABLE, count_in
 from fedsim.recording.messages import Messages, Sent
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
@@ -22,7 +22,6 @@ PARTITION = "partition-id"
 """Metric, or value of a config, by which a client says which partition of the data it holds; it names the client."""
 GROUP, MEMBERS = "fedsim.group", "members"
 """Config, and its value, by which a reply says that it is the sum over a group, and over whom."""
-COUNTS = ("num-examples", "num_examples")
 """Where clients report N: by Flower's message API, and by its legacy clients."""
 _EMPTY = "_empty"
 """What Flower's legacy layer puts into a record that holds no arrays."""
@@ -279,7 +278,7 @@ class Exchange:
     def count(self, content: Content) -> int:
         """N, as a client reports it; 0 where it does not."""
         said = content.values()
-        return next((_count(said[key], 0, MOST_EXAMPLES) for key in self._counts if key in said), 0)
+        return next((count_in(said[key]) for key in self._counts if key in said), 0)
 
     def messages(self, number: int, recorded_as: int, names: Mapping[int, int], recorded: Collection[int]) -> Messages:
         """Everything that passed, but for arrays of models that were sent and those of recorded updates.
@@ -314,7 +313,7 @@ class Exchange:
 def name_of(content: Content, node: int) -> int:
     """What a client is called: by the partition id that it reports, or else by its node."""
     told = [record[PARTITION] for record in content.config.values() if PARTITION in record]
-    return _count(content.values().get(PARTITION, told[0] if told else node), node)
+    return count_in(content.values().get(PARTITION, told[0] if told else node), node, MOST)
 
 
 def _members(content: Content) -> tuple[int, ...]:
@@ -411,13 +410,6 @@ def _kept(array: Array) -> Any:
 
 def _told(array: Array) -> str:
     return f"{array.dtype or array.stype} {tuple(array.shape)}"
-
-
-def _count(reported: object, otherwise: int, most: int = MOST) -> int:
-    """What a client reports as a count, `otherwise` where it is none: no reply may stop the federation here."""
-    if not isinstance(reported, int | float) or not 0 <= reported <= most or reported != int(reported):
-        return otherwise
-    return int(reported)
 
 
 def _is_number(value: object) -> bool:

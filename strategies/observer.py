@@ -11,11 +11,11 @@ from flwr.app import Message
 
 from fedsim.errors import RunError, one_line, what_it_said
 from fedsim.files import refuse_link
-from fedsim.recording.header import MOST, RECORDING, RUN
+from fedsim.recording.header import COUNTS, MOST, RECORDING, RUN
 from fedsim.recording.messages import FOLDER, write_messages
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
-from strategies.exchange import COUNTS, Asked, Content, Exchange, name_of
+from strategies.exchange import Asked, Content, Exchange, name_of
 from strategies.secure_aggregation import MaskedSum
 
 flower = logging.getLogger("flwr")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,9 +41,10 @@ def inspect(
     try:
         transcript = Transcript(run)
     except TranscriptError as error:
-        if hash or not (found := list(read_messages(the_run(run) / MESSAGES))):
+        exchanges = read_messages(the_run(run) / MESSAGES)
+        if hash or (first := next(exchanges, None)) is None:
             raise
-        _show(found, rows=rows)
+        _show(chain([first], exchanges), rows=rows)
         console.print(f"no updates: {error}", soft_wrap=True, markup=False)
         verdict = held_against_manifest(the_run(run))
         if not verdict.differences:
@@ -82,12 +84,10 @@ def inspect(
             sent.append(bytes_of)
         except FedsimError as error:
             failures.append(str(error))
-    others = []
     try:
-        others = list(read_messages(transcript.folder.parent / MESSAGES))
+        _show(read_messages(transcript.folder.parent / MESSAGES), rows=rows)
     except FedsimError as error:
         failures.append(str(error))
-    _show(others, rows=rows)
     if rows:
         console.print(table)
     console.print(_summary_of(transcript, clients, sizes, norms, broken, sent, missing, sums))
@@ -101,11 +101,22 @@ def inspect(
     finish(failures)
 
 
-def _show(others: Sequence[Messages], *, rows: bool) -> None:
-    """What clients told the server besides plain updates, in clear; with `rows` each set of messages as well."""
+def _show(others: Iterable[Messages], *, rows: bool) -> None:
+    """What clients told the server besides plain updates, in clear; with `rows` each set of messages as well.
+
+    Args:
+        others: read one by one, for their arrays may be large.
+    """
     from fedsim.recording.clear_text import clear_texts
 
-    if said := clear_texts(others):
+    shown = list[tuple[str, ...]]()
+
+    def read_and_note() -> Iterator[Messages]:
+        for messages in others:
+            shown.append(_row_of(messages))
+            yield messages
+
+    if said := clear_texts(read_and_note()):
         table = Table("kind", "name", "what", "clients", title="What clients told the server in clear, besides updates")
         for one in said:
             loud = "[bold red]A ROW FOR EACH EXAMPLE[/]: " if one.per_example else ""
@@ -117,14 +128,14 @@ def _show(others: Sequence[Messages], *, rows: bool) -> None:
                 f"{number_of(len(loudest), 'name')} with a row for each example of a client; that takes no attack",
                 style="bold red",
             )
-    if rows and others:
+    if rows and shown:
         columns = "message", "kind", "round", "to", "answers", "clients also said"
         exchanges = Table(*columns, title="all messages that are no plain updates")
-        for messages in others:
-            exchanges.add_row(*_row_of(messages))
+        for row in shown:
+            exchanges.add_row(*row)
         console.print(exchanges)
-    elif others:
-        console.print(f"{number_of(len(others), 'exchange')} of messages beside plain updates; --rows shows them")
+    elif shown:
+        console.print(f"{number_of(len(shown), 'exchange')} of messages beside plain updates; --rows shows them")
 
 
 def _row_of(messages: Messages) -> tuple[str, ...]:

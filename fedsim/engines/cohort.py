@@ -160,11 +160,8 @@ class CohortGrid(Grid):
         messages = list(messages)
         if messages and self._bytes(messages) > _MUCH:
             gc.collect()  # Flower's records refer to themselves, so those of the last round are still in memory
-        parking = (
-            None
-            if self._parking is None
-            else Parking(self._parking, reply_room() if self._room is None else self._room)
-        )
+        room = reply_room() if self._room is None else self._room
+        parking = None if self._parking is None else Parking(self._parking, room)
         for message, reply in self._exchange(messages, timeout, parking):
             self.memory.bring(_client(message), reply)
             yield _reply(reply, message)
@@ -242,7 +239,7 @@ class _Order:
     failures: int = 0
     not_before: float = 0.0
 
-    def again(self, together: int) -> list[_Order]:
+    def orders_to_retry(self, together: int) -> list[_Order]:
         """What to send now that a node has failed over it; nothing where it was sent often enough."""
         count, size, failures = len(self.messages), len(self.messages), self.failures + 1
         if count > together:
@@ -337,12 +334,12 @@ class _Work:
                 self._idle.append(node)
             if order is None or self.is_done(order.place):
                 continue
-            if isinstance(got := _unpack(answer), str) and (again := order.again(self._together)):
+            if isinstance(got := _unpack(answer), str) and (retries := order.orders_to_retry(self._together)):
                 count = len(order.messages)
                 log.warning(
                     "a node failed (%s); its %s asked again", got, "client is" if count == 1 else f"{count} clients are"
                 )
-                self._to_send.extendleft(reversed(again))
+                self._to_send.extendleft(reversed(retries))
             else:
                 self._note(order, got, place)
         return bool(answers)

@@ -224,8 +224,7 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 _VOUCHED = (
     NAME, GUARD, lock.NAME, "log.txt", "experiment.toml", "transcript/round-*.safetensors", "round-*.safetensors",
-    "states/*.safetensors",
-    "*.png", "report.html", "tensorboard/*", "deployment/*", ".*.tmp", "*/.*.tmp",
+    "states/*.safetensors", "*.png", "report.html", "tensorboard/*", "deployment/*", ".*.tmp", "*/.*.tmp",
 )  # fmt: skip
 """Files that a manifest does not name: it has hashes of rounds and settings, states have a manifest of their own, and
 all others are drawn anew from what it names, or read by nobody."""

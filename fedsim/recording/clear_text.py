@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.recording.header import count_in
 from fedsim.recording.messages import Messages, Sent
-from fedsim.recording.updates_in_messages import count_of
 
 MASKED = "secaggplus_configs"
 """What Flower's SecAgg+ calls the record of its stages."""
@@ -101,7 +101,7 @@ def _values(reply: Sent) -> Iterable[tuple[str, Any]]:
 def _count(reply: Sent) -> int:
     """N, as the client says it; 0 where it does not."""
     said = [v for values in reply.metrics.values() for k, v in values.items() if _COUNTS.fullmatch(k)]
-    return count_of(said)
+    return count_in(next(iter(said), 0))
 
 
 def _described(value: Any) -> tuple[str, int | None]:

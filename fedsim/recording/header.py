@@ -43,6 +43,8 @@ MOST = (1 << 64) - 1
 """The largest id of a client; Flower's ids of nodes have 64 bits."""
 MOST_EXAMPLES = (1 << 63) - 1
 """The largest N, which attacks compute with as int64."""
+COUNTS = ("num-examples", "num_examples")
+"""The metrics in which Flower's clients report N."""
 LOST = "its node failed"
 """How the reason begins for which a client is missing through no fault of its own, as far as anybody knows."""
 DIFFERING = "differs-by-client"
@@ -164,6 +166,13 @@ def read_header(path: Path, number: int) -> tuple[Header, str]:
         return Header(replies=replies, failures=failures, **fields), seal["sha256"]
     except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
+
+
+def count_in(reported: object, otherwise: int = 0, most: int = MOST_EXAMPLES) -> int:
+    """What a client reports as a count, `otherwise` where it is none: no reply may stop a federation or an audit."""
+    if not isinstance(reported, int | float) or not 0 <= reported <= most or reported != int(reported):
+        return otherwise
+    return int(reported)
 
 
 def sealed(header: Mapping[str, Any]) -> tuple[str, str]:

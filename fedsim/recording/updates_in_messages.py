@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import ConfigError, TranscriptError, TrustError, first_line
-from fedsim.recording.header import MOST_EXAMPLES, RECORDING
+from fedsim.recording.header import COUNTS, RECORDING, count_in
 from fedsim.recording.messages import FOLDER, Messages, Sent, read_messages
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 
-_COUNTS = ("num-examples", "num_examples")
 _WHENCE = "recorded-from"
 """The fact in a round's header that says which messages its updates were read from."""
 
@@ -73,22 +72,15 @@ def _updates(number: int, messages: Messages, record: str, trust: bool) -> Itera
             continue
         where = f"message {messages.number}, client {said.client}"
         metrics = {key: float(v) for values in said.metrics.values() for key, v in values.items() if _is_number(v)}
-        counts = [metrics.pop(name) for name in _COUNTS if name in metrics]
+        counts = [metrics.pop(name) for name in COUNTS if name in metrics]
         yield Update(
             round=number,
             client=said.client,
             before=_arrays(sent[said.node], record, f"{where}: what the server sent", trust),
             payload=Payload.dense(_arrays(said, record, f"{where}: its answer", trust), "weights"),
-            num_examples=count_of(counts),
+            num_examples=count_in(next(iter(counts), 0)),
             metrics=metrics,
         )
-
-
-def count_of(reported: Sequence[Any]) -> int:
-    """N, the first of what a client reports as such; 0 where that is nothing, or no number of examples."""
-    said = next(iter(reported), 0)
-    whole = isinstance(said, int | float) and 0 <= said <= MOST_EXAMPLES and said == int(said)
-    return int(said) if whole else 0
 
 
 def _is_number(value: Any) -> bool:

@@ -58,7 +58,7 @@ def in_actors(
                 busy[actor.do.remote(job)] = actor, job
             if (queue or again) and len(busy) + len(beginning) < most:
                 actor = made.remote(prepare, arguments, str(shared))
-                beginning[actor.begun.remote()] = actor
+                beginning[actor.confirm_start.remote()] = actor
             ended, _ = ray.wait([*busy, *beginning], timeout=0.5)
             if ended or busy:
                 moved = time.monotonic()
@@ -110,7 +110,7 @@ class _Actor:
         self._stack = ExitStack()
         self._work = self._stack.enter_context(prepare(*arguments))
 
-    def begun(self) -> None:
+    def confirm_start(self) -> None:
         """Answer once there is a process for it."""
 
     def do(self, job: Job) -> tuple[str, str, str] | None:

@@ -113,12 +113,12 @@ def _write(path: Path, text: str) -> None:
     for digests in ([digest, *before], [digest]):
         if len(digests) == 1:
             write_text(path, text)
-        sealed = [*_called(path), *digests]
+        sealed = [*_identity(path), *digests]
         sealed_text = json.dumps({"seal": seal(json.dumps(sealed), key()), "sealed": sealed})
         write_text(path.with_name(path.name + SEAL), sealed_text + "\n")
 
 
-def _called(path: Path) -> list[str]:
+def _identity(path: Path) -> list[str]:
     """Of which sweep a table is: that of another one has a seal, too."""
     return [path.resolve().parent.name, path.name]
 
@@ -132,7 +132,7 @@ def _sealed_text(path: Path, tries: int = _TRIES) -> str:
         said = parse_json(seal_path.read_bytes())
         check_signed(said["seal"], json.dumps(said["sealed"]))
         sweep, name, *digests = said["sealed"]
-        if [sweep, name] == _called(path) and hashlib.sha256(text).hexdigest() in digests:
+        if [sweep, name] == _identity(path) and hashlib.sha256(text).hexdigest() in digests:
             return text.decode()
         time.sleep(0.05)
     raise ValueError("it is not what the sweep wrote")

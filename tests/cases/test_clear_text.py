@@ -11,27 +11,27 @@ from fedsim.recording.clear_text import ClearText, clear_texts
 from fedsim.recording.messages import Messages, Sent
 
 
-def said(*replies: dict[str, Any], kind: str = "query.survival") -> dict[str, ClearText]:
+def texts_of(*replies: dict[str, Any], kind: str = "query.survival") -> dict[str, ClearText]:
     answers = [Sent(node=node, client=node, **reply) for node, reply in enumerate(replies)]
     messages = Messages(number=1, kind=kind, round=0, recorded_as=0, sent=[], replies=answers)
     return {one.name: one for one in clear_texts([messages])}
 
 
 def test_arrays_as_long_as_n_have_a_row_for_each_example() -> None:
-    found = said({"arrays": {"a": {"times": np.zeros((30, 2))}}, "metrics": {"m": {"num-examples": 30}}})
+    found = texts_of({"arrays": {"a": {"times": np.zeros((30, 2))}}, "metrics": {"m": {"num-examples": 30}}})
     assert (found["a.times"].what, found["a.times"].per_example) == ("float64 array with rows of 2, 30 long", True)
     assert (found["m.num-examples"].what, found["m.num-examples"].per_example) == ("number, 30", False)
 
 
 def test_lists_that_differ_in_length_from_client_to_client_have_rows_too() -> None:
-    found = said(*({"config": {"c": {"ages": [1.0] * length, "bins": [0.0] * 5}}} for length in (12, 30)))
+    found = texts_of(*({"config": {"c": {"ages": [1.0] * length, "bins": [0.0] * 5}}} for length in (12, 30)))
     assert (found["c.ages"].what, found["c.ages"].per_example) == ("list of numbers, 12 to 30 long", True)
     assert (found["c.bins"].what, found["c.bins"].per_example) == ("list of numbers, 5 long", False)
 
 
 def test_numbers_pickles_and_the_arrays_of_updates() -> None:
     content = np.frombuffer(pickle.dumps([1, 2, 3]), np.uint8)
-    found = said(
+    found = texts_of(
         {"config": {"c": {"weights": content, "loss": 0.5}}, "arrays": {"a": {"w": "float32 (3,)"}}},
         {"config": {"c": {"weights": content, "loss": 2}}},
         kind="train",
@@ -44,6 +44,6 @@ def test_numbers_pickles_and_the_arrays_of_updates() -> None:
 
 
 def test_stages_of_secure_aggregation_are_not_in_clear() -> None:
-    found = said(*({"config": {"secaggplus_configs": {"masked": [1] * length}}} for length in (3, 4)))
+    found = texts_of(*({"config": {"secaggplus_configs": {"masked": [1] * length}}} for length in (3, 4)))
     (stage,) = found.values()
     assert (stage.per_example, stage.what) == (False, "a stage of SecAgg+: keys, shares and masked vectors")

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from fedsim import Transcript
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, TranscriptError, TrustError
+from fedsim.recording.header import count_in
 from fedsim.recording.messages import Messages, Sent, write_messages
 from fedsim.recording.reading import Reading
-from fedsim.recording.updates_in_messages import check_whence, count_of, record_updates
+from fedsim.recording.updates_in_messages import check_whence, record_updates
 from strategies.curious_grid import CuriousGrid
 
 BEFORE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2, np.float32)}
@@ -125,7 +126,7 @@ def test_what_a_grid_sent_in_a_query_is_recorded_with_the_answers(tmp_path: Path
 
 @pytest.mark.parametrize("told", [float("nan"), float("inf"), 1e30, -3, 2.5])
 def test_an_n_that_is_no_number_of_examples_is_none(told: float) -> None:
-    assert count_of([told]) == 0
+    assert count_in(told) == 0
 
 
 def test_a_scalar_parameter_stays_one_and_old_pickles_of_arrays_are_read(tmp_path: Path) -> None:

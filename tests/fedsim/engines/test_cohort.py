@@ -75,6 +75,21 @@ def make(clients: int, nodes: int, train: Any = None) -> tuple[CohortGrid, Count
     return CohortGrid(physical, clients, SECRET, list(physical.get_node_ids())), physical
 
 
+def app_that_notes_groups() -> tuple[ClientApp, list[list[int]]]:
+    """An app whose clients answer together, and the groups in which they do."""
+    app, groups = ClientApp(), list[list[int]]()
+
+    @app.query(COHORT.split(".")[1])
+    def cohort(message: Message, context: Context) -> Message:
+        def ahead(message: Message, group: Sequence[int]) -> dict[int, Any]:
+            groups.append(list(group))
+            return {client: {"metrics": MetricRecord({"client": client})} for client in group}
+
+        return play_cohort(app, message, context, ahead)
+
+    return app, groups
+
+
 def content(value: float = 0.0) -> RecordDict:
     return RecordDict(
         {"arrays": ArrayRecord({"w": Array(np.full(3, value, np.float32))}), "config": ConfigRecord({"lr": 0.1})}
@@ -367,17 +382,7 @@ def test_a_node_has_one_message_at_a_time(nodes: int, monkeypatch: pytest.Monkey
 def test_who_trains_together_depends_on_who_was_asked_alone(
     clients: set[int], nodes: int, together: int, size: int, seed: int
 ) -> None:
-    groups: list[Sequence[int]] = []
-    app = ClientApp()
-
-    @app.query(COHORT.split(".")[1])
-    def cohort(message: Message, context: Context) -> Message:
-        def ahead(message: Message, group: Sequence[int]) -> dict[int, Any]:
-            groups.append(list(group))
-            return {client: {"metrics": MetricRecord({"client": client})} for client in group}
-
-        return play_cohort(app, message, context, ahead)
-
+    app, groups = app_that_notes_groups()
     physical = Slow(app, nodes, seed)
     grid = CohortGrid(physical, 80, SECRET, list(physical.get_node_ids()), together=together)
     with pytest.MonkeyPatch.context() as patch:
@@ -607,17 +612,7 @@ class Mortal(Counting):
 @pytest.mark.parametrize("deadly", [{5}, {0, 19}, {4, 5, 6}, set(range(20))])
 @pytest.mark.parametrize("nodes", [1, 2, 5])
 def test_who_kills_its_node_fails_alone(deadly: set[int], nodes: int, together: int) -> None:
-    app = ClientApp()
-    groups: list[list[int]] = []
-
-    @app.query(COHORT.split(".")[1])
-    def cohort(message: Message, context: Context) -> Message:
-        def ahead(message: Message, group: Sequence[int]) -> dict[int, Any]:
-            groups.append(list(group))
-            return {client: {"metrics": MetricRecord({"client": client})} for client in group}
-
-        return play_cohort(app, message, context, ahead)
-
+    app, groups = app_that_notes_groups()
     physical = Mortal(app, nodes, deadly)
     grid = CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()), together=together)
     replies = list(grid.send_and_receive(broadcast(range(20)), timeout=60))
@@ -753,16 +748,7 @@ class Lossy(Counting):
 
 
 def lossy(nodes: int, losses: int, together: int) -> tuple[CohortGrid, Lossy, list[list[int]]]:
-    app, groups = ClientApp(), list[list[int]]()
-
-    @app.query(COHORT.split(".")[1])
-    def cohort(message: Message, context: Context) -> Message:
-        def ahead(message: Message, group: Sequence[int]) -> dict[int, Any]:
-            groups.append(list(group))
-            return {client: {"metrics": MetricRecord({"client": client})} for client in group}
-
-        return play_cohort(app, message, context, ahead)
-
+    app, groups = app_that_notes_groups()
     physical = Lossy(app, nodes, losses)
     return CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()), together=together), physical, groups
 
